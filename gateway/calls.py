@@ -32,6 +32,7 @@ from quire.gateway.stream.writer import AnswerFormat, EventRenderer, StreamWrite
 from quire.gateway.telemetry.request_meter import BEGAN, METER
 from quire.gateway.telemetry.tracing import SPAN
 from quire.shared.messages import MessageError
+from quire.shared.states import CancelReply
 
 log = logging.getLogger("gateway")
 
@@ -196,7 +197,7 @@ async def cancel(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
     """
     call_id, known = await find(gateway, dialect, request)
     found = [await gateway.retry(partial(gateway.broker.cancel, id_)) for id_ in _requests(call_id, known)]
-    ran = not known.is_done or "cancelled" in found or "flagged" in found
+    ran = not known.is_done or CancelReply.CANCELLED in found or CancelReply.FLAGGED in found
     return web.json_response({"id": dialect.prefix + call_id, "cancelled": ran})
 
 

@@ -20,7 +20,7 @@ CLAMPED_ALPHA, CLAMPED_LIMIT = 1.702, 7.0  # of gpt-oss
 
 @dataclass(frozen=True)
 class Routing:
-    """How experts are chosen and what they compute between their two products.
+    """The choice of experts, and their function between the two products.
 
     normalised: the weights of the chosen experts are the softmax of their logits alone; otherwise of all logits.
     activation: SILU, silu(gate) * up; or CLAMPED, that of gpt-oss: (up + 1) * gate * sigmoid(1.702 * gate), with the
@@ -68,7 +68,7 @@ class PackedMoE(Protocol):
 def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     """Return the chosen experts of each row [T, k] int64, the largest logit first, and their weights [T, k] float32.
 
-    logits [T, E]. Of equal logits the lower expert comes first; NaN counts as minus infinity.
+    logits [T, E]. If logits are equal, the lower expert comes first; NaN counts as minus infinity.
     """
     wide = logits.float()
     wide = wide.masked_fill(wide.isnan(), float("-inf"))

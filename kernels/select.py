@@ -41,7 +41,7 @@ def select_ops(device: str, dtype: torch.dtype, prefer: str = "auto", kv_dtype: 
 
 
 def latent_ops(ops: Ops) -> LatentOps | None:
-    """Return the operations of a latent KV cache with the types and the device of `ops`, or None: there are none."""
+    """Return the operations of a latent KV cache with the types and the device of `ops`; None if it has none."""
     if isinstance(ops, CpuOps):
         return CpuLatentOps(ops)
     return ReferenceLatentOps(ops) if isinstance(ops, ReferenceOps) else None

@@ -68,7 +68,7 @@ class Stack(Caches):
 
     @property
     def inner(self) -> int:
-        """The inner features of the MLPs that are no mixtures of experts; 0 if there is none."""
+        """The inner features of the MLPs that are no mixtures of experts; 0 without such MLPs."""
         return next((layer.down.in_features for layer in self.layers if layer.down is not None), 0)
 
     @staticmethod

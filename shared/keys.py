@@ -183,7 +183,7 @@ class LaneKeys:
 
     @property
     def recoveries(self) -> str:
-        """Hash of counters of recovery (`Broker.read_recoveries`)."""
+        """Hash of counters since Redis was empty: migrations, fenced, repairs and corrupt."""
         return f"{self.prefix}recoveries"
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from quire.shared.redis.url import REDIS_URL_HELP
+from quire.shared.redis.url import DEFAULT_REDIS_URL, REDIS_URL_HELP
 from quire.shared.settings import option
 from quire.shared.telemetry.tracing import OTLP_ENDPOINT_HELP
 
@@ -45,7 +45,7 @@ class CommonSettings:
 class ServiceSettings(CommonSettings):
     """Settings of each process that serves requests: gateways and workers."""
 
-    redis_url: str = option("redis://127.0.0.1:6379/0", help=REDIS_URL_HELP, metavar="URL", secret=True)
+    redis_url: str = option(DEFAULT_REDIS_URL, help=REDIS_URL_HELP, metavar="URL", secret=True)
     internal_host: str = option(
         "127.0.0.1",
         metavar="HOST",

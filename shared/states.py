@@ -38,6 +38,10 @@ class OutcomeName(StrEnum):
     QUARANTINED = "quarantined"
 
 
+#: Outcomes of a request whose answer is complete. A choice ends for one of these reasons, too.
+COMPLETE = (OutcomeName.STOP, OutcomeName.LENGTH)
+
+
 class SubmitReply(StrEnum):
     """First element of the reply of `submit`."""
 

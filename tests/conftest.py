@@ -245,6 +245,6 @@ def redis_url(redis_server: EmbeddedRedis) -> str:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random checkpoint of a few kilobytes, its tokenizer and its chat template."""
-    from tests.worker.checkpoints import make_checkpoint
+    from tests.support.checkpoints import make_checkpoint
 
     return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "llama")

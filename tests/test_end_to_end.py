@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from quire.shared.keys import GROUP, LaneKeys
 from quire.shared.messages import WorkerCard
 from tests.conftest import QuireProcess, children_of, clean_environ
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 KEYS = LaneKeys("tiny")
 

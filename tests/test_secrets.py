@@ -11,8 +11,8 @@ import pytest
 
 from tests.conftest import QuireProcess
 from tests.faults.stack import MODEL, FaultStack, Stream
+from tests.support.checkpoints import make_checkpoint
 from tests.support.collector import running_collector
-from tests.worker.checkpoints import make_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
@@ -18,7 +18,9 @@ from quire.shared.keys import BEAT_S
 from quire.shared.messages import WorkerCard
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.clients import blocking_client, command_client
+from quire.shared.redis.lane_client import LaneClient
 from quire.shared.states import ParkReply
+from quire.shared.telemetry.internal_server import InternalServer
 from quire.shared.telemetry.loop_lag import LoopLag
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.admin_server import WorkerAdminServer
@@ -56,6 +58,29 @@ class LeaseTimes:
     beat_s: float = BEAT_S
     watchdog_s: float = 0.0
     orphan_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """The parts of a running worker.
+
+    died: set when the engine's thread has ended. internal: the admin server; None without a port for it.
+    tasks: by name.
+    """
+
+    commands: LaneClient
+    blocking: LaneClient
+    broker: Broker
+    committer: Committer
+    consumer: Consumer
+    reader: QueueReader
+    engine: EngineThread
+    died: asyncio.Event
+    loader: AdapterLoader
+    watch: Watchdog
+    lag: LoopLag
+    internal: InternalServer | None
+    tasks: dict[str, asyncio.Task[object]] = field(default_factory=dict)
 
 
 class WorkerService:
@@ -105,20 +130,34 @@ class WorkerService:
         them back to the queue.
         Raises BrokerUnavailable without a Redis at the start, NameTaken if another live worker has this one's name.
         """
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
+        await check_redis(self._redis_url, self._model_name)
+        parts = await self._assemble()
+        parts.engine.start()
+        parts.watch.start()
+        await parts.loader.refresh()  # a new worker claims requests only with all adapters
+        self._start_tasks(parts)
+        try:
+            await self._serve_until_stopped(parts)
+            await self._stop_in_order(parts, drain_s, park_s)
+        except (RedisError, OSError) as error:
+            log.error("Redis failed while the worker was stopping: %s", error)
+        finally:
+            await self._close(parts)
+
+    async def _assemble(self) -> WorkerParts:
+        """Take the worker's name in Redis, and make the parts. None of them runs yet. Raises NameTaken."""
         url, lane = self._redis_url, self._model_name
-        await check_redis(url, lane)
         commands, blocking = command_client(url, lane, connections=4), blocking_client(url, lane)
-        broker = Broker(commands, self._model_name)
+        broker = Broker(commands, lane)
         try:
             await take_name(broker, self._worker_id, self._incarnation, self._leases.beat_s)
         except BaseException:
             await commands.aclose()
             await blocking.aclose()
             raise
-        died = asyncio.Event()
+        loop, died = asyncio.get_running_loop(), asyncio.Event()
         committer = Committer(broker, self._worker_id, on_lost=lambda: consumer.reread_pending())
 
         # `emit` and `ended` run on the engine's thread, and do nothing once the event loop is closed.
@@ -131,93 +170,104 @@ class WorkerService:
                 loop.call_soon_threadsafe(died.set)
 
         engine = EngineThread(self._engine, emit, ended)
-        reader = QueueReader(blocking, self._model_name, self._worker_id)
+        reader = QueueReader(blocking, lane, self._worker_id)
         loader = AdapterLoader(broker, self._engine, engine, self._adapter_settings, self._leases.beat_s)
-        self._loader = loader
         consumer = Consumer(
             broker, reader, committer, engine, self._incarnation, self._leases.lease_s, self._tracer, loader
         )
-        watch = Watchdog(engine, self._leases.watchdog_s)
-        lag = LoopLag()
-        internal = None
+        watch, lag, internal = Watchdog(engine, self._leases.watchdog_s), LoopLag(), None
         if self._listener is not None:
-            info = {"model": self._model_name, **self._arithmetic}
+            info = {"model": lane, **self._arithmetic}
             metrics = WorkerMetrics(engine, broker, consumer.claims, committer, lag, info)
             internal = WorkerAdminServer(engine, self._listener, metrics).server
-        engine.start()
-        watch.start()
-        await loader.refresh()  # a new worker claims requests only with all adapters
-        consuming = asyncio.create_task(consumer.run(), name="consumer")
-        reclaiming = asyncio.create_task(consumer.run_reclaim(), name="reclaim")
-        committing = asyncio.create_task(committer.run(engine), name="committer")
-        tasks: list[asyncio.Task[object]] = [
-            consuming,
-            reclaiming,
-            committing,
-            asyncio.create_task(self._heartbeat(broker, engine, committer, consumer), name="heartbeat"),
-            asyncio.create_task(ViewPublisher(broker, engine, self._worker_id).run(self._ended), name="viewer"),
-            asyncio.create_task(loader.run(self._ended), name="adapters"),
-            asyncio.create_task(Orphans(broker, committer, self._leases.orphan_s).run(self._ended), name="orphans"),
-        ]
+        return WorkerParts(
+            commands, blocking, broker, committer, consumer, reader, engine, died, loader, watch, lag, internal
+        )
+
+    def _start_tasks(self, parts: WorkerParts) -> None:
+        broker, committer = parts.broker, parts.committer
+        runs: dict[str, Coroutine[Any, Any, object]] = {
+            "consumer": parts.consumer.run(),
+            "reclaim": parts.consumer.run_reclaim(),
+            "committer": committer.run(parts.engine),
+            "heartbeat": self._heartbeat(parts),
+            "viewer": ViewPublisher(broker, parts.engine, self._worker_id).run(self._ended),
+            "adapters": parts.loader.run(self._ended),
+            "orphans": Orphans(broker, committer, self._leases.orphan_s).run(self._ended),
+        }
         if self._registration is not None:
-            registrar = ModelRegistrar(url, self._registration)
-            tasks.append(asyncio.create_task(registrar.run(self._ended), name="registrar"))
+            runs["registrar"] = ModelRegistrar(self._redis_url, self._registration).run(self._ended)
+        for name, run in runs.items():
+            parts.tasks[name] = asyncio.create_task(run, name=name)
+
+    async def _serve_until_stopped(self, parts: WorkerParts) -> None:
+        """Serve until `stop` is called.
+
+        Raises EngineDied, or the error of a task that has failed: the worker fails with it, and the supervisor starts a
+        new process.
+        """
+        if parts.internal:
+            parts.lag.start()
+            await parts.internal.start()
+            log.info("for operators: %s%s", parts.internal.url, parts.internal.paths)
+        progress.ready()
+        log.info("ready: worker %s serves %s", self._worker_id, self._model_name)
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
-        dead = asyncio.create_task(died.wait(), name="engine")
+        dead = asyncio.create_task(parts.died.wait(), name="engine")
         try:
-            if internal:
-                lag.start()
-                await internal.start()
-                log.info("for operators: %s%s", internal.url, internal.paths)
-            progress.ready()
-            log.info("ready: worker %s serves %s", self._worker_id, self._model_name)
-            # A task that ends by itself has failed, and the worker with it; the supervisor starts a new process.
-            await asyncio.wait([*tasks, stopped, dead], return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-            if engine.failure is not None:
-                raise EngineDied(f"the engine's thread failed: {engine.failure!r}") from engine.failure
-            log.info("stopping: %d running requests get up to %.1f s", committer.num_running, drain_s)
-            # 1) Claim no more requests. Requests that were about to be claimed are running or isolated afterwards.
-            consumer.stop()
-            await reader.unblock(commands)
-            await asyncio.gather(consuming, reclaiming)
-            await self._return_to_queue(broker, committer, consumer.waiting_isolated)
-            # 2) Give running requests time to end.
-            await self._drain(committer, drain_s)
-            # 3) Stop the engine, and commit its last results.
-            engine.stop()
-            await asyncio.to_thread(engine.join)
-            await asyncio.sleep(0)  # let the callbacks run that the last step passed to call_soon_threadsafe
-            committer.stop()
-            await committing
-            # 4) Return the remaining requests, and end the other tasks.
-            if park_s:
-                await self._park(broker, committer, park_s)
-            await self._return_to_queue(broker, committer, committer.attempts)
-            self._ended.set()
-            await asyncio.wait(tasks)
-            for task in tasks:
-                task.result()
-        except (RedisError, OSError) as error:
-            log.error("Redis failed while the worker was stopping: %s", error)
+            await asyncio.wait([*parts.tasks.values(), stopped, dead], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            engine.stop()
-            watch.stop()
-            self._ended.set()
-            consumer.stop()
-            for task in (*tasks, stopped, dead):
-                task.cancel()
-            await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
-            await asyncio.to_thread(engine.join, END_TIMEOUT_S)
-            await lag.close()
-            with suppress(RedisError, OSError):  # without this the worker's card expires
-                await broker.retire(self._worker_id, self._incarnation)
-            if internal:
-                await internal.close()
-            await commands.aclose()
-            await blocking.aclose()
+            stopped.cancel()
+            dead.cancel()
+        for task in parts.tasks.values():
+            if task.done():
+                task.result()
+        if (failure := parts.engine.failure) is not None:
+            raise EngineDied(f"the engine's thread failed: {failure!r}") from failure
+
+    async def _stop_in_order(self, parts: WorkerParts, drain_s: float, park_s: int) -> None:
+        """Stop the parts, and park requests that have not ended or return them to the queue. Raises the error of a failed task."""
+        broker, committer, consumer, engine = parts.broker, parts.committer, parts.consumer, parts.engine
+        log.info("stopping: %d running requests get up to %.1f s", committer.num_running, drain_s)
+        # 1) Claim no more requests. Requests that were about to be claimed are running or isolated afterwards.
+        consumer.stop()
+        await parts.reader.unblock(parts.commands)
+        await asyncio.gather(parts.tasks["consumer"], parts.tasks["reclaim"])
+        await self._return_to_queue(broker, committer, consumer.waiting_isolated)
+        # 2) Give running requests time to end.
+        await self._drain(committer, drain_s)
+        # 3) Stop the engine, and commit its last results.
+        engine.stop()
+        await asyncio.to_thread(engine.join)
+        await asyncio.sleep(0)  # let the callbacks run that the last step passed to call_soon_threadsafe
+        committer.stop()
+        await parts.tasks["committer"]
+        # 4) Park or return the remaining requests, and end the other tasks.
+        if park_s:
+            await self._park(broker, committer, park_s)
+        await self._return_to_queue(broker, committer, committer.attempts)
+        self._ended.set()
+        await asyncio.wait(parts.tasks.values())
+        for task in parts.tasks.values():
+            task.result()
+
+    async def _close(self, parts: WorkerParts) -> None:
+        """End what still runs, also after a failure, and close all connections."""
+        parts.engine.stop()
+        parts.watch.stop()
+        self._ended.set()
+        parts.consumer.stop()
+        for task in parts.tasks.values():
+            task.cancel()
+        await asyncio.wait(parts.tasks.values(), timeout=END_TIMEOUT_S)
+        await asyncio.to_thread(parts.engine.join, END_TIMEOUT_S)
+        await parts.lag.close()
+        with suppress(RedisError, OSError):  # without this the worker's card expires
+            await parts.broker.retire(self._worker_id, self._incarnation)
+        if parts.internal:
+            await parts.internal.close()
+        await parts.commands.aclose()
+        await parts.blocking.aclose()
 
     async def _return_to_queue(self, broker: Broker, committer: Committer, attempts: list[tuple[str, str]]) -> None:
         if attempts:
@@ -241,12 +291,13 @@ class WorkerService:
         except TimeoutError:
             log.info("%d requests are still running after %.1f s", committer.num_running, drain_s)
 
-    async def _heartbeat(self, broker: Broker, engine: EngineThread, committer: Committer, consumer: Consumer) -> None:
+    async def _heartbeat(self, parts: WorkerParts) -> None:
         """Send heartbeats and renew leases, but only while the engine ticks: a worker that hangs loses its requests.
 
         Ends by a flag, because redis-py can swallow a cancellation that arrives during a command. Raises NameTaken if
         another worker, which may be alive, has taken this one's name.
         """
+        broker, engine, committer = parts.broker, parts.engine, parts.committer
         seen = -1
         while not self._ended.is_set():
             if engine.ticks != seen:
@@ -256,7 +307,7 @@ class WorkerService:
                     committer.counts.leases_lost += len(lost)
                     committer.lose(lost, engine)
                     beats = await broker.beat(
-                        self._card(engine), engine.status.slowest_step_s, self._home, self._leases.beat_s
+                        self._card(parts), engine.status.slowest_step_s, self._home, self._leases.beat_s
                     )
                     if not beats and (holder := await broker.holder(self._worker_id)):
                         if not is_gone(holder.home):
@@ -267,15 +318,15 @@ class WorkerService:
                         )
                 except (RedisError, OSError) as error:
                     log.warning("heartbeat failed: %s", error)
-                    consumer.postpone_reclaim()
+                    parts.consumer.postpone_reclaim()
             else:
                 log.warning("the engine has not moved for %.0f s", self._leases.beat_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._leases.beat_s):
                     await self._ended.wait()
 
-    def _card(self, engine: EngineThread) -> WorkerCard:
-        status, limits = engine.status, self._engine.limits
+    def _card(self, parts: WorkerParts) -> WorkerCard:
+        status, limits = parts.engine.status, self._engine.limits
         return WorkerCard(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -292,5 +343,5 @@ class WorkerService:
             steps=status.steps,
             weights_digest=self._engine.runner.model.weights_digest,
             adapters=tuple(f"{name}@{digest}" for name, digest in self._engine.adapters.held),
-            adapter_faults=self._loader.faults,
+            adapter_faults=parts.loader.faults,
         )

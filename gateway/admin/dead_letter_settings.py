@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.shared.redis.url import DEFAULT_REDIS_URL
 from quire.shared.settings import option
 
 
@@ -22,9 +23,7 @@ class DeadLetterSettings:
     entry: str = option(
         "", variable="QUIRE_DEAD_ENTRY", metavar="ID", help="Entry to show, retry or drop, as `list` prints it."
     )
-    redis_url: str = option(
-        "redis://127.0.0.1:6379/0", help="Redis that holds the requests.", metavar="URL", secret=True
-    )
+    redis_url: str = option(DEFAULT_REDIS_URL, help="Redis that holds the requests.", metavar="URL", secret=True)
     served_model_name: str = option("", metavar="NAME", help="Only requests of this model; by default of all models.")
     count: int = option(
         100, minimum=1, maximum=10_000, variable="QUIRE_DEAD_COUNT", metavar="N", help="Entries to list at most."

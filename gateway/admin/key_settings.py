@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.shared.keys import PRIORITY_CLASSES
+from quire.shared.redis.url import DEFAULT_REDIS_URL
 from quire.shared.settings import option
 from quire.shared.share import DEFAULT_WEIGHT, MAX_WEIGHT
 
@@ -129,7 +130,7 @@ class KeySettings:
         help="Days of `usage`, today included.",
     )
     json: bool = option(False, variable="QUIRE_KEYS_JSON", help="Print JSON instead of lines.")
-    redis_url: str = option("redis://127.0.0.1:6379/0", help="Redis that holds the keys.", metavar="URL", secret=True)
+    redis_url: str = option(DEFAULT_REDIS_URL, help="Redis that holds the keys.", metavar="URL", secret=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from redis.exceptions import RedisError
 
 from quire.shared.broker import Broker
+from quire.shared.states import CancelReply, ExpireReply
+from quire.shared.tasks import end_tasks
 
 log = logging.getLogger("gateway")
 
@@ -76,8 +78,7 @@ class Canceller:
         except TimeoutError:
             left = len(self._waiting.keys() | self._batch.keys())
             log.warning("%d requests could not be cancelled: Redis does not answer", left)
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         while True:
@@ -114,7 +115,7 @@ class Canceller:
             return
         # A gateway that has attached by now keeps the request alive. Redis calls a refused request unknown, and a
         # request that has ended meanwhile done.
-        if await self._broker.cancel(request_id, unless_beside=others) in ("cancelled", "flagged"):
+        if await self._broker.cancel(request_id, unless_beside=others) in (CancelReply.CANCELLED, CancelReply.FLAGGED):
             self.cancelled += 1
 
     def _spares(self, request_id: str) -> bool:
@@ -124,5 +125,5 @@ class Canceller:
         return wanted
 
     async def _expire(self, request_id: str) -> None:
-        if await self._broker.expire(request_id) == "early":
+        if await self._broker.expire(request_id) == ExpireReply.EARLY:
             await self._cancel_unwanted(request_id)

@@ -25,7 +25,7 @@ ATTEMPTS = 3
 
 
 class Connected(Protocol):
-    """What tells whether Redis answers. ready: set while it does. lost_at: when it last ceased, on the loop's clock."""
+    """The connection to Redis. ready: set while Redis answers. lost_at: when it last ceased, on the loop's clock."""
 
     ready: asyncio.Event
     lost_at: float

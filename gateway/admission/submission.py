@@ -19,8 +19,10 @@ from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
+from quire.shared.broker.lane import text
 from quire.shared.messages import GenerationRequest
 from quire.shared.share import ANONYMOUS_SHARE, Share
+from quire.shared.states import OutcomeName
 
 # Maximum number of attempts to submit with an idempotency key whose call was cancelled meanwhile.
 ATTEMPTS = 3
@@ -135,7 +137,7 @@ class Submission:
         """
         keys = self._broker.keys
         outcome, cancel = await self._broker.client.hmget(keys.request(first), "outcome", "cancel")
-        if outcome != b"cancelled" and (outcome is not None or cancel is None):
+        if text(outcome) != OutcomeName.CANCELLED and (outcome is not None or cancel is None):
             return False
         async with self._broker.client.pipeline(transaction=True) as pipe:
             await pipe.watch(keys.idempotency(key))

@@ -19,6 +19,7 @@ from quire.shared.keys import BEAT_S, GATEWAY_TTL_S
 from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 from quire.shared.model.adapter_names import Announcement
 from quire.shared.redis.cancellation import check_cancelled
+from quire.shared.tasks import end_tasks
 from quire.shared.version import installed_version
 
 log = logging.getLogger("gateway")
@@ -91,9 +92,7 @@ class WorkerRegistry:
         self._task = asyncio.create_task(self._refresh_forever())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _refresh_forever(self) -> None:
         while True:

@@ -17,7 +17,7 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.tools import check_choice
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.parts import Part, PartKind, merged
+from quire.gateway.output.parts import AnswerPart, PartKind, merged
 from quire.gateway.output.tools import ToolChoice
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
@@ -80,7 +80,7 @@ class ChatAnswer:
             return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
         return self._event(index, f'{{"content":{sse.quote(text)}}}', logprobs)
 
-    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]:
+    def parts(self, index: int, parts: Sequence[AnswerPart], logprobs: ScoredTokens | None = None) -> list[str]:
         if len(parts) == 1 and logprobs is None:  # nearly always
             part = parts[0]
             if part.kind is PartKind.CONTENT:
@@ -132,7 +132,7 @@ class ChatAnswer:
         )
 
 
-def _delta(part: Part) -> str:
+def _delta(part: AnswerPart) -> str:
     """The `delta` of one part."""
     text = sse.quote(part.text)
     match part.kind:

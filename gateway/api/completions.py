@@ -25,7 +25,7 @@ from quire.gateway.api.prompts import read_prompts
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
@@ -88,7 +88,7 @@ class CompletionAnswer:
         ids = f',"token_ids":{sse.dumps(logprobs.token_ids)}' if self._answer.return_token_ids else ""
         return f'{self._text_head[index]}{sse.quote(text)},"logprobs":{scored},"finish_reason":null{ids}}}]{self._tail}'
 
-    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]:
+    def parts(self, index: int, parts: Sequence[AnswerPart], logprobs: ScoredTokens | None = None) -> list[str]:
         return [self.text(index, "".join(part.text for part in parts), logprobs)]
 
     def _logprobs(self, prompt: PromptText | None, scored: ScoredTokens | None) -> Iterator[str]:

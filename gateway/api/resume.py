@@ -17,6 +17,8 @@ from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer
 from quire.shared.broker import Broker
+from quire.shared.broker.lane import text
+from quire.shared.states import RequestState
 from quire.shared.validators import shown
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -87,10 +89,10 @@ async def look_up(broker: Broker, request_id: str, owner: str = "") -> StoredCal
     left_ms = int(deadline) - (1000 * seconds + micros // 1000) if int(deadline or 0) else None
     return StoredCall(
         CallMetadata.decode(about),
-        state == b"done",
+        text(state) == RequestState.DONE,
         int(emitted or 0),
         None if left_ms is None else left_ms / 1000,
-        state in (b"queued", b"parked"),
+        text(state) in (RequestState.QUEUED, RequestState.PARKED),
     )
 
 

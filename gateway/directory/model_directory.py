@@ -22,6 +22,7 @@ from quire.gateway.api.key_policy import may_use
 from quire.gateway.directory.registered_model import RegistrationFault, load_registered
 from quire.gateway.service import Gateway, GatewayProcess
 from quire.shared.accounts.usage import UsageRow, read_usage
+from quire.shared.backoff import Backoff
 from quire.shared.broker.models import ModelRegistry
 from quire.shared.keys import BEAT_S, REGISTRY_LANE, AccountKeys
 from quire.shared.messages import MessageError
@@ -29,6 +30,7 @@ from quire.shared.messages.manifest import ModelManifest
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import command_client
 from quire.shared.redis.url import parse_redis_url
+from quire.shared.tasks import end_tasks
 from quire.shared.validators import shown
 
 log = logging.getLogger("gateway")
@@ -47,7 +49,7 @@ class Fault:
     data: bytes
     why: str
     retry_at: float
-    pause_s: float
+    backoff: Backoff
 
 
 class ModelDirectory:
@@ -87,8 +89,7 @@ class ModelDirectory:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)
             await self._client.aclose()
         await self.process.close()
         for gateway in (*self.gateways, *self._leaving):
@@ -248,18 +249,19 @@ class ModelDirectory:
 
     def _note_fault(self, name: str, data: bytes, why: str) -> None:
         before = self.faults.get(name)
-        is_same = before is not None and (before.data, before.why) == (data, why)
-        pause_s = min(2 * before.pause_s, LAST_RETRY_S) if is_same and before is not None else FIRST_RETRY_S
-        self.faults[name] = Fault(data, why, asyncio.get_running_loop().time() + pause_s, pause_s)
-        if not is_same:
+        if before is not None and (before.data, before.why) == (data, why):
+            backoff = before.backoff
+        else:
+            backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
             log.error("the registered model %.200s is not served: %s", shown(name), why)
+        self.faults[name] = Fault(data, why, asyncio.get_running_loop().time() + backoff.next(), backoff)
 
 
 async def _has(gateway: Gateway, call_id: str) -> bool:
     return bool(await gateway.broker.client.exists(gateway.broker.keys.request(call_id)))
 
 
-# What a gateway application serves.
+# A gateway application serves one of these.
 Served = Gateway | ModelDirectory
 
 DIRECTORY = web.AppKey("directory", ModelDirectory)

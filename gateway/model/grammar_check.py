@@ -12,7 +12,7 @@ import sys
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
-from quire.shared.text.grammar import ANY_OBJECT, Vocabulary
+from quire.shared.text.grammar import ANY_OBJECT, GrammarVocabulary
 from quire.shared.text.grammar_error import GrammarError
 from quire.shared.text.grammar_trial import order
 
@@ -28,7 +28,7 @@ TOO_LARGE = "it is too large, or takes too long"
 class GrammarTrials:
     """Tries grammars for one vocabulary in at most `threads` processes at a time, and keeps the results."""
 
-    def __init__(self, vocabulary: Vocabulary, threads: int) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, threads: int) -> None:
         self._vocabulary = vocabulary
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
         self._known: OrderedDict[str, str] = OrderedDict([(ANY_OBJECT, "")])
@@ -60,7 +60,7 @@ class GrammarTrials:
             self._characters -= len(forgotten)
 
 
-def try_out(grammar: str, vocabulary: Vocabulary) -> str:
+def try_out(grammar: str, vocabulary: GrammarVocabulary) -> str:
     """Return the fault of a grammar; empty if it has none. Raises TimeoutExpired."""
     command = [sys.executable, "-P", "-m", "quire.shared.text.grammar_trial"]
     trial = subprocess.run(

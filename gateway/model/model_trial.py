@@ -33,7 +33,7 @@ def try_out(folder: Path) -> str:
 
 
 def main() -> None:
-    """Load the files, and write the fault to standard output; nothing if there is none.
+    """Load the files, and write the fault, if any, to standard output.
 
     The exit status is 0 if the load came to an end, whatever its result.
     """

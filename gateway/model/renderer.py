@@ -16,7 +16,7 @@ from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.tool_grammars import ToolGrammars
 from quire.shared.text.chat_template import Message, TemplateFailure
-from quire.shared.text.grammar import Vocabulary
+from quire.shared.text.grammar import GrammarVocabulary
 from quire.shared.text.grammar_error import GrammarError
 
 # Upper bound of the average number of characters per token, for any tokenizer in use. A prompt with more than this
@@ -45,7 +45,7 @@ class Renderer:
     def __init__(self, model: ServedModel, threads: int) -> None:
         self.model = model
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
-        vocabulary = Vocabulary.of(model.tokenizer, model.eos_token_ids, model.vocab_size)
+        vocabulary = GrammarVocabulary.of(model.tokenizer, model.eos_token_ids, model.vocab_size)
         self._grammars = GrammarTrials(vocabulary, threads)
         self.tool_grammars = ToolGrammars(model.grammar_tokens)
 

@@ -13,7 +13,7 @@ from quire.gateway.output.growing_text import (
     plain_text,
     without_spaces,
 )
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tools import Tool
 
 # Text is read in pieces of this length: the time of a step grows with the length of the unread text.
@@ -39,8 +39,8 @@ class CallParser(ABC):
         self.source = GrowingText()
         self.tools = {tool.name: tool for tool in tools}
         self.is_forced = is_forced
-        self._parts: list[Part] = []
-        self._held: list[Part] = []
+        self._parts: list[AnswerPart] = []
+        self._held: list[AnswerPart] = []
         self._calls = 0
         self._complete = 0
         self._reading = self._read()
@@ -49,18 +49,18 @@ class CallParser(ABC):
         self._is_in_text = False
         self._plain = plain_text(self.triggers)
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """Returns the parts that `text`, which follows the text so far, makes certain."""
         # This runs for every token: the common case is text that is certain at once.
         if self._is_in_text and not self.source.unread and self._plain(text):
-            return [_new(Part, (PartKind.CONTENT, text, -1, ""))]
-        parts: list[Part] = []
+            return [_new(AnswerPart, (PartKind.CONTENT, text, -1, ""))]
+        parts: list[AnswerPart] = []
         for start in range(0, len(text), _PIECE_CHARS):
             self.source.unread += text[start : start + _PIECE_CHARS]
             parts += self._advance()
         return parts
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Ends the text; returns the parts that were held back."""
         self.source.is_complete = True
         return self._advance()
@@ -76,12 +76,12 @@ class CallParser(ABC):
         """Begin a call. Raises MalformedCall if there is no such tool."""
         if name not in self.tools:
             raise MalformedCall("no such tool")
-        self._emit(Part(PartKind.CALL, name, self._calls))
+        self._emit(AnswerPart(PartKind.CALL, name, self._calls))
         self._calls += 1
 
     def arguments(self, text: str) -> None:
         """Continue the arguments of the call that began last."""
-        self._emit(Part(PartKind.ARGUMENTS, text, self._calls - 1))
+        self._emit(AnswerPart(PartKind.ARGUMENTS, text, self._calls - 1))
 
     def read_arguments(self) -> Generator[None, None, None]:
         """Read a JSON object as the arguments of the call that began last. Raises MalformedCall."""
@@ -138,12 +138,12 @@ class CallParser(ABC):
     def emit_text(self, kind: PartKind, text: str) -> None:
         """Emit content or reasoning."""
         if text:
-            self._parts.append(Part(kind, text))
+            self._parts.append(AnswerPart(kind, text))
 
-    def _emit(self, part: Part) -> None:
+    def _emit(self, part: AnswerPart) -> None:
         (self._parts if self.is_forced else self._held).append(part)
 
-    def _advance(self) -> list[Part]:
+    def _advance(self) -> list[AnswerPart]:
         if not self._is_over:
             try:
                 next(self._reading)

@@ -23,7 +23,7 @@ class PartKind(StrEnum):
     ARGUMENTS = "arguments"
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """A piece of an answer.
 
     call: number of the tool call within the choice, from 0; -1 outside of tool calls. id: the id of the tool call that
@@ -45,9 +45,9 @@ def call_id(request_id: str, choice: int, position: int) -> str:
     return "call_" + hashlib.sha256(f"{request_id}/{choice}/{position}".encode()).hexdigest()[:24]
 
 
-def merged(parts: Iterable[Part]) -> list[Part]:
+def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     """Joins neighbouring parts of the same kind and call: each tool call has one CALL and one ARGUMENTS part."""
-    found: list[Part] = []
+    found: list[AnswerPart] = []
     texts: list[str] = []
     for part in parts:
         is_same = found and part.kind == found[-1].kind != PartKind.CALL and part.call == found[-1].call
@@ -70,11 +70,11 @@ class OutputParser(Protocol):
     inside it.
     """
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """Returns the parts that `text`, which follows the text so far, makes certain."""
         ...
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Ends the text; returns the parts that were held back."""
         ...
 
@@ -85,8 +85,8 @@ _new = tuple.__new__  # the constructor of a named tuple is slow
 class PlainText:
     """The parser of a call without tools and without reasoning: all text is content."""
 
-    def push(self, text: str) -> list[Part]:
-        return [_new(Part, (PartKind.CONTENT, text, -1, ""))] if text else []
+    def push(self, text: str) -> list[AnswerPart]:
+        return [_new(AnswerPart, (PartKind.CONTENT, text, -1, ""))] if text else []
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         return []

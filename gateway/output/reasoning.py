@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from quire.gateway.output.growing_text import GrowingText, MalformedCall
-from quire.gateway.output.parts import OutputParser, Part, PartKind
+from quire.gateway.output.parts import AnswerPart, OutputParser, PartKind
 
 
 class ReasoningFormat(NamedTuple):
@@ -39,24 +39,24 @@ class ReasoningParser:
         self._reasoning = reasoning
         self._answer = answer
         self._source = GrowingText()
-        self._parts: list[Part] = []
+        self._parts: list[AnswerPart] = []
         self._is_over = False
         self._reading = self._read()
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         """Returns the parts that `text`, which follows the text so far, makes certain."""
         if self._is_over:
             return self._answer.push(text)
         self._source.unread += text
         return self._advance()
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         """Ends the text; returns the parts that were held back."""
         self._source.is_complete = True
         parts = [] if self._is_over else self._advance()
         return parts + self._answer.finish()
 
-    def _advance(self) -> list[Part]:
+    def _advance(self) -> list[AnswerPart]:
         try:
             next(self._reading)
         except StopIteration:
@@ -84,5 +84,5 @@ class ReasoningParser:
 
     def _emit(self, text: str) -> None:
         if text:
-            self._parts.append(Part(PartKind.REASONING, text))
+            self._parts.append(AnswerPart(PartKind.REASONING, text))
             self._source.mark()

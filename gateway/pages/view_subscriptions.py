@@ -24,6 +24,8 @@ from quire.shared.keys import BEAT_S, VIEW_TTL_S
 from quire.shared.messages import MessageError
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import pubsub_client
+from quire.shared.states import RequestState
+from quire.shared.tasks import end_tasks
 from quire.shared.views import View
 
 log = logging.getLogger("gateway")
@@ -55,8 +57,7 @@ class ViewSubscription:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     def add(self, viewer: EngineViewer) -> None:
         """Shows the views to a viewer, beginning with the newest one that has arrived."""
@@ -141,7 +142,7 @@ class ViewSubscriptions:
             yield
         finally:
             if follower is not None:
-                await _cancel(follower)
+                await end_tasks(follower)
             self._discard(viewer)
             if not self.num_viewers:
                 await self._unsubscribe_all()
@@ -179,8 +180,7 @@ class ViewSubscriptions:
     async def _unsubscribe_all(self) -> None:
         subscriptions, self._by_worker = self._by_worker, {}
         keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            await _cancel(keeper)
+        await end_tasks(keeper)
         await asyncio.gather(*(subscription.close() for subscription in subscriptions.values()))
 
     async def _follow(self, viewer: EngineViewer, key: str) -> None:
@@ -200,11 +200,6 @@ class ViewSubscriptions:
                 self._discard(viewer)
                 viewer.show_claim(key, owner)
                 self._subscription(owner).add(viewer)
-            if state == "done" or (not state and loop.time() > gives_up_at):
+            if state == RequestState.DONE or (not state and loop.time() > gives_up_at):
                 return
             await asyncio.sleep(TAKEOVER_S if current else CLAIM_S)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

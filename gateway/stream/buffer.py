@@ -22,9 +22,10 @@ from redis.exceptions import RedisError
 from quire.gateway.api.errors import Parked
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
 from quire.shared.broker import Broker
+from quire.shared.broker.lane import text
 from quire.shared.messages import MessageError, Outcome, StepItem
 from quire.shared.redis.cancellation import check_cancelled
-from quire.shared.states import ExpireReply, OutcomeName
+from quire.shared.states import ExpireReply, OutcomeName, RequestState
 
 log = logging.getLogger("gateway")
 
@@ -351,7 +352,8 @@ class OutputBuffer:
             return False
         except (MessageError, KeyError) as error:
             self._stats.note_corrupt_log(cursor.request_id, error)
-            self._end(cursor, Outcome("error", "the output log of the request is corrupt; send the request again"))
+            detail = "the output log of the request is corrupt; send the request again"
+            self._end(cursor, Outcome(OutcomeName.ERROR, detail))
             return True
         for item in items:
             if self._waiting_tokens >= MAX_WAITING:
@@ -367,17 +369,18 @@ class OutputBuffer:
     async def _check_exists(self, cursor: Cursor) -> None:
         """Ends a request for this gateway that no worker will finish: Redis has lost it or its log, or it is parked."""
         try:
-            state = await self._broker.client.hget(self._broker.keys.request(cursor.request_id), "state")
+            found = await self._broker.client.hget(self._broker.keys.request(cursor.request_id), "state")
         except (RedisError, OSError):
             return
-        if state in (b"done", b"parked") and not await self._read_log(cursor):
+        state = None if found is None else text(found)
+        if state in (RequestState.DONE, RequestState.PARKED) and not await self._read_log(cursor):
             return
-        if state == b"parked" and not cursor.ended and not cursor.behind:
+        if state == RequestState.PARKED and not cursor.ended and not cursor.behind:
             cursor.ended = True
             self.is_responsible = False  # the end of this stream cancels no other request of the call
             self._waiting.append(StepItem(cursor.request_id, cursor.next, (), ParkedOutcome(Parked.code)))
             return
-        if state in (None, b"done") and not cursor.ended and not cursor.behind:
+        if state in (None, RequestState.DONE) and not cursor.ended and not cursor.behind:
             detail = "the request was lost together with the data of Redis; send it again"
             self._end(cursor, Outcome(OutcomeName.ERROR, detail))
 

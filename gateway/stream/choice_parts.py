@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.gateway.output.parts import OutputParser, Part, PartKind, call_id
+from quire.gateway.output.parts import AnswerPart, OutputParser, PartKind, call_id
 
 
 class ChoiceParts:
@@ -22,11 +22,11 @@ class ChoiceParts:
         self.reasoning_tokens = 0
         self.has_calls = False
 
-    def push(self, text: str, tokens: int) -> tuple[Part, ...]:
+    def push(self, text: str, tokens: int) -> tuple[AnswerPart, ...]:
         """Returns the parts that `text`, the text of the next `tokens` tokens, makes certain."""
         self._tokens += tokens
         self._held += tokens
-        found: tuple[Part, ...] = ()
+        found: tuple[AnswerPart, ...] = ()
         if text and (parts := self._parser.push(text)):
             is_plain = len(parts) == 1 and parts[0].kind is not PartKind.CALL  # nearly always
             found = (parts[0],) if is_plain else self._with_ids(parts)
@@ -34,15 +34,15 @@ class ChoiceParts:
             self._held = 0
         return found
 
-    def finish(self, text: str) -> tuple[Part, ...]:
+    def finish(self, text: str) -> tuple[AnswerPart, ...]:
         """Ends the choice; returns its last parts. text: the end of the text, held back until now."""
         parts = self._parser.push(text) if text else []
         return self._with_ids([*parts, *self._parser.finish()])
 
-    def _with_ids(self, parts: Iterable[Part]) -> tuple[Part, ...]:
+    def _with_ids(self, parts: Iterable[AnswerPart]) -> tuple[AnswerPart, ...]:
         return tuple(self._with_id(part) if part.kind == PartKind.CALL else part for part in parts)
 
-    def _with_id(self, part: Part) -> Part:
+    def _with_id(self, part: AnswerPart) -> AnswerPart:
         self.has_calls = True
         # One token may complete several calls: the number of the call tells them apart.
         position = self._tokens + part.call

@@ -9,6 +9,7 @@ from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.model.served_model import ServedModel
 from quire.shared.logprobs import TokenLogprobs, read_records, record_size
 from quire.shared.messages import BY_TOKEN, Delta
+from quire.shared.states import OutcomeName
 from quire.shared.text.detokenizer import IncrementalDetokenizer
 from quire.shared.text.stop_strings import StopStringFilter
 
@@ -86,7 +87,7 @@ class ChoiceText:
     def _text_ids(self, delta: Delta) -> tuple[int, ...]:
         """Returns the tokens of a delta without the token that ended the choice, unless the call wants it as text."""
         token_ids = delta.token_ids
-        if delta.finish_reason != "stop" or delta.matched_stop or not token_ids:
+        if delta.finish_reason != OutcomeName.STOP or delta.matched_stop or not token_ids:
             return token_ids
         if delta.matched_stop == BY_TOKEN:
             return token_ids if self._includes_stop else token_ids[:-1]

@@ -18,7 +18,10 @@ from redis.exceptions import RedisError
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.cursor import Cursor
 from quire.shared.broker import Broker
+from quire.shared.broker.lane import text
 from quire.shared.redis.cancellation import check_cancelled
+from quire.shared.states import RequestState
+from quire.shared.tasks import end_tasks
 
 log = logging.getLogger("gateway")
 
@@ -47,9 +50,7 @@ class SilenceMonitor:
         self._tasks = [asyncio.create_task(self._tick_forever()), asyncio.create_task(self._look_up_forever())]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     def check_at(self, buffer: OutputBuffer, due: float) -> None:
         """Checks a call at `due` on the loop's clock, or earlier."""
@@ -107,7 +108,7 @@ class SilenceMonitor:
         ):
             if cursor.next != position or cursor.ended:
                 continue
-            if state in (b"queued", b"running") and _has_nothing_after(position, entries):
+            if text(state) in (RequestState.QUEUED, RequestState.RUNNING) and _has_nothing_after(position, entries):
                 cursor.wait_longer()
             else:
                 buffer.read_log_of(cursor)

@@ -17,6 +17,7 @@ from quire.shared.backoff import Backoff
 from quire.shared.messages import MessageError, StepItem, decode_items
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.lane_client import LaneClient
+from quire.shared.tasks import end_tasks
 
 log = logging.getLogger("gateway")
 
@@ -61,9 +62,7 @@ class Subscription:
         self._task = asyncio.create_task(self._read_forever())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _read_forever(self) -> None:
         backoff = Backoff(*RECONNECT_S, jitter=True)

@@ -15,13 +15,13 @@ from aiohttp import web
 from quire.gateway.api import errors
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from quire.gateway.stream.buffer import NoWorkerOutcome, ParkedOutcome
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.shared.messages import BY_TOKEN, Delta, Outcome, PromptReport, StepItem
-from quire.shared.states import OutcomeName
+from quire.shared.states import COMPLETE, OutcomeName
 
 # The finish reason of a choice that ended with tool calls.
 TOOL_CALLS = "tool_calls"
@@ -52,8 +52,8 @@ class TextDelta(NamedTuple):
     score: float | None = None
     logprobs: ScoredTokens | None = None
     stop_reason: str | int | None = None
-    parts: tuple[Part, ...] | None = None
-    rest_parts: tuple[Part, ...] = ()
+    parts: tuple[AnswerPart, ...] | None = None
+    rest_parts: tuple[AnswerPart, ...] = ()
 
 
 class Choice(NamedTuple):
@@ -70,7 +70,7 @@ class Choice(NamedTuple):
     logprobs: ScoredTokens | None = None
     stop_reason: str | int | None = None
     prompt: PromptText | None = None
-    parts: Sequence[Part] = ()
+    parts: Sequence[AnswerPart] = ()
 
     @property
     def ranking(self) -> str:
@@ -167,7 +167,7 @@ class _RequestText:
                     _new(TextDelta, (first + index, text, "", None, position, None, scored, None, None, ()))
                 )
         self.tokens = position - others
-        if item.outcome is not None and item.outcome.name in ("stop", "length"):
+        if item.outcome is not None and item.outcome.name in COMPLETE:
             for index, choice in enumerate(choices):
                 if choice.finish_reason is None:
                     delta = Delta(index, (), item.outcome.name)
@@ -191,7 +191,7 @@ class _RequestText:
                 text = choice.push(one)
             found = parts.push(text, len(one.token_ids))
             reason = one.finish_reason
-            rest: tuple[Part, ...] = ()
+            rest: tuple[AnswerPart, ...] = ()
             if reason is not None:
                 rest = parts.finish(choice.finish(reason))
                 if reason == OutcomeName.STOP and parts.has_calls:
@@ -288,7 +288,7 @@ class Transcript:
             self._open -= 1
             if not self._failed:
                 self.outcome = item.outcome
-                self._failed = item.outcome.name not in ("stop", "length")
+                self._failed = item.outcome.name not in COMPLETE
         return text_deltas
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from quire.gateway.api import error_responses, errors
-from quire.gateway.output.parts import Part, merged
+from quire.gateway.output.parts import AnswerPart, merged
 from quire.gateway.stream import sse
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.choice_text import ScoredTokens
@@ -47,7 +47,7 @@ class AnswerFormat(Protocol):
         ...
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str: ...
-    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]: ...
+    def parts(self, index: int, parts: Sequence[AnswerPart], logprobs: ScoredTokens | None = None) -> list[str]: ...
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
         """Events about the prompt of some choices, if the call asks for them; they come before its first token."""
@@ -326,7 +326,7 @@ async def collect(buffer: OutputBuffer, transcript: Transcript) -> list[Choice]:
     scored: list[list[ScoredTokens]] = [[] for _ in range(count)]
     reasons = [""] * count
     scores: list[float | None] = [None] * count
-    parts: list[list[Part]] = [[] for _ in range(count)]
+    parts: list[list[AnswerPart]] = [[] for _ in range(count)]
     stop_reasons: list[str | int | None] = [None] * count
     while not transcript.ended:
         for item in await buffer.next():

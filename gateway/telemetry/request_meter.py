@@ -16,6 +16,7 @@ from quire.gateway.api.call_metadata import DIALECTS
 from quire.gateway.api.error_responses import reasons
 from quire.gateway.api.errors import Parked
 from quire.shared.messages import OUTCOMES
+from quire.shared.states import COMPLETE
 from quire.shared.telemetry.prometheus import STEP_S, TOKEN_S, WAIT_S, Histogram
 
 # Kinds of calls: a call makes new requests, repeats an idempotency key, or resumes a stream.
@@ -122,7 +123,7 @@ class CallMeter:
         """Ends the call; `outcome` is one of CALL_OUTCOMES."""
         self.meters.open_calls[self._dialect] -= 1
         self.meters.calls[self._dialect, self.kind, outcome] += 1
-        if self.kind == "new" and outcome in ("stop", "length"):
+        if self.kind == "new" and outcome in COMPLETE:
             self.meters.complete_s[self._dialect].observe(clock() - self._began)
 
 

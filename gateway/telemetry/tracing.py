@@ -15,6 +15,7 @@ from quire.gateway.api.error_responses import REASON
 from quire.gateway.api.errors import REQUEST_ID
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER
+from quire.shared.states import OutcomeName
 from quire.shared.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class HttpSpan:
             )
             outcome = transcript.outcome.name if transcript.outcome is not None and transcript.ended else "gone"
             span.set_attribute("quire.outcome", outcome)
-            if outcome in ("error", "quarantined", "deadline"):
+            if outcome in (OutcomeName.ERROR, OutcomeName.QUARANTINED, OutcomeName.DEADLINE):
                 fail(span, outcome)
         span.end()
 

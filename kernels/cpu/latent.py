@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.kernels import latent
 from quire.kernels.checks import address, cache_width, no_such_blocks
-from quire.kernels.cpu.linear import CpuLinear, Weights
+from quire.kernels.cpu.linear import CpuLinear, LinearWeights
 from quire.kernels.cpu.memory import Arena
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.cpu.stack import CpuCaches
@@ -22,7 +22,7 @@ class CpuGroups:
     def __init__(self, weights: Tensor, dtype: torch.dtype, arena: Arena) -> None:
         self._layers = [CpuLinear(one, None, False, dtype, arena) for one in weights]  # which keep the memory
         self.groups, self.out_features, self.in_features = weights.shape
-        self.table = (Weights * self.groups)(*(one.weights for one in self._layers))
+        self.table = (LinearWeights * self.groups)(*(one.weights for one in self._layers))
         self.nbytes = sum(one.nbytes for one in self._layers)
 
 

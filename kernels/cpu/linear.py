@@ -41,7 +41,7 @@ GROUPED_FORMATS = {UINT4: Format.UINT4, MXFP4: Format.MXFP4, FP8: Format.FP8}
 GATES = {SILU: 2, GELU: 3, CLAMPED: 4}
 
 
-class Weights(Structure):
+class LinearWeights(Structure):
     """`Weights` in gemm.h."""
 
     _fields_ = [("panels", c_void_p), ("bias", c_void_p), ("scales", c_void_p), ("format", c_int64)]
@@ -79,7 +79,7 @@ class CpuLinear:
         self._pack(weight, multipliers, panel_bytes)
         self.scales = None if scales is None else _panels(scales, width, gate_up)
         self.bias = None if bias is None else _panels(bias.float(), width, gate_up)
-        self.weights = Weights(
+        self.weights = LinearWeights(
             self.weight.data_ptr(),
             None if self.bias is None else self.bias.data_ptr(),
             None if self.scales is None else self.scales.data_ptr(),

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterable
 from ctypes import POINTER, Structure, c_int64
 
-from quire.kernels.cpu.linear import GATES, CpuLinear, Weights
+from quire.kernels.cpu.linear import GATES, CpuLinear, LinearWeights
 from quire.kernels.moe import Routing
 
 
@@ -12,9 +12,9 @@ class _MoE(Structure):
     """`MoE` in experts.h."""
 
     _fields_ = [
-        ("router", Weights),
-        ("gate_up", POINTER(Weights)),
-        ("down", POINTER(Weights)),
+        ("router", LinearWeights),
+        ("gate_up", POINTER(LinearWeights)),
+        ("down", POINTER(LinearWeights)),
         *((name, c_int64) for name in ("count", "top_k", "inner", "normalised", "output")),
     ]
 
@@ -33,7 +33,7 @@ class CpuMoE:
         self.hidden, self.inner = router.in_features, pairs[0][1].in_features
         self.nbytes = router.nbytes + sum(packed.nbytes for pair in pairs for packed in pair)
         self.dtype = router.dtype
-        tables = [(Weights * len(pairs))(*(pair[index].weights for pair in pairs)) for index in range(2)]
+        tables = [(LinearWeights * len(pairs))(*(pair[index].weights for pair in pairs)) for index in range(2)]
         self._moe = _MoE(
             router.weights,
             *tables,

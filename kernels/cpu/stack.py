@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.kernels import checks
 from quire.kernels.cpu.library import LevelFunctions
-from quire.kernels.cpu.linear import GATES, Weights
+from quire.kernels.cpu.linear import GATES, LinearWeights
 from quire.kernels.cpu.lora import CpuAdapters
 from quire.kernels.cpu.ranks import CpuRanks, GivenUp
 from quire.kernels.lora import AdapterBatch
@@ -20,15 +20,15 @@ class _Layer(Structure):
 
     _fields_ = [
         ("input_norm", c_void_p),
-        ("qkv", Weights),
+        ("qkv", LinearWeights),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("k_cache", c_void_p),
         ("v_cache", c_void_p),
-        ("o", Weights),
+        ("o", LinearWeights),
         ("mlp_norm", c_void_p),
-        ("gate_up", Weights),
-        ("down", Weights),
+        ("gate_up", LinearWeights),
+        ("down", LinearWeights),
         ("window", c_int64),
         ("moe", c_void_p),
         ("post_attention_norm", c_void_p),

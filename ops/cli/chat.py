@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from quire.ops.cli.calculator import CALCULATOR, run_call
-from quire.ops.cli.completions import ChatAnswer, ChatClient, Interrupted
+from quire.ops.cli.completions import ChatClient, Interrupted, StreamedAnswer
 from quire.ops.cli.settings import ChatSettings
 from quire.ops.paths import user_state_dir
 from quire.shared.command_line import CommandError
@@ -43,14 +43,14 @@ def chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
         prompt = _read_all(sys.stdin)
         if not prompt:
             raise CommandError("standard input is empty; give a prompt as an argument, or call it in a terminal")
-    conversation = Conversation(client, settings)
+    conversation = ChatSession(client, settings)
     if prompt:
         return 0 if conversation.ask(prompt) else 130
     _load_history(user_state_dir(environ) / "chat_history")
     return conversation.converse()
 
 
-class Conversation:
+class ChatSession:
     """The messages of a conversation, and the handling of the lines that the user types."""
 
     def __init__(self, client: ChatClient, settings: ChatSettings) -> None:
@@ -96,12 +96,12 @@ class Conversation:
         """
         start = len(self._messages)
         self._messages.append({"role": "user", "content": text})
-        answer, tool_round = ChatAnswer(), 0
+        answer, tool_round = StreamedAnswer(), 0
         try:
             stopped = self._stream(answer, tool_round)
             while answer.calls and not stopped:
                 self._run_calls(answer)
-                answer, tool_round = ChatAnswer(), tool_round + 1
+                answer, tool_round = StreamedAnswer(), tool_round + 1
                 stopped = self._stream(answer, tool_round)
         finally:
             if answer.text:
@@ -113,7 +113,7 @@ class Conversation:
             print(note, file=sys.stderr)
         return not stopped
 
-    def _stream(self, answer: ChatAnswer, tool_round: int) -> bool:
+    def _stream(self, answer: StreamedAnswer, tool_round: int) -> bool:
         """Stream one answer to the terminal. Returns whether the user stopped it. Raises CommandError."""
         request: dict[str, Any] = {"model": self._model, "messages": self.messages, **self._sampling}
         pieces = self._client.stream({**request, **self._tool_parameters(tool_round)}, answer)
@@ -144,7 +144,7 @@ class Conversation:
         choice = self._tool_choice if tool_round == 0 else "auto" if tool_round < MAX_TOOL_ROUNDS else "none"
         return {"tools": [CALCULATOR], "tool_choice": choice, "parallel_tool_calls": False}
 
-    def _run_calls(self, answer: ChatAnswer) -> None:
+    def _run_calls(self, answer: StreamedAnswer) -> None:
         """Run the tool calls of an answer, and add calls and results to the conversation. Raises CommandError."""
         if answer.finish_reason == "length":
             raise CommandError("a tool call was cut at the token limit; raise --max-tokens")
@@ -210,7 +210,7 @@ def dim(text: str, stream: TextIO | None = None) -> str:
     return f"\x1b[2m{text}\x1b[0m" if (stream or sys.stdout).isatty() else text
 
 
-def _statistics(answer: ChatAnswer, stopped: bool) -> str:
+def _statistics(answer: StreamedAnswer, stopped: bool) -> str:
     parts = ["stopped"] if stopped else []
     if answer.first_token_s is not None:
         parts.append(f"{answer.tokens} tokens in {answer.total_s:.2f} s")

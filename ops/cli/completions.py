@@ -35,7 +35,7 @@ class ToolCall:
 
 
 @dataclass
-class ChatAnswer:
+class StreamedAnswer:
     """One answer, filled while it streams. Times are in seconds since the request was sent."""
 
     text: str = ""
@@ -97,7 +97,7 @@ class ChatClient:
             raise CommandError(f"the server at {self.url} has no model yet; wait until a worker has started")
         return models[0]
 
-    def stream(self, request: dict[str, Any], answer: ChatAnswer) -> Generator[tuple[str, str], None, None]:
+    def stream(self, request: dict[str, Any], answer: StreamedAnswer) -> Generator[tuple[str, str], None, None]:
         """Send a chat completion. Yields (kind, text) as they arrive; the kind is `reasoning`, `content` or `call`.
 
         Closing the iterator closes the connection, which stops the answer on the server.

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from quire.gateway.admin.dead_letters import carry_out, run
 from quire.ops.cli.settings import DeadSettings
-from quire.ops.local.preconditions import find_redis
+from quire.ops.local.preconditions import redis_of
 from quire.ops.paths import resolve_state_dir
 from quire.shared.interrupts import raise_at_ctrl_c
-
-DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 
 
 def dead(settings: DeadSettings, environ: Mapping[str, str]) -> int:
@@ -22,13 +20,5 @@ def dead(settings: DeadSettings, environ: Mapping[str, str]) -> int:
     raise_at_ctrl_c()
     if settings.redis_url:
         return run(settings, environ)
-    state_dir = resolve_state_dir(settings.state_dir, environ)
-    if found := find_redis(state_dir):
-        where = f"the Redis of the `quire serve` with the state folder {state_dir} does not answer"
-        return carry_out(replace(settings, redis_url=found), where, "wait until that `quire serve` is ready")
-    where = f"no `quire serve` runs with the state folder {state_dir}, and no Redis is at {DEFAULT_REDIS_URL}"
-    remedy = (
-        "start `quire serve`, pass the --state-dir (QUIRE_STATE_DIR) of a running one, or the URL of its Redis with "
-        "--redis-url (QUIRE_REDIS_URL)"
-    )
-    return carry_out(replace(settings, redis_url=DEFAULT_REDIS_URL), where, remedy)
+    found = redis_of(resolve_state_dir(settings.state_dir, environ))
+    return carry_out(replace(settings, redis_url=found.url), found.where, found.remedy)

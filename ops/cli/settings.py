@@ -10,6 +10,7 @@ from quire.gateway.admin.key_settings import KeySettings
 from quire.gateway.admin.parking_settings import ParkingSettings
 from quire.gateway.settings import GatewaySettings
 from quire.ops.loadgen.settings import BenchSettings
+from quire.shared.redis.url import DEFAULT_REDIS_URL
 from quire.shared.service_settings import CommonSettings, DeviceSettings, ListenSettings
 from quire.shared.settings import option
 from quire.worker.settings import WorkerSettings
@@ -50,7 +51,7 @@ class ServeSettings(DeviceSettings, ListenSettings, CommonSettings):
     redis_url: str = option(
         "",
         help="URL of a running Redis (redis://, redis+sentinel://, redis+cluster:// or unix://). If not set, "
-        "`quire serve` starts its own, and the other commands use redis://127.0.0.1:6379/0.",
+        f"`quire serve` starts its own, and the other commands use {DEFAULT_REDIS_URL}.",
         metavar="URL",
         secret=True,
     )
@@ -78,7 +79,7 @@ class DeadSettings(DeadLetterSettings):
     redis_url: str = option(
         "",
         help="Redis that holds the requests; by default that of the running `quire serve`, or "
-        "redis://127.0.0.1:6379/0 if none runs.",
+        f"{DEFAULT_REDIS_URL} if none runs.",
         metavar="URL",
         secret=True,
     )
@@ -105,7 +106,7 @@ class ApiKeySettings(KeySettings):
 
     redis_url: str = option(
         "",
-        help="Redis that holds the keys; by default that of the running `quire serve`, or redis://127.0.0.1:6379/0 if "
+        help=f"Redis that holds the keys; by default that of the running `quire serve`, or {DEFAULT_REDIS_URL} if "
         "none runs.",
         metavar="URL",
         secret=True,

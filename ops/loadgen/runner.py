@@ -23,6 +23,7 @@ from quire.ops.loadgen.plan import Plan
 from quire.ops.loadgen.prompts import Prompts
 from quire.ops.loadgen.server import MeasuredServer
 from quire.ops.loadgen.shapes import arrivals, lengths
+from quire.shared.tasks import end_tasks
 
 LAG_INTERVAL_S = 0.01
 REDRAW_S = 0.1
@@ -133,9 +134,7 @@ class Run:
                         await current
         finally:
             loop.remove_signal_handler(signal.SIGINT)
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            await end_tasks(*helpers)
 
     async def _block(self, session: aiohttp.ClientSession, number: int, index: int) -> None:
         server, plan = self.servers[number], self.plan

@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
+from quire.ops.local.ports import free_port
 from quire.ops.local.processes import FileLock
 from quire.shared.command_line import CommandError
 from quire.shared.processes import spawn
@@ -71,7 +72,7 @@ class EmbeddedRedis:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             self._take_over()
-            self._port = self._port or (_free_port() if self._password else 0)
+            self._port = self._port or (free_port() if self._password else 0)
             config = self.folder / "redis.conf"
             config.touch(mode=0o600)
             config.write_text(self._config())
@@ -271,12 +272,6 @@ def _quoted(path: Path) -> str:
     """A path in the syntax of redis.conf."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> bool:

@@ -6,10 +6,13 @@ import asyncio
 import errno
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
 from quire.ops.local.embedded_redis import running_url
+from quire.ops.local.ports import free_port
 from quire.ops.local.processes import FileLock, is_running
 from quire.shared.command_line import CommandError
+from quire.shared.redis.url import DEFAULT_REDIS_URL
 
 # Written into the lock instead of a URL if Redis is a child of `quire serve`.
 EMBEDDED = "embedded"
@@ -51,6 +54,27 @@ def find_redis(state_dir: Path) -> str | None:
         return None
 
 
+class RedisOf(NamedTuple):
+    """The Redis of a command without --redis-url. where, remedy: for the error if it does not answer."""
+
+    url: str
+    where: str
+    remedy: str
+
+
+def redis_of(state_dir: Path) -> RedisOf:
+    """The Redis of the `quire serve` that runs with this state folder, else the one at DEFAULT_REDIS_URL."""
+    if url := find_redis(state_dir):
+        where = f"the Redis of the `quire serve` with the state folder {state_dir} does not answer"
+        return RedisOf(url, where, "wait until that `quire serve` is ready")
+    where = f"no `quire serve` runs with the state folder {state_dir}, and no Redis is at {DEFAULT_REDIS_URL}"
+    remedy = (
+        "start `quire serve`, pass the --state-dir (QUIRE_STATE_DIR) of a running one, or the URL of its Redis with "
+        "--redis-url (QUIRE_REDIS_URL)"
+    )
+    return RedisOf(DEFAULT_REDIS_URL, where, remedy)
+
+
 def check_port(host: str, port: int) -> int:
     """A port to listen on that is free at the moment: `port`, or any if it is 0. Raises CommandError."""
     try:
@@ -69,15 +93,10 @@ def check_port(host: str, port: int) -> int:
                 raise CommandError(
                     f"cannot listen on {host}: {error.strerror}; pass --host 127.0.0.1, or 0.0.0.0 for every interface"
                 ) from error
-            free = _free_port(family, host)
+            free = free_port(host, family)
             raise CommandError(
                 f"port {port} on {host}: {error.strerror}; pass --port {free}, or --port 0 for any free one"
             ) from error
-        return int(probe.getsockname()[1])
-
-
-def _free_port(family: int, host: str) -> int:
-    with socket.create_server((host, 0), family=family) as probe:
         return int(probe.getsockname()[1])
 
 

@@ -25,7 +25,7 @@ from quire.shared.text import grammar
 from quire.shared.text.grammar_error import GrammarError
 
 DRAFT = Path("tests") / "draft2020-12"
-VOCABULARY = grammar.Vocabulary({}, (256,), 257)
+VOCABULARY = grammar.GrammarVocabulary({}, (256,), 257)
 # Bytes of an answer; a longer one is given up.
 MAX_ANSWER = 400
 END = 256

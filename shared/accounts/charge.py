@@ -31,7 +31,7 @@ class LimitReached(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """A limit per minute after a request: the limit, what is left of it, and milliseconds until all of it is."""
+    """A limit per minute after a request: the limit, the rest of it, and the milliseconds until it is unused again."""
 
     limit: int
     left: int

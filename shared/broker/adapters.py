@@ -17,7 +17,7 @@ class AdapterVerbs(Lane):
         return bool(await self.client.hsetnx(self.keys.adapters, announcement.name, announcement.encode()))
 
     async def withdraw_adapter(self, name: str) -> bool:
-        """Withdraw an announcement. Returns False if there is none of this name."""
+        """Withdraw an announcement. Returns False if no announcement has this name."""
         return bool(await self.client.hdel(self.keys.adapters, name))
 
     async def announced_adapters(self) -> dict[str, Announcement]:

@@ -2,7 +2,7 @@
 
 The content of a file is stored under its SHA-256 digest, so equal files of several models are stored once, and a
 gateway notices content that is not what the manifest names. A file is written and read in pieces, so that a large one
-delays nobody else's command.
+does not delay commands of other clients.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ModelRegistry:
         return True
 
     async def _size(self, key: str) -> int:
-        """Return the bytes of a file, 0 for none; -1 for a key of another type, which is no file of Quire."""
+        """Return the bytes of a file, 0 if it does not exist, -1 if the key has another type."""
         try:
             return await self.client.strlen(key)
         except ResponseError:

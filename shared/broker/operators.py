@@ -32,15 +32,6 @@ class OperatorVerbs(Lane):
         totals: Any = await self.client.hgetall(self.keys.totals)
         return {text(name): int(count) for name, count in totals.items()}
 
-    async def read_recoveries(self) -> dict[str, int]:
-        """Return the counters of recovery since Redis was empty: migrations, fenced, repairs and corrupt.
-
-        migrations: claims that continued an earlier attempt. fenced: items of attempts that were over. repairs: see
-        `note_repairs`. corrupt: requests that ended as errors because their data in Redis was corrupt.
-        """
-        counts: Any = await self.client.hgetall(self.keys.recoveries)
-        return {text(name): int(count) for name, count in counts.items()}
-
     async def read_dead(self, count: int = 100) -> list[DeadRequest]:
         """Return the newest entries of the dead-letter stream, without corrupt ones."""
         entries: Any = await self.client.xrevrange(self.keys.dead, count=count)

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.file import GGUFArray, GGUFFile, shortest
-from quire.shared.gguf.vocabulary import Vocabulary
+from quire.shared.gguf.vocabulary import GGUFVocabulary
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",  # Mistral models are stored as llama
@@ -80,7 +80,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         if file.integer(key(name), 0, _LARGEST, head_dim) != head_dim:
             raise file.fault(key(name), f"{head_dim}, as all heads have this size and are rotated as a whole")
     bias = "blk.0.attn_q.bias" in file.tensors
-    vocabulary = Vocabulary(file)
+    vocabulary = GGUFVocabulary(file)
     context = file.integer(key("context_length"), 1, _LARGEST)
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[architecture]],
@@ -117,7 +117,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
     """Return the fields of `generation_config.json`: the end tokens, and the sampling defaults if the file has some."""
-    vocabulary = Vocabulary(file)
+    vocabulary = GGUFVocabulary(file)
     config: dict[str, Any] = {"bos_token_id": vocabulary.bos_token_id}
     if vocabulary.eos_token_ids:
         config["eos_token_id"] = vocabulary.eos_token_ids
@@ -191,7 +191,7 @@ def _rope_scaling(file: GGUFFile, architecture: str) -> dict[str, Any] | None:
     return {"rope_type": "linear", "factor": file.number(factor_key)}
 
 
-def _vocab_size(file: GGUFFile, vocabulary: Vocabulary) -> int:
+def _vocab_size(file: GGUFFile, vocabulary: GGUFVocabulary) -> int:
     """Return the number of rows of the embedding; tokens without a text may follow those of the vocabulary."""
     tensor = file.tensors.get(EMBEDDING)
     if tensor is None or len(tensor.shape) != 2:

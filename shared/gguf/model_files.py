@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.shared.gguf.config import generation_config, model_config
 from quire.shared.gguf.file import GGUFFile, open_gguf
-from quire.shared.gguf.vocabulary import Vocabulary, chat_template
+from quire.shared.gguf.vocabulary import GGUFVocabulary, chat_template
 
 SUFFIX = ".gguf"
 
@@ -35,6 +35,6 @@ def gguf_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def _tokenizer_config(file: GGUFFile) -> dict[str, Any]:
-    config: dict[str, Any] = dict(Vocabulary(file).special_tokens())
+    config: dict[str, Any] = dict(GGUFVocabulary(file).special_tokens())
     template = chat_template(file)
     return config if template is None else config | {"chat_template": template}

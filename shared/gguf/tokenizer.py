@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.file import GGUFFile
 from quire.shared.gguf.pre_tokenizers import PRE_TOKENIZERS
-from quire.shared.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary
+from quire.shared.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, GGUFVocabulary
 
 SPACE = "▁"  # SentencePiece's sign for a space
 MAX_PIECE = 256  # characters of a SentencePiece token for which merges are derived
@@ -16,7 +16,7 @@ OWN_TOKENIZER = "give the Hugging Face folder that it was made from"
 
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
     """Return the tokenizer of a file. Raises GGUFError."""
-    vocabulary = Vocabulary(file)
+    vocabulary = GGUFVocabulary(file)
     try:
         tokenizer = _byte_level(vocabulary) if vocabulary.kind == "gpt2" else _sentence_piece(vocabulary)
     except GGUFError:
@@ -28,7 +28,7 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
     return tokenizer
 
 
-def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
+def _byte_level(vocabulary: GGUFVocabulary) -> Tokenizer:
     file = vocabulary.file
     name = file.text("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
@@ -53,7 +53,7 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
+def _sentence_piece(vocabulary: GGUFVocabulary) -> Tokenizer:
     file = vocabulary.file
     unknown = vocabulary.special("unknown")
     if unknown is None:
@@ -82,7 +82,7 @@ def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def merges_of(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def merges_of(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
     """Derive the merges of a SentencePiece vocabulary, the most urgent first.
 
     SentencePiece joins the neighbours whose token has the highest score. So each way to split a token into two others
@@ -102,7 +102,7 @@ def merges_of(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     return [(vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in found]
 
 
-def _set_affixes(tokenizer: Tokenizer, vocabulary: Vocabulary, adds_bos: bool) -> None:
+def _set_affixes(tokenizer: Tokenizer, vocabulary: GGUFVocabulary, adds_bos: bool) -> None:
     """Make the tokenizer add the special tokens of a plain prompt. adds_bos: the default of `add_bos_token`."""
     file = vocabulary.file
     used: dict[str, int] = {}
@@ -115,7 +115,7 @@ def _set_affixes(tokenizer: Tokenizer, vocabulary: Vocabulary, adds_bos: bool) -
         tokenizer.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=list(used.items()))
 
 
-def _affix(vocabulary: Vocabulary, name: str, used: dict[str, int]) -> str:
+def _affix(vocabulary: GGUFVocabulary, name: str, used: dict[str, int]) -> str:
     token = vocabulary.special(name)
     if token is None:
         raise vocabulary.file.fault(f"tokenizer.ggml.{name}_token_id", f"a token id, as add_{name}_token is true")
@@ -123,7 +123,7 @@ def _affix(vocabulary: Vocabulary, name: str, used: dict[str, int]) -> str:
     return vocabulary.tokens[token]
 
 
-def _add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def _add_tokens(tokenizer: Tokenizer, vocabulary: GGUFVocabulary) -> None:
     """Tell the tokenizer which texts are one token wherever they stand."""
     special = {token for name in ("bos", "eos", "unknown") if (token := vocabulary.special(name)) is not None}
 

@@ -17,7 +17,7 @@ END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|endoftext|>", "<|end_o
 KINDS = ("gpt2", "llama")
 
 
-class Vocabulary:
+class GGUFVocabulary:
     """The tokens of a file. Construction and properties raise GGUFError."""
 
     def __init__(self, file: GGUFFile) -> None:

@@ -74,7 +74,7 @@ def _files(name: str, value: Any) -> tuple[FileEntry, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ModelManifest:
-    """What the workers of a model register. model: the served name, and the lane. aliases: other names of the model."""
+    """The registration of a model by its workers. model: the served name, and the lane. aliases: its other names."""
 
     model: str = checked(_name)
     aliases: tuple[str, ...] = checked(_aliases)

@@ -22,6 +22,7 @@ from quire.shared.messages.codec import VERSION, MessageError, pack
 from quire.shared.messages.prompt_report import PromptReport, read_report
 from quire.shared.messages.requests import MAX_ID_LENGTH
 from quire.shared.sampling_params import MAX_CHOICES, MAX_OUTPUT_TOKENS, MAX_STOP_LENGTH
+from quire.shared.states import OutcomeName
 from quire.shared.validators import MAX_TOKEN_ID, Integer, InvalidValue, Number, Text
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -30,7 +31,7 @@ MAX_START = MAX_CHOICES * MAX_OUTPUT_TOKENS
 MAX_EMBEDDING_BYTES = 4 * 65536
 
 # Every accepted request ends with exactly one of these outcomes.
-OUTCOMES = ("stop", "length", "cancelled", "deadline", "error", "quarantined")
+OUTCOMES: tuple[str, ...] = tuple(OutcomeName)
 
 # `Delta.matched_stop` of a choice that a token of `stop_token_ids` ended.
 BY_TOKEN = ""

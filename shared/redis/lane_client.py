@@ -11,6 +11,7 @@ from redis.exceptions import ResponseError
 from quire.shared.redis.connections import NotTheServer, is_elsewhere
 from quire.shared.redis.link import Link
 from quire.shared.redis.places import Place
+from quire.shared.tasks import end_tasks
 
 
 class LaneClient(Redis):
@@ -60,9 +61,7 @@ class LaneClient(Redis):
         return link.is_open and connection.moves == self._place.moves
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
+        await end_tasks(self._opening)
         if self._link is not None:
             self._link.close()
         await super().aclose(close_connection_pool)

@@ -22,6 +22,7 @@ FORMS = (
     "redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or redis+cluster://host:7000,host:7000 "
     "(rediss for TLS), or unix:///path"
 )
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 REDIS_URL_HELP = (
     "URL of the queue's Redis: redis://, redis+sentinel://, redis+cluster:// or unix:// (docs/how-to/redis.md)."
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from quire.shared.tasks import end_tasks
 from quire.shared.telemetry.prometheus import STEP_S, Histogram
 
 INTERVAL_S = 0.05
@@ -21,9 +22,7 @@ class LoopLag:
         self._task = asyncio.create_task(self._run(), name="loop lag")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     async def _run(self) -> None:
         while True:

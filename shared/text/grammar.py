@@ -111,7 +111,7 @@ def matcher(text: str, tokenizer: LLTokenizer, special_tokens: Collection[str]) 
     return _look(made)
 
 
-def check(text: str, vocabulary: Vocabulary) -> None:
+def check(text: str, vocabulary: GrammarVocabulary) -> None:
     """Raise GrammarError unless answers can follow a grammar.
 
     The check may run without end, exhaust the memory or end the process. Check the grammars of clients in a process
@@ -134,7 +134,7 @@ def _look(made: LLMatcher) -> LLMatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GrammarVocabulary:
     """The part of a model's vocabulary that a check of grammars needs.
 
     special_tokens: ids by text. A Lark grammar refers to a special token by its text, such as `<|python_tag|>`.
@@ -146,7 +146,7 @@ class Vocabulary:
     size: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int], size: int) -> Vocabulary:
+    def of(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int], size: int) -> GrammarVocabulary:
         """Return the vocabulary of a model of `size` tokens."""
         size = max(size, tokenizer.get_vocab_size(with_added_tokens=True))
         return cls(special_tokens(tokenizer), tuple(sorted(one for one in eos_token_ids if one < size)), size)

@@ -13,7 +13,7 @@ import sys
 import threading
 from dataclasses import asdict
 
-from quire.shared.text.grammar import Vocabulary, check
+from quire.shared.text.grammar import GrammarVocabulary, check
 from quire.shared.text.grammar_error import GrammarError
 
 # Limits of one trial.
@@ -23,7 +23,7 @@ _TRIAL_BYTES = 64 * 1024 * 1024
 _TRIAL_STACK_BYTES = 1024 * 1024
 
 
-def order(grammar: str, vocabulary: Vocabulary) -> bytes:
+def order(grammar: str, vocabulary: GrammarVocabulary) -> bytes:
     """Return the standard input of a trial."""
     return json.dumps({"grammar": grammar, "vocabulary": asdict(vocabulary)}).encode()
 
@@ -37,7 +37,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (TRIAL_CPU_S, TRIAL_CPU_S))
     resource.setrlimit(resource.RLIMIT_DATA, (_TRIAL_BYTES, _TRIAL_BYTES))
     ordered = json.load(sys.stdin.buffer)
-    vocabulary = Vocabulary(**ordered["vocabulary"])
+    vocabulary = GrammarVocabulary(**ordered["vocabulary"])
     found: list[str] = []
 
     def look() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.stack import FaultStack
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="session")

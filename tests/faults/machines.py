@@ -54,7 +54,7 @@ def ip(*arguments: str) -> None:
 
 
 class Network:
-    """A network: a bridge of the host, which has the first address of the subnet."""
+    """A network: a bridge of the host. The host has the first address of the subnet."""
 
     def __init__(self) -> None:
         self.subnet = f"198.18.{next(SUBNETS)}"

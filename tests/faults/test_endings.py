@@ -19,7 +19,7 @@ from quire.shared.model_argument import DEFAULT_MODEL
 from tests.conftest import QuireProcess
 from tests.faults.calls import assert_same, owned
 from tests.faults.stack import FaultStack, Stream, said
-from tests.worker.transformers_checkpoints import make_kind
+from tests.support.transformers_checkpoints import make_kind
 
 FLAGS = ("--lease-s", "1", "--beat-s", "0.25")
 TOKENS = 200

@@ -15,8 +15,8 @@ import urllib.request
 import aiohttp
 import pytest
 
-from quire.ops.benchmarks.soak.chaos import free_port
 from quire.ops.benchmarks.soak.client import SoakRecord, ask
+from quire.ops.local.ports import free_port
 from tests.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed
 from tests.faults.stack import FaultStack, Stream
 

@@ -30,10 +30,10 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import PagedModel
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
+from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.support.mock_model import record
-from tests.worker.checkpoints import FAMILIES, make_checkpoint
+from tests.support.transformers_checkpoints import make_kind
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
-from tests.worker.transformers_checkpoints import make_kind
 
 ON_CUDA = torch.cuda.is_available()
 # Families that Quire computes itself, and some that Transformers computes.

@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import pytest
 
+from quire.ops.local.ports import free_port
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.processes import dying_with_parent
 from tests.conftest import QuireProcess
 from tests.faults.stack import KEYS, MODEL, FaultStack
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 # The tests start a whole stack, and need two installed programs.
 pytestmark = pytest.mark.slow
@@ -57,13 +58,6 @@ def changed(text: str, replacements: dict[str, str]) -> str:
         assert old in text, f"the configuration has no {old!r}"
         text = text.replace(old, new)
     return text
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def caddy(folder: Path, address: str, port: int) -> list[str]:

@@ -69,7 +69,7 @@ def month_of(now: int) -> tuple[int, int]:
 
 @dataclass
 class Bucket:
-    """What is left of a limit per minute, in calls or tokens; None before its first use."""
+    """The rest of a limit per minute, in calls or tokens; None before its first use."""
 
     left: Fraction | None = None
     at: int = 0

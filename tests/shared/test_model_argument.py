@@ -8,9 +8,9 @@ import pytest
 
 from quire.shared.model_argument import resolve_model
 from tests.shared.model.test_folder import ADAPTER, MERGE, OTHERS, write
+from tests.support.checkpoints import make_checkpoint
 from tests.support.commands import refusal
 from tests.support.gguf_vocabularies import write_vocabulary
-from tests.worker.checkpoints import make_checkpoint
 
 
 @pytest.mark.parametrize("command", ["worker", "gateway", "serve"])

@@ -8,7 +8,6 @@ from importlib.resources import files
 
 import pytest
 
-from quire.shared.messages import OUTCOMES
 from quire.shared.states import (
     CancelReply,
     ClaimReply,
@@ -62,4 +61,3 @@ def test_the_states_of_a_request() -> None:
 def test_the_outcomes_that_scripts_give_are_known() -> None:
     given = words(r"finish_unowned\(prefix, id, '(\w+)'", EVERYTHING) | words(r"outcome = '(\w+)'", EVERYTHING)
     assert given == set(OutcomeName) - {OutcomeName.STOP, OutcomeName.LENGTH}
-    assert set(OUTCOMES) == set(OutcomeName)

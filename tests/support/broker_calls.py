@@ -47,6 +47,11 @@ async def take_over(broker: Broker, worker_id: str = "w2", queue: str = "standar
     return await broker.claim(delivery, worker_id, new_id(), new_id())
 
 
+async def recoveries_of(broker: Broker) -> dict[str, int]:
+    counts = await broker.client.hgetall(broker.keys.recoveries)
+    return {name.decode(): int(count) for name, count in counts.items()}
+
+
 async def outcome_of(broker: Broker, request_id: str = "r") -> str:
     *_, last = await broker.read_output(request_id)
     assert last.outcome is not None

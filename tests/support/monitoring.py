@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -15,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from quire.ops.local.ports import free_port
 from quire.shared.processes import dying_with_parent
 from tests.support.boards import RULES
 
@@ -25,12 +25,6 @@ VARIABLES = {"$__rate_interval": "10s", "$instance": ".*", "$model": ".*"}
 
 # The points of a series: (time, value).
 Points = list[tuple[float, float]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Monitoring:

@@ -214,7 +214,7 @@ FORMATS: dict[str, tuple[Write, dict[str, Any]]] = {
 
 
 def quantize_checkpoint(source: Path, folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
-    """Write `source` in a format of FORMATS, and beside it `plain`: the dequantised weights in `dtype`.
+    """Write `source` in a format of FORMATS, and the dequantised weights in `dtype` into its folder `plain`.
 
     Returns the folder.
     """

@@ -49,7 +49,7 @@ class Node:
     """One server on its own port. A test can kill the server and start it again with its data."""
 
     def __init__(self, folder: Path, *options: str, sentinel: bool = False) -> None:
-        self.port = _free_port()
+        self.port = _free_port_of_a_node()
         self.folder = folder / str(self.port)
         self.folder.mkdir()
         self._sentinel = sentinel
@@ -260,7 +260,7 @@ def closing(servers: Any) -> Iterator[Any]:
         servers.close()
 
 
-def _free_port() -> int:
+def _free_port_of_a_node() -> int:
     """Return a port whose cluster bus port (10,000 higher) is free too, below the system's range of client ports."""
     while True:
         port = random.SystemRandom().randrange(11000, 22000)

@@ -27,11 +27,11 @@ from quire.worker.models.errors import CheckpointError
 from quire.worker.models.paged import PagedModel
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import KINDS as OTHER_KINDS
+from tests.support.architectures import ARCHITECTURES
 from tests.support.teacher_forcing import assert_greedy, load_reference
-from tests.worker.architectures import ARCHITECTURES
+from tests.support.transformers_checkpoints import make_other
+from tests.support.vision_checkpoints import OTHERS, OWN, make_vision
 from tests.worker.engine.test_engine_parity import prompts
-from tests.worker.transformers_checkpoints import make_other
-from tests.worker.vision_checkpoints import OTHERS, OWN, make_vision
 
 OWN_DECODER, TRANSFORMERS, REFUSED = "Quire's decoder", "Transformers", "refused"
 PAGE = "models.md"
@@ -44,7 +44,7 @@ VISION = OWN | OTHERS
 
 
 class Served(NamedTuple):
-    """How an architecture is served, or why not."""
+    """The support of an architecture: who computes it, or why it is refused."""
 
     kind: str  # a key of ARCHITECTURES or VISION
     architecture: str

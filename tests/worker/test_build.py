@@ -14,8 +14,8 @@ from quire.worker.build import build_engine
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.settings import WorkerSettings
-from tests.worker.checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, make_checkpoint
-from tests.worker.transformers_checkpoints import make_kind
+from tests.support.checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, make_checkpoint
+from tests.support.transformers_checkpoints import make_kind
 
 
 def test_the_end_token_is_that_of_the_tokenizer_where_the_configuration_names_none(tmp_path: Path) -> None:

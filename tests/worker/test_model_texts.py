@@ -9,7 +9,7 @@ import pytest
 from quire.shared.errors import StartError
 from quire.worker.model_texts import read_texts
 from quire.worker.settings import WorkerSettings
-from tests.worker.checkpoints import EOS_TOKEN_ID, make_checkpoint
+from tests.support.checkpoints import EOS_TOKEN_ID, make_checkpoint
 
 
 @pytest.fixture(scope="module")

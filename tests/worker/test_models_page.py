@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quire.ops.paths import PROJECT_ROOT
+from tests.support.architectures import ARCHITECTURES
 from tests.support.served_models import PAGE, REFUSED, VISION, Served, measure, tables
-from tests.worker.architectures import ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

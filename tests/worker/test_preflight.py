@@ -13,7 +13,7 @@ from quire.worker.device import memory_plan
 from quire.worker.models.config import read_config
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.settings import WorkerSettings
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 

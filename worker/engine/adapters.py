@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from quire.worker.engine.limits import RequestRefused
+
+
+class SizedAdapter(Protocol):
+    """An adapter as `Ops.pack_adapter` returns it. The engine knows its size only."""
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
     """A loaded adapter.
 
-    digest: of its files, in hexadecimal; adapters with equal digests compute alike. packed: of `Ops.pack_adapter`.
+    digest: of its files, in hexadecimal; adapters with equal digests compute alike. packed: for the kernels.
     """
 
     name: str
     digest: str
-    packed: Any
+    packed: SizedAdapter
     rank: int
 
     @property
     def nbytes(self) -> int:
-        return int(self.packed.nbytes)
+        return self.packed.nbytes
 
 
 class Adapters:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.shared.messages import SamplingParams
+from quire.shared.states import OutcomeName
 
 
 class EndedBeam(NamedTuple):
@@ -65,7 +66,7 @@ class BeamSearch:
             # A candidate that ends below the first `width` ranks is ignored, as in Hugging Face.
             if is_last or is_eos[rank]:
                 tokens = (*outputs[parents[rank]], int(chosen[rank]))
-                self._end(tokens, float(totals[rank]), "stop" if is_eos[rank] else "length")
+                self._end(tokens, float(totals[rank]), OutcomeName.STOP if is_eos[rank] else OutcomeName.LENGTH)
         continuing = np.flatnonzero(~is_eos)[:width]
         if is_last or not len(continuing):
             return None

@@ -12,7 +12,7 @@ any request needs its tokens before its next step (`SequenceGroup.is_synchronous
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from itertools import repeat
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
+from quire.shared.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner, StepOutput
@@ -40,7 +41,7 @@ from quire.worker.engine.sampling_inputs import SamplingInputs, finish_chunks
 from quire.worker.engine.scheduler import Scheduler
 from quire.worker.engine.scoring import score_prompts
 from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
-from quire.worker.engine.step import Step
+from quire.worker.engine.step import PrefillChunk, Step
 from quire.worker.engine.timing import StepTimes
 from quire.worker.models.paged import PagedModel
 
@@ -178,7 +179,7 @@ class Engine:
     def fail(self, detail: str) -> list[StepItem]:
         """End all requests after a step that failed. The step in flight is dropped."""
         self._in_flight, ready, self._ready = None, self._ready, []
-        ended = (self.finish(request_id, "error", detail) for request_id in list(self.requests))
+        ended = (self.finish(request_id, OutcomeName.ERROR, detail) for request_id in list(self.requests))
         return ready + [item for item in ended if item]
 
     def drop(self, request_id: str) -> None:
@@ -238,14 +239,7 @@ class Engine:
             logits = self._score_prompts(step, output.logits) if step.num_scored else output.logits
             embeddings = [] if output.hidden is None else pool(step.chunks, output.hidden)
             self._ready += self._sample(self._sampling_inputs(step, logits))
-            for chunk in step.chunks:
-                group = chunk.sequence.group
-                if group.pooling:
-                    continue
-                if not group.sampling.max_tokens:
-                    self._end_prompt(chunk.sequence)
-                elif chunk.is_sampled and group.sampling.prompt_logprobs >= 0 and not group.is_synchronous:
-                    self._synchronous.discard(group.request_id)  # its prompt is scored
+            self._end_prompts(step.chunks)
             self._ready += map(self._end_embedding, embeddings)
         return step
 
@@ -256,11 +250,21 @@ class Engine:
         score_prompts(self.sampler.ops, logits[sampled:], [(scores, count) for scores, count in parts if scores])
         return logits[:sampled]
 
-    def _end_prompt(self, sequence: Sequence) -> None:
-        """End a group without tokens to generate, if its prompt is computed."""
-        if sequence.num_computed >= sequence.num_prompt_tokens:
-            sequence.finish_reason = "length"
-            self._ready.append(self._results.item(sequence.group, []))
+    def _end_prompts(self, chunks: Iterable[PrefillChunk]) -> None:
+        """End groups without tokens to generate, if their prompts are computed. Embeddings end their groups later.
+
+        A group whose prompt has been scored needs no synchronous steps any more.
+        """
+        for chunk in chunks:
+            sequence, group = chunk.sequence, chunk.sequence.group
+            if group.pooling:
+                continue
+            if not group.sampling.max_tokens:
+                if sequence.num_computed >= sequence.num_prompt_tokens:
+                    sequence.finish_reason = OutcomeName.LENGTH
+                    self._ready.append(self._results.item(group, []))
+            elif chunk.is_sampled and group.sampling.prompt_logprobs >= 0 and not group.is_synchronous:
+                self._synchronous.discard(group.request_id)
 
     def _step_ahead(self, previous: InFlightStep | None) -> tuple[Step, InFlightStep | None]:
         """Schedule and launch one step, then collect the previous one while the device computes."""
@@ -303,7 +307,7 @@ class Engine:
     def _end_embedding(self, embedding: Embedding) -> StepItem:
         """End a request with the embedding of its prompt."""
         self._forget(embedding.group)
-        return StepItem(embedding.group.request_id, 0, (), Outcome("stop", embedding=embedding.data))
+        return StepItem(embedding.group.request_id, 0, (), Outcome(OutcomeName.STOP, embedding=embedding.data))
 
     def _execute(self, step: Step) -> tuple[Step, StepOutput]:
         """Compute a step; if device memory runs out, schedule and compute a smaller one.
@@ -417,7 +421,7 @@ class Engine:
         starts = {item.request_id: item.start for item in items}
         for request_id in dead_ends.keys() & self.requests.keys():
             self._forget(self.requests[request_id])
-        ends = {request_id: Outcome("error", f"{DEAD_END}: {why}") for request_id, why in dead_ends.items()}
+        ends = {request_id: Outcome(OutcomeName.ERROR, f"{DEAD_END}: {why}") for request_id, why in dead_ends.items()}
         items = [item for item in items if item.request_id not in dead_ends]
         return items + [StepItem(request_id, starts.get(request_id, 0), (), end) for request_id, end in ends.items()]
 
@@ -434,7 +438,7 @@ class Engine:
         continuations = search.advance(logprobs, token_ids, [beam.output for beam in beams])
         if continuations is None:
             for beam in beams:
-                beam.finish_reason = "length"
+                beam.finish_reason = OutcomeName.LENGTH
             return best_beams(search.ended[: group.sampling.n])
         self.groups.branch(group, [one.parent for one in continuations])
         for beam, one in zip(group.sequences, continuations, strict=True):

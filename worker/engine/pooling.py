@@ -8,12 +8,12 @@ embedding depend neither on the chunks of its prompt nor on the rest of the batc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from quire.worker.engine.sequence import SequenceGroup
+from quire.worker.engine.sequence import HiddenSum, SequenceGroup
 from quire.worker.engine.step import PrefillChunk
 
 
@@ -42,10 +42,11 @@ def pool(chunks: Iterable[PrefillChunk], hidden: torch.Tensor) -> list[Embedding
             vector = rows[0]
         else:
             # A sequence that was preempted and is recomputed begins anew.
-            sequence.pooled = add_rows(sequence.pooled if sequence.num_computed else None, rows)
+            total = add_rows(sequence.pooled if sequence.num_computed else None, rows)
+            sequence.pooled = total
             if sequence.num_computed + count < len(sequence.token_ids):
                 continue
-            vector = torch.as_tensor(sequence.pooled / len(sequence.token_ids))
+            vector = torch.as_tensor(total / len(sequence.token_ids))
         groups.append(sequence.group)
         vectors.append(vector.float())
     if not groups:
@@ -54,16 +55,20 @@ def pool(chunks: Iterable[PrefillChunk], hidden: torch.Tensor) -> list[Embedding
     return [Embedding(group, row.tobytes()) for group, row in zip(groups, rows_on_host, strict=True)]
 
 
-def add_rows(total: Any, rows: torch.Tensor) -> Any:
+def add_rows(total: HiddenSum | None, rows: torch.Tensor) -> np.ndarray | torch.Tensor:
     """Return `total` plus all rows [P, H], in float64. A total of None is zero.
 
     On a CPU the totals are numpy arrays, else tensors of the device.
     """
     if rows.device.type != "cpu":
         added = rows.sum(dim=0, dtype=torch.float64)
-        return added if total is None else total + added
+        if total is None:
+            return added
+        assert isinstance(total, torch.Tensor)
+        return total + added
     values = rows.double().numpy()
-    total = np.zeros(values.shape[1]) if total is None else total
+    sums = np.zeros(values.shape[1]) if total is None else total
+    assert isinstance(sums, np.ndarray)
     for row in values:
-        total += row
-    return total
+        sums += row
+    return sums

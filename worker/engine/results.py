@@ -12,6 +12,7 @@ from itertools import repeat
 import numpy as np
 
 from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
+from quire.shared.states import OutcomeName
 from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.shared.text.stop_strings import StopStringFilter
@@ -105,13 +106,13 @@ class Results:
         params = sequence.group.sampling
         matcher = self._stops.get(sequence)
         if token in self._eos_token_ids and not params.ignore_eos:
-            sequence.finish_reason = "stop"
+            sequence.finish_reason = OutcomeName.STOP
         elif token in params.stop_token_ids:
-            sequence.finish_reason, sequence.matched_stop = "stop", BY_TOKEN
+            sequence.finish_reason, sequence.matched_stop = OutcomeName.STOP, BY_TOKEN
         elif matcher is not None and (matched := matcher.push([token])) is not None:
-            sequence.finish_reason, sequence.matched_stop = "stop", matched
+            sequence.finish_reason, sequence.matched_stop = OutcomeName.STOP, matched
         elif count >= params.max_tokens:
-            sequence.finish_reason = "length"
+            sequence.finish_reason = OutcomeName.LENGTH
         else:
             return False
         self._stops.pop(sequence, None)
@@ -170,6 +171,7 @@ def _delta(sequence: Sequence, token: int) -> Delta:
 
 
 def _outcome(group: SequenceGroup, last: list[Delta]) -> Outcome:
-    """Return how a finished group ended: "length" if at least one of its choices reached max_tokens."""
+    """Return how a finished group ended: LENGTH if at least one of its choices reached max_tokens."""
     choices = group.sequences if group.is_streamed else last
-    return Outcome("length" if "length" in {choice.finish_reason for choice in choices} else "stop")
+    reached = any(choice.finish_reason == OutcomeName.LENGTH for choice in choices)
+    return Outcome(OutcomeName.LENGTH if reached else OutcomeName.STOP)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from quire.worker.engine.adapters import Adapter
     from quire.worker.engine.beams import BeamSearch
     from quire.worker.engine.grammars import Matcher
+
+
+class HiddenSum(Protocol):
+    """A sum of hidden states, float64 [H]: a numpy array, or a tensor of the device."""
+
+    def __truediv__(self, count: int, /) -> object: ...
 
 
 # Placeholder for a token that the device has not returned to the host yet.
@@ -98,8 +104,8 @@ class Sequence:
         self.matcher: Matcher | None = None
         # Count of each output token; kept only for requests with a penalty.
         self.output_counts: Counter[int] | None = Counter(output) if group.has_penalties else None
-        # Sum of the hidden states of the computed tokens, for mean pooling; an array of `worker.engine.pooling`.
-        self.pooled: Any = None
+        # Sum of the hidden states of the computed tokens, for mean pooling (`worker.engine.pooling`).
+        self.pooled: HiddenSum | None = None
 
     def copy(self, choice: int) -> Sequence:
         """Return a sequence with the same tokens and no blocks. `BlockManager.fork` shares the blocks."""

@@ -9,7 +9,7 @@ from quire.worker.models.config import ModelConfig, read_config
 from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
 
-QUIRE, TRANSFORMERS, AUTO = IMPLEMENTATIONS = ("quire", "transformers", "auto")
+QUIRE, TRANSFORMERS, AUTO = ("quire", "transformers", "auto")
 
 
 def choose_model(folder: Path, implementation: str = AUTO) -> ModelConfig | TransformersConfig:

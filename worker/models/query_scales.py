@@ -2,7 +2,7 @@
 
 Llama 4 multiplies the queries of its layers without rotary positions by a factor that grows with the position
 ("temperature tuning"). Transformers counts the positions from the length of its cache, which paged attention does not
-have. So the module leaves the factor to the attention, which has the positions of the step.
+have. So the module leaves the factor to paged attention, because that knows the positions of the step.
 """
 
 from __future__ import annotations

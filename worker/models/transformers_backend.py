@@ -114,25 +114,11 @@ class TransformersModel(PagedModel):
         Raises CheckpointError, one line, for an incomplete checkpoint, and for a context that is too long; NotSupported
         for a model that cannot run with paged attention.
         """
-        path, limit = config.folder, config.longest_context or config.max_position_embeddings
         max_model_len = max_model_len or config.max_position_embeddings
-        if not 0 < max_model_len <= limit:
-            what = f"--max-model-len is {max_model_len}, but the longest context of the model is {limit}"
-            default = config.max_position_embeddings
-            raise CheckpointError(path, what, context_remedy(path, limit, max_model_len, config.has_rope, default))
-        # Ranks look for their parts on the host: the whole model may be too large for a GPU.
-        model = load_weights(config, ops.dtype, read)
-        keep_frequencies(model, config, max_model_len)
-        model.to(device if ranks is None else "cpu")
-        if has_alibi(model) and ops.kv_dtype.itemsize < 2:
-            what = f"{config.architecture} adds positions to its scores (ALiBi), which a cache of 8 bits cannot hold"
-            raise NotSupported(path, what, "give --kv-cache-dtype auto")
-        prepare(model)
-        drop_unused(model, config, trial.texts(config.vocab_size, max_model_len)[0])
-        packing_copies = isinstance(ops, CpuOps)
-        if not packing_copies and ops.device.type == "cpu":
-            copy_weights(model)
+        _check_context(config, max_model_len)
         texts = trial.texts(config.vocab_size, max_model_len)
+        # Ranks look for their parts on the host: the whole model may be too large for a GPU.
+        model = _prepare(config, ops, device if ranks is None else "cpu", max_model_len, texts[0], read)
         try:
             with LinearUses(model) as uses, NormInputs(model) as norms:
                 expected = trial.by_transformers(model, texts)
@@ -152,7 +138,7 @@ class TransformersModel(PagedModel):
             if parts is None:
                 latents, shapes = find_latent_layers(ops, modules, shapes, uses.unpackable())
             pack(model, ops, packed, uses.unpackable(), [*fused.fusions, *latents], parts)
-            if packing_copies:
+            if isinstance(ops, CpuOps):
                 copy_weights(model)  # those that are not packed
             loaded = cls(config, ops, model, shapes, max_model_len, uses.left_to_torch(model), fused, states, parts)
             if states is not None:
@@ -162,35 +148,34 @@ class TransformersModel(PagedModel):
             loaded.hidden_size = loaded._find_hidden_size(texts[0])
         except torch.OutOfMemoryError:
             raise
-        except CannotSplit as error:
-            raise NotSupported(path, f"{config.architecture} cannot be split: {error}", ONE_PROCESS) from error
         except Exception as error:  # any line of a model's code can raise anything
             if triton_failure(error):  # the cause is the GPU or the compiler, not the model
                 raise
-            why = (
-                str(error) if isinstance(error, UnsupportedAttention) else f"{type(error).__name__}: {str(error)[:300]}"
-            )
-            what = f"{config.architecture} cannot be computed with paged attention: {why}"
-            raise NotSupported(path, what, remedy_for(why, config, max_model_len)) from error
-        if ranks is not None and ranks.rank:  # rank 0 has the logits, and examines them
-            return loaded
-        if found.shape[1] != config.vocab_size:
-            what = (
-                f"{config.architecture} gives logits of {found.shape[1]} tokens, but vocab_size is {config.vocab_size}"
-            )
+            raise _not_supported(config, max_model_len, error) from error
+        if ranks is None or not ranks.rank:  # rank 0 has the logits
+            loaded._check_trial(found, alone, expected, KINDS if ranks is None else ONE_PROCESS)
+        return loaded
+
+    def _check_trial(self, found: torch.Tensor, alone: torch.Tensor, expected: torch.Tensor, remedy: str) -> None:
+        """Compare the logits of the trial: in chunks, with one step per text, and of Transformers. Raises NotSupported.
+
+        remedy: for logits over pages that are not those of Transformers.
+        """
+        path, name, vocab_size = self.config.folder, self.config.architecture, self.config.vocab_size
+        if found.shape[1] != vocab_size:
+            what = f"{name} gives logits of {found.shape[1]} tokens, but vocab_size is {vocab_size}"
             raise NotSupported(path, what, f"set vocab_size in config.json to {found.shape[1]}")
-        share, cache_dtype = apart(found, expected), ops.kv_dtype
+        share, cache_dtype = apart(found, expected), self.ops.kv_dtype
         if not share < FAR[cache_dtype]:
-            what = f"{config.architecture} gives other logits with paged attention than without, by {share:.0%}"
-            raise NotSupported(path, what, KINDS if ranks is None else ONE_PROCESS)
+            what = f"{name} gives other logits with paged attention than without, by {share:.0%}"
+            raise NotSupported(path, what, remedy)
         # Steps may differ by as much as two ways of rounding do where products round by the shape of the batch. Not
         # compared are experts, of which another may be chosen, and steps that find more bits of a key than others.
-        near = NEAR if loaded.is_row_invariant else max(NEAR, 2 * apart(alone, expected))
-        is_comparable = not loaded._experts and not fused.has_experts and cache_dtype is not torch.float8_e4m3fn
+        near = NEAR if self.is_row_invariant else max(NEAR, 2 * apart(alone, expected))
+        is_comparable = not self._experts and not self._fused.has_experts and cache_dtype is not torch.float8_e4m3fn
         if is_comparable and not (share := apart(found, alone)) < near:
-            what = f"{config.architecture} gives other logits in chunks and next to another text, by {share:.0%}"
+            what = f"{name} gives other logits in chunks and next to another text, by {share:.0%}"
             raise NotSupported(path, what, KINDS)
-        return loaded
 
     @property
     def is_row_invariant(self) -> bool:
@@ -288,6 +273,46 @@ class TransformersModel(PagedModel):
         except RuntimeError as error:
             log.info("%s makes no embeddings: %s", self.config.architecture, error)
             return 0
+
+
+def _check_context(config: TransformersConfig, max_model_len: int) -> None:
+    """Raises CheckpointError if the model cannot have contexts of `max_model_len` tokens."""
+    path, default = config.folder, config.max_position_embeddings
+    limit = config.longest_context or default
+    if not 0 < max_model_len <= limit:
+        what = f"--max-model-len is {max_model_len}, but the longest context of the model is {limit}"
+        raise CheckpointError(path, what, context_remedy(path, limit, max_model_len, config.has_rope, default))
+
+
+def _prepare(
+    config: TransformersConfig,
+    ops: Ops,
+    device: torch.device | str,
+    max_model_len: int,
+    text: torch.Tensor,
+    read: Progress | None,
+) -> nn.Module:
+    """Load the model without the modules that `text` does not use. Raises CheckpointError or NotSupported."""
+    model: nn.Module = load_weights(config, ops.dtype, read)
+    keep_frequencies(model, config, max_model_len)
+    model.to(device)
+    if has_alibi(model) and ops.kv_dtype.itemsize < 2:
+        what = f"{config.architecture} adds positions to its scores (ALiBi), which a cache of 8 bits cannot hold"
+        raise NotSupported(config.folder, what, "give --kv-cache-dtype auto")
+    prepare(model)
+    drop_unused(model, config, text)
+    if ops.device.type == "cpu" and not isinstance(ops, CpuOps):  # CpuOps packs copies
+        copy_weights(model)
+    return model
+
+
+def _not_supported(config: TransformersConfig, max_model_len: int, error: Exception) -> NotSupported:
+    """The refusal of a model whose examination, packing or trial raised `error`."""
+    if isinstance(error, CannotSplit):
+        return NotSupported(config.folder, f"{config.architecture} cannot be split: {error}", ONE_PROCESS)
+    why = str(error) if isinstance(error, UnsupportedAttention) else f"{type(error).__name__}: {str(error)[:300]}"
+    what = f"{config.architecture} cannot be computed with paged attention: {why}"
+    return NotSupported(config.folder, what, remedy_for(why, config, max_model_len))
 
 
 def remedy_for(why: str, config: TransformersConfig, max_model_len: int) -> str:

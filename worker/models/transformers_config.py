@@ -35,7 +35,7 @@ ANY_LENGTH = 1 << 17
 SAME_TYPE = {"kimi_k2": "deepseek_v3"}
 # Names of the longest context, the usual one first.
 CONTEXT_FIELDS = ("max_position_embeddings", "max_seq_len", "seq_length")
-# The context with which BLOOM was trained. Its configuration has it in seq_length, which is not a field of its class.
+# The context with which BLOOM was trained: `seq_length` of its config.json, a field that its configuration class lacks.
 BLOOM_CONTEXT = 2048
 # Fields that name files which Transformers would read instead of the files that are checked here.
 ELSEWHERE = ("transformers_weights", "configuration_files")

@@ -10,7 +10,7 @@ from torch import nn
 
 from quire.kernels.latent import PackedGroups
 from quire.kernels.ops import Ops, PackedLinear
-from quire.worker.models.transformers_parts import Part, Parts
+from quire.worker.models.transformers_parts import ModulePart, Parts
 
 
 class PackedPart(nn.Module):
@@ -52,7 +52,7 @@ class JoinedLinearModule(PackedPart):
     """A linear layer whose output is a range of the columns of a `JoinedProduct`."""
 
     def __init__(
-        self, weight: torch.Tensor, product: JoinedProduct, number: int, start: int, has_bias: bool, part: Part
+        self, weight: torch.Tensor, product: JoinedProduct, number: int, start: int, has_bias: bool, part: ModulePart
     ) -> None:
         """number: of this layer in the product. start: its first column. part: of this rank."""
         super().__init__(weight, None if number else product.packed)

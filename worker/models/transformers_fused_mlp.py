@@ -17,13 +17,13 @@ from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.transformers_fused_linear import PackedPart
 from quire.worker.models.transformers_fused_norm import is_near
 from quire.worker.models.transformers_linear import PackedLinearModule
-from quire.worker.models.transformers_parts import WHOLE, Part, Parts
+from quire.worker.models.transformers_parts import WHOLE, ModulePart, Parts
 
 
 class PackedMlp:
     """The forward of a gated MLP, with packed weights."""
 
-    def __init__(self, ops: Ops, gate_up: PackedLinear, down: PackedLinear, part: Part = WHOLE) -> None:
+    def __init__(self, ops: Ops, gate_up: PackedLinear, down: PackedLinear, part: ModulePart = WHOLE) -> None:
         """part: of `down` on this rank."""
         self._ops, self._gate_up, self._down, self._part = ops, gate_up, down, part
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.loader import Progress
-from quire.worker.models.transformers_parts import WHOLE, Part, Parts
+from quire.worker.models.transformers_parts import WHOLE, ModulePart, Parts
 
 # Attributes of a weight that the weight of a packed layer also has.
 KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: ignore[attr-defined]
@@ -25,7 +25,7 @@ class PackedLinearModule(nn.Module):
     """A linear layer whose GEMM the kernels compute."""
 
     def __init__(
-        self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool, part: Part = WHOLE
+        self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool, part: ModulePart = WHOLE
     ) -> None:
         """weight [N, K], bias [N], both of this part. gives_logits: return float32."""
         super().__init__()

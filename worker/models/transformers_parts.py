@@ -27,7 +27,7 @@ class GatheringGroup(AllReduceGroup, Protocol):
         """columns [R, C] of each rank -> [R, width] side by side on rank 0; unspecified on all other ranks."""
 
 
-class Part(Protocol):
+class ModulePart(Protocol):
     """The part of a module that this rank computes."""
 
     def cut(self, module: Any) -> None:
@@ -193,12 +193,12 @@ def heads_of(shape: AttentionShape, rank: int, size: int) -> tuple[slice, slice]
 class Parts:
     """The parts of all modules that this rank computes. Modules that are not in `parts` are computed as a whole."""
 
-    def __init__(self, parts: Mapping[nn.Module, Part] | None = None, heads: Sequence[HeadsPart] = ()) -> None:
+    def __init__(self, parts: Mapping[nn.Module, ModulePart] | None = None, heads: Sequence[HeadsPart] = ()) -> None:
         """heads: of each attention call; none if the model is not split."""
         self._parts, self.heads = dict(parts or {}), tuple(heads)
         self._uncut = set(self._parts)
 
-    def cut(self, module: nn.Module) -> Part:
+    def cut(self, module: nn.Module) -> ModulePart:
         """The part of a module, whose weights are cut at the first call."""
         part = self._parts.get(module, WHOLE)
         if module in self._uncut:
@@ -221,7 +221,7 @@ class Parts:
                 overridden.forward = _summed(module.forward, part)
 
 
-def _summed(forward: Any, part: Part) -> Any:
+def _summed(forward: Any, part: ModulePart) -> Any:
     def summed(*args: Any, **named: Any) -> torch.Tensor:
         return part.give(forward(*args, **named))
 

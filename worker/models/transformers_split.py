@@ -34,7 +34,7 @@ from quire.worker.models.transformers_parts import (
     GatheringGroup,
     HeadPart,
     HeadsPart,
-    Part,
+    ModulePart,
     Parts,
     RowPart,
     can_share_heads,
@@ -214,7 +214,7 @@ class Splitter:
         """True if only layers that multiply parts of their input use the output of this attention call."""
         return not leaf.is_whole and all(one.kind in self.rows for one in self._probe.rows if leaf in one.leaves)
 
-    def part_of(self, module: Any, kind: Kind, ranks: GatheringGroup) -> Part | None:
+    def part_of(self, module: Any, kind: Kind, ranks: GatheringGroup) -> ModulePart | None:
         """The part of a linear layer; None if each rank computes it as a whole."""
         rank, size = ranks.rank, ranks.size
         inputs, width = _widths(module)
@@ -264,7 +264,7 @@ def split(
         raise CannotSplit(f"its layers cannot be examined ({type(error).__name__}: {str(error)[:200]})") from error
     splitter = Splitter(probe, usable)
     found = {module: splitter.part_of(module, kind, ranks) for module, kind in usable.items()}
-    parts: dict[nn.Module, Part] = {module: part for module, part in found.items() if part is not None}
+    parts: dict[nn.Module, ModulePart] = {module: part for module, part in found.items() if part is not None}
     experts = [module for module in model.modules() if is_stacked(module, dtype) and _divides(module, size)]
     parts |= {module: ExpertsPart(ranks) for module in experts}
     if not parts:

@@ -298,7 +298,7 @@ class RecurrentStates:
 
     @classmethod
     def of(cls, probe: StateProbe) -> Self | None:
-        """What a probe has recorded; None if no layer keeps a state."""
+        """Return the states that a probe has recorded; None if no layer keeps one."""
         examples: dict[type, StateKey] = {}
         for key, module in probe.owners.items():
             if key.kind == RECURRENT:
@@ -307,7 +307,7 @@ class RecurrentStates:
         return cls(layout, tuple(probe.modules), tuple(examples.values())) if probe.shapes else None
 
     def continue_chunks(self, model: PagedModel) -> bool:
-        """Return whether the modules of a model, which are wrapped, continue a state with several tokens at once.
+        """Return whether the wrapped modules of a model continue a state with several tokens at once.
 
         Some do so only with a single token, and otherwise begin anew without an error: two different states then
         become the same state, and give the same logits to the last bit.

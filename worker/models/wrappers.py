@@ -2,7 +2,7 @@
 
 Such a checkpoint has the text model's configuration in `text_config` (older ones at the top), and its tensors below
 a prefix. Images are not supported, so the tensors of the vision tower are not read. Models whose positions have three
-axes (M-RoPE) give a token of text the same position on each of them, which is RoPE with one axis.
+axes (M-RoPE) give a token of text the same position on each axis, so RoPE with one axis computes the same.
 """
 
 from __future__ import annotations

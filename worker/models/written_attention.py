@@ -54,7 +54,7 @@ def prepare(model: Any) -> None:
         # The attention that Transformers calls eager adds ALiBi twice.
         model.config._attn_implementation_internal = "sdpa"
     if type(model).__name__ == "MptForCausalLM":
-        # Transformers does not read the field, which is 16 in MPT-7B-StoryWriter.
+        # Transformers ignores alibi_bias_max, and computes with 8. MPT-7B-StoryWriter has 16.
         body = model.transformer
         largest = model.config.attn_config.alibi_bias_max
         body.build_mpt_alibi_tensor = partial(body.build_mpt_alibi_tensor, alibi_bias_max=largest)
@@ -66,7 +66,7 @@ def replace_attention(model: Any, name: str) -> None:
         model.set_attn_implementation(name)
         return
     is_new = not getattr(model, "has_adapters", False)
-    if type(model).__name__ != "MptForCausalLM":  # it converts the mask, which is then None
+    if type(model).__name__ != "MptForCausalLM":  # MPT converts the mask, and would get None
         model.config._attn_implementation_internal = name
     if is_new:
         model.has_adapters = True

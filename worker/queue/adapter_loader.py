@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """Where and which adapters may be loaded. folder: None if none may be loaded at run time."""
+    """The adapters that may be loaded. folder: of all of them; None forbids loading at run time."""
 
     folder: Path | None = None
     max_rank: int = 64

@@ -15,11 +15,14 @@ import time
 from typing import TYPE_CHECKING
 
 from quire.shared.broker import Claim
+from quire.shared.states import OutcomeName
 from quire.shared.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
 
+# Ends of an attempt whose request has not ended: another attempt owns it, or the worker gave it back to the queue.
+LOST, RELEASED = "lost", "released"
 _SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
@@ -71,12 +74,12 @@ class AttemptSpans:
     def end(self, outcome: str, tokens: int) -> None:
         """End the attempt.
 
-        outcome: that of the request, or `lost` or `released`. tokens: those in the request's log.
+        outcome: that of the request, or LOST or RELEASED. tokens: those in the request's log.
         """
         self._span.set_attribute("quire.outcome", outcome)
         if self.has_tokens:
             self._span.set_attribute("gen_ai.usage.output_tokens", max(0, tokens - self._earlier))
-        if outcome in ("error", "lost"):
+        if outcome in (OutcomeName.ERROR, LOST):
             from quire.shared.telemetry.spans import fail
 
             fail(self._span, outcome)

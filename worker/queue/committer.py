@@ -17,7 +17,7 @@ from quire.shared.backoff import Backoff
 from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
 from quire.shared.messages import Delta, StepItem, decode_items
 from quire.shared.states import OutcomeName
-from quire.worker.queue.attempt_spans import AttemptSpans
+from quire.worker.queue.attempt_spans import LOST, RELEASED, AttemptSpans
 from quire.worker.queue.counts import CommitCounts
 from quire.worker.queue.engine_thread import EngineThread
 
@@ -162,7 +162,7 @@ class Committer:
         """Forget attempts whose requests have been returned to the queue."""
         for request_id, token in list(attempts):
             if self._token(request_id) == token:
-                self._forget(request_id).trace_end("released")
+                self._forget(request_id).trace_end(RELEASED)
 
     def stop(self) -> None:
         self._stopping = True
@@ -264,7 +264,7 @@ class Committer:
             request_id,
             extra={"request_id": request_id},
         )
-        attempt.trace_end("lost")
+        attempt.trace_end(LOST)
         engine.drop(request_id, attempt.token)
         self._on_lost()
 

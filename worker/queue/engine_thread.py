@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from quire.shared.broker import StepCommit
 from quire.shared.messages import GenerationRequest, Outcome, StepItem
+from quire.shared.states import OutcomeName
 from quire.shared.telemetry.prometheus import STEP_S, Fading, Histogram
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.groups import DEFAULT_PRIORITY
@@ -236,7 +237,7 @@ class EngineThread(threading.Thread):
         except Exception:
             log.exception("the engine could not take request %s", request.id, extra={"request_id": request.id})
             detail = "the engine could not take the request"
-        return StepItem(request.id, earlier[-1].end if earlier else 0, (), Outcome("error", detail))
+        return StepItem(request.id, earlier[-1].end if earlier else 0, (), Outcome(OutcomeName.ERROR, detail))
 
     def _drop(self, request_id: str, attempt: str) -> None:
         if self._attempts.get(request_id) == attempt:

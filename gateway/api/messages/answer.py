@@ -18,11 +18,12 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import TOOL_CALLS, Choice
+from quire.shared.states import OutcomeName
 
 # The priority classes as the tiers of this API.
 TIERS = {"interactive": "priority", "standard": "standard", "batch": "batch"}
@@ -97,9 +98,9 @@ class MessageAnswer:
         ]
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
-        return "".join(self.parts(index, [Part(PartKind.CONTENT, text)]))
+        return "".join(self.parts(index, [AnswerPart(PartKind.CONTENT, text)]))
 
-    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]:
+    def parts(self, index: int, parts: Sequence[AnswerPart], logprobs: ScoredTokens | None = None) -> list[str]:
         return self._blocks.parts(parts) if self._max_tokens else []
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
@@ -133,7 +134,7 @@ class MessageAnswer:
             return _ended("max_tokens")
         if reason == TOOL_CALLS:
             return _ended("tool_use")
-        if reason == "length":
+        if reason == OutcomeName.LENGTH:
             is_asked = usage["completion_tokens"] >= self._max_tokens
             return _ended("max_tokens" if is_asked else "model_context_window_exceeded")
         return _ended("stop_sequence", stop_reason) if isinstance(stop_reason, str) else _ended("end_turn")

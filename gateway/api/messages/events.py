@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.gateway.api.messages.partial_json import read_partial_object
 from quire.gateway.api.messages.signature import sign
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
 
 TOOL_ID_PREFIX = "toolu_"
@@ -26,7 +26,7 @@ def event(name: str, data: str) -> str:
     return f"event: {name}\ndata: {data}\n\n"
 
 
-def tool_use_id(part: Part) -> str:
+def tool_use_id(part: AnswerPart) -> str:
     """The id of a tool call, which depends on the request and the position of the call alone."""
     return TOOL_ID_PREFIX + part.id.removeprefix("call_")
 
@@ -43,7 +43,7 @@ class BlockWriter:
         # The texts of the thinking block that is open.
         self._thoughts: list[str] = []
 
-    def parts(self, parts: Sequence[Part]) -> list[str]:
+    def parts(self, parts: Sequence[AnswerPart]) -> list[str]:
         """Returns the events of the next parts."""
         if len(parts) == 1 and parts[0].kind is PartKind.CONTENT is self._kind and parts[0].text:  # nearly always
             return [f"{self._delta_head}{sse.quote(parts[0].text)}}}}}\n\n"]
@@ -86,7 +86,7 @@ class BlockWriter:
         start = _thinking_block("", "") if kind == PartKind.REASONING else _text_block("")
         return self._open(kind, start, delta, field)
 
-    def _open_call(self, part: Part) -> str:
+    def _open_call(self, part: AnswerPart) -> str:
         return self._open(PartKind.ARGUMENTS, _tool_block(part), "input_json_delta", "partial_json")
 
     def _open(self, kind: PartKind, start: dict[str, Any], delta: str, field: str) -> str:
@@ -99,7 +99,7 @@ class BlockWriter:
         return event("content_block_start", sse.dumps(data))
 
 
-def blocks(parts: Sequence[Part], hides_thinking: bool = False) -> list[dict[str, Any]]:
+def blocks(parts: Sequence[AnswerPart], hides_thinking: bool = False) -> list[dict[str, Any]]:
     """The blocks of a whole answer, whose neighbouring parts of a kind are merged."""
     found: list[dict[str, Any]] = []
     for part in parts:
@@ -125,6 +125,6 @@ def _thinking_block(text: str, signed: str) -> dict[str, Any]:
     return {"type": "thinking", "thinking": text, "signature": signed}
 
 
-def _tool_block(part: Part) -> dict[str, Any]:
+def _tool_block(part: AnswerPart) -> dict[str, Any]:
     use: dict[str, Any] = {"type": "tool_use", "id": tool_use_id(part), "name": part.text, "input": {}}
     return {**use, "caller": {"type": "direct"}}

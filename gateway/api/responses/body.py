@@ -11,6 +11,7 @@ from quire.gateway.api.errors import ApiError, Cancelled
 from quire.gateway.api.responses.output_items import OutputItems
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
+from quire.shared.states import OutcomeName
 
 PREFIX = "resp_"
 
@@ -66,7 +67,7 @@ class ResponseBody:
 
 def end_status(output: OutputItems) -> ResponseStatus:
     """The status of a response whose answer has ended."""
-    return ResponseStatus.INCOMPLETE if output.finish_reason == "length" else ResponseStatus.COMPLETED
+    return ResponseStatus.INCOMPLETE if output.finish_reason == OutcomeName.LENGTH else ResponseStatus.COMPLETED
 
 
 def is_stored(about: CallMetadata) -> bool:

@@ -14,7 +14,7 @@ from quire.gateway.api.errors import ApiError, Cancelled, DeadlinePassed, Genera
 from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, end_status
 from quire.gateway.api.responses.output_items import ItemChange, ItemType, OutputItem, OutputItems
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
@@ -45,9 +45,9 @@ class ResponseEvents:
         return self._all((f"response.{name}", f'"response":{self.body.running(status)}') for name, status in statuses)
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
-        return "".join(self.parts(index, (Part(PartKind.CONTENT, text),), logprobs))
+        return "".join(self.parts(index, (AnswerPart(PartKind.CONTENT, text),), logprobs))
 
-    def parts(self, index: int, parts: Sequence[Part], logprobs: ScoredTokens | None = None) -> list[str]:
+    def parts(self, index: int, parts: Sequence[AnswerPart], logprobs: ScoredTokens | None = None) -> list[str]:
         # This runs for every token.
         if len(parts) == 1 and logprobs is None and parts[0].kind is PartKind.CONTENT:
             text = parts[0].text
@@ -104,7 +104,7 @@ class ResponseEvents:
         ]
 
     def _all(self, events: Iterable[tuple[str, str]]) -> list[str]:
-        """Numbers events, which are pairs of a type and the JSON of the other fields; returns those after `after`."""
+        """Numbers events (a type, and the JSON of the other fields) and returns those after `after`."""
         texts = []
         for kind, fields in events:
             number = self.next_number

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from quire.gateway.api.logprobs import token_entries
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
+from quire.shared.states import OutcomeName
 
 
 class ItemType(StrEnum):
@@ -120,7 +121,7 @@ class OutputItems:
         # The finish reason of the answer; empty while it runs.
         self.finish_reason = ""
 
-    def push(self, parts: Sequence[Part], scored: ScoredTokens | None = None) -> Iterator[ItemChange]:
+    def push(self, parts: Sequence[AnswerPart], scored: ScoredTokens | None = None) -> Iterator[ItemChange]:
         """Adds the parts that one token made certain; yields the changes, which must be consumed."""
         if scored is not None:
             sizes = [_size(self._texts[token_id].bytes) for token_id in scored.token_ids]
@@ -160,7 +161,7 @@ class OutputItems:
     def finish(self, reason: str) -> Iterator[ItemChange]:
         """Ends the answer; yields the changes, which must be consumed."""
         self.finish_reason = reason
-        yield from self._end(ItemStatus.INCOMPLETE if reason == "length" else ItemStatus.COMPLETED)
+        yield from self._end(ItemStatus.INCOMPLETE if reason == OutcomeName.LENGTH else ItemStatus.COMPLETED)
 
     def fail(self) -> None:
         """Ends an answer that failed or was cancelled."""

@@ -30,7 +30,7 @@ _CALL = re.compile(r'<tool_call>\n(\{"name": .*\})\n</tool_call>')
 Messages = list[dict[str, Any]]
 
 
-class Model:
+class TrialModel:
     """A checkpoint that answers conversations with tools."""
 
     def __init__(self, checkpoint: str) -> None:
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=50, help="arithmetic questions (default: 50)")
     parser.add_argument("--verbose", action="store_true", help="print each wrong answer")
     args = parser.parse_args()
-    model, dialogues = Model(args.checkpoint), ToolDialogues("tool-check", held_out=True)
+    model, dialogues = TrialModel(args.checkpoint), ToolDialogues("tool-check", held_out=True)
 
     def count(what: str, results: list[tuple[bool, str, str]]) -> None:
         print(f"{what}: {sum(right for right, _, _ in results)} of {len(results)}", flush=True)

@@ -22,7 +22,7 @@ from models.demo.training.vocabulary import call_text, result_text, tools_text
 TOOLS, WORDS = DATA.tools, DATA.words
 # Digits after the point of a result that is not whole; `quire chat --tools` rounds to the same number.
 DECIMALS = 9
-# How a user may write an operator.
+# The spellings of each operator in users' messages.
 SPELLINGS = {
     "+": (" + ", " + ", "+", " plus "),
     "-": (" - ", " - ", "-", " minus "),
@@ -42,7 +42,7 @@ class Sum(NamedTuple):
     value: Fraction | None
 
 
-class Tool(NamedTuple):
+class ToolDescription(NamedTuple):
     """A declared tool with one argument. kind: "calculator", or the index of a tool of places."""
 
     kind: str
@@ -108,7 +108,7 @@ class ToolDialogues:
         self.grammar = Grammar(f"tools-{seed}", held_out)
         self.rng, self.chance = self.grammar.rng, self.grammar.chance
 
-    def tools(self) -> list[Tool]:
+    def tools(self) -> list[ToolDescription]:
         """The tools of a dialogue, in any order: mostly a calculator, and up to two others."""
         rng = self.rng
         declared = {"calculator": TOOLS.calculator} | {str(at): one for at, one in enumerate(TOOLS.place)}
@@ -120,14 +120,14 @@ class ToolDialogues:
             if kind == "calculator" and self.chance(0.5):
                 name, argument = one.names[0], one.arguments[0]
             about = " ".join(expand(one.about, rng).split()).replace(" ,", ",").replace(" .", ".")
-            found.append(Tool(kind, name, argument, f"{name}({argument}): {about}"))
+            found.append(ToolDescription(kind, name, argument, f"{name}({argument}): {about}"))
         if self.chance(0.25):
             line = expand(rng.choice(TOOLS.other.tools), rng)
-            found.append(Tool("other", "", "", line))
+            found.append(ToolDescription("other", "", "", line))
         rng.shuffle(found)
         return found
 
-    def called(self, tool: Tool) -> Document:
+    def called(self, tool: ToolDescription) -> Document:
         """A question, the call of the tool, its result, and the answer."""
         rng = self.rng
         if tool.kind == "calculator":

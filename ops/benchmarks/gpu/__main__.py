@@ -42,7 +42,7 @@ SHOWN = 30
 Save = Callable[[dict[str, Any]], None]
 
 
-class Part(NamedTuple):
+class CheckPart(NamedTuple):
     """A part of the check. Each part runs in a process of its own, so that a crash does not affect other parts.
 
     seconds: time limit. least: the part is skipped if fewer seconds are left. has_graphs: run the part once more
@@ -301,15 +301,15 @@ def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 # The most important parts come first, in case time runs out. A part that is stopped counts as failed, a skipped part
 # does not: `least` is the time in which a part usually ends on an H200.
 PARTS = {
-    "kernels": Part(170, 20, check_kernels),
-    "parity": Part(90, 30, check_parity),
-    "small": Part(90, 30, partial(measure_speed, "qwen3-0.6b"), has_graphs=True),
-    "large": Part(120, 45, partial(measure_speed, "llama-3.1-8b"), has_graphs=True),
-    "bandwidth": Part(80, 20, measure_bandwidth),
-    "stack": Part(140, 90, measure_stack),
-    "invariance": Part(60, 25, measure_invariance),
-    "peers": Part(130, 80, measure_peers),
-    "tiles": Part(80, 45, measure_tiles),
+    "kernels": CheckPart(170, 20, check_kernels),
+    "parity": CheckPart(90, 30, check_parity),
+    "small": CheckPart(90, 30, partial(measure_speed, "qwen3-0.6b"), has_graphs=True),
+    "large": CheckPart(120, 45, partial(measure_speed, "llama-3.1-8b"), has_graphs=True),
+    "bandwidth": CheckPart(80, 20, measure_bandwidth),
+    "stack": CheckPart(140, 90, measure_stack),
+    "invariance": CheckPart(60, 25, measure_invariance),
+    "peers": CheckPart(130, 80, measure_peers),
+    "tiles": CheckPart(80, 45, measure_tiles),
 }
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.ops.benchmarks.peers.machine import processor_flags, quire_version
-from quire.ops.benchmarks.peers.processes import free_port
 from quire.ops.benchmarks.stack.load import CASES
+from quire.ops.local.ports import free_port
 from quire.shared.command_line import CommandError
 
 SERVED_NAME = "m"
@@ -33,7 +33,7 @@ LLAMACPP_SLOT_TOKENS = 768
 LOADING = re.compile(r" as (\w+)(?: with (\w+) weights)? with ([\w-]+) kernels(?:.* KV cache in (\w+))?")
 
 
-class Program(Protocol):
+class PeerProgram(Protocol):
     """A server program.
 
     name: as given with --peer. per_case: True if its flags depend on the case, so that it restarts for each.

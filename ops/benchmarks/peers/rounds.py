@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quire.ops.benchmarks.peers.processes import ServerProcess, free_port
-from quire.ops.benchmarks.peers.programs import SERVED_NAME, Program
+from quire.ops.benchmarks.peers.processes import ServerProcess
+from quire.ops.benchmarks.peers.programs import SERVED_NAME, PeerProgram
 from quire.ops.benchmarks.stack.load import LoadCase, run_case
 from quire.ops.loadgen.client import clock
+from quire.ops.local.ports import free_port
 
 # Warm-up before the first round of a case: as many requests as are open at once, with short answers. Before each
 # measured run one such request, which wakes up threads that have slept.
@@ -38,7 +39,7 @@ class Side:
     """
 
     name: str
-    program: Program | None
+    program: PeerProgram | None
     url: str = ""
     model: str = SERVED_NAME
     process: ServerProcess | None = None

@@ -30,10 +30,11 @@ from typing import Any
 import aiohttp
 from redis import Redis
 
-from quire.ops.benchmarks.soak.chaos import FAULTS, OF_RANKS, Chaos, RestartedProcess, answers, free_port
+from quire.ops.benchmarks.soak.chaos import FAULTS, OF_RANKS, Chaos, RestartedProcess, answers
 from quire.ops.benchmarks.soak.client import SoakRecord, ask
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.ops.local.ports import free_port
 from quire.ops.local.progress import Progress
 from quire.shared.keys import GROUP, QUEUES, LaneKeys
 

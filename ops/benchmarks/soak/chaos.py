@@ -168,15 +168,6 @@ class Chaos:
             await asyncio.sleep(0.1)
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def answers(port: int, path: str) -> bool:
     """Return True if a GET of `path` on a local port returns status 200."""
     import urllib.error

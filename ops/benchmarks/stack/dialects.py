@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import uvloop
 
-from quire.ops.benchmarks.soak.chaos import free_port
 from quire.ops.benchmarks.stack.pair_processes import Pair, pair
 from quire.ops.benchmarks.stack.stream_client import MODEL
+from quire.ops.local.ports import free_port
 
 # Tools of a call with tools.
 TOOLS = 4

@@ -17,10 +17,11 @@ from pathlib import Path
 import msgpack
 from redis import Redis
 
-from quire.ops.benchmarks.soak.chaos import answers, free_port
+from quire.ops.benchmarks.soak.chaos import answers
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.benchmarks.stack.stream_client import MODEL
 from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.ops.local.ports import free_port
 from quire.shared.processes import dying_with_parent
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

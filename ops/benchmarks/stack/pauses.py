@@ -24,9 +24,10 @@ from typing import Any
 import aiohttp
 from redis import Redis
 
-from quire.ops.benchmarks.soak.chaos import RestartedProcess, answers, free_port
+from quire.ops.benchmarks.soak.chaos import RestartedProcess, answers
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.ops.local.ports import free_port
 from quire.shared.keys import LaneKeys
 
 MODEL = "pauses"

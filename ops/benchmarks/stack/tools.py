@@ -37,7 +37,7 @@ SPACE = "\u0120"  # as a byte-level tokenizer writes it
 # Calls of one kind in a round: one after the other for the first token, and at once for the step time.
 FIRST_TOKENS = 20
 CONCURRENCY = 32
-# A reasoning model writes free text first, which is what the grammar of `auto` allows.
+# Asks for free text: the grammar of `auto` allows it, and a reasoning model writes it before a call.
 MESSAGES = [{"role": "user", "content": "Tell me a long story about a fox."}]
 
 
@@ -79,8 +79,8 @@ def main() -> int:
 def write_tokenizer(folder: Path, size: int) -> None:
     """Write a byte-level tokenizer of `size` tokens and a chat template: grammars need the bytes of each token.
 
-    As in vocabularies that were learned, nearly every token is a whole text: only the tokens of one byte may be a part
-    of a character.
+    Like a trained vocabulary, nearly every token is valid UTF-8. Only tokens of one byte may be a part of a
+    character.
     """
     draw = random.Random(0)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""Limits of keys over HTTP, with a real Redis: refusals, headers, and counts that equal what was generated."""
+"""Limits of keys over HTTP, with a real Redis: refusals, headers, and counts that equal the generated tokens."""
 
 from __future__ import annotations
 

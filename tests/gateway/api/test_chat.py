@@ -13,7 +13,7 @@ import pytest
 
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat import ChatAnswer
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit
@@ -376,8 +376,8 @@ def test_one_part_is_the_same_event_as_its_pieces(kind: PartKind) -> None:
     model: Any = SimpleNamespace(name=MODEL, token_texts=None)
     form = ChatAnswer("chatcmpl-1", model, about)
     call = 0 if kind is PartKind.ARGUMENTS else -1
-    [whole] = form.parts(1, [Part(kind, 'a"\n', call)])
-    assert [whole] == form.parts(1, [Part(kind, "a", call), Part(kind, '"\n', call)])
+    [whole] = form.parts(1, [AnswerPart(kind, 'a"\n', call)])
+    assert [whole] == form.parts(1, [AnswerPart(kind, "a", call), AnswerPart(kind, '"\n', call)])
     if kind is PartKind.CONTENT:
         assert whole == form.text(1, 'a"\n')
     [choice] = json.loads(whole.removeprefix("data: "))["choices"]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from quire.gateway.model import grammar_check
-from quire.shared.text.grammar import Vocabulary, write
+from quire.shared.text.grammar import GrammarVocabulary, write
 from quire.shared.text.grammar_error import GrammarError
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway, chat_body
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"enum": ["ä", 1]}}, "required": ["b"]}
-VOCABULARY = Vocabulary({}, (256,), 257)
+VOCABULARY = GrammarVocabulary({}, (256,), 257)
 
 
 def wanted(schema: Any = SCHEMA, **changes: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ async def test_who_asks_for_a_schema_that_is_known_waits_for_no_trial_of_another
     has_begun, may_end = threading.Event(), threading.Event()
     tried: list[tuple[str, str]] = []
 
-    def try_out(grammar: str, vocabulary: Vocabulary) -> str:
+    def try_out(grammar: str, vocabulary: GrammarVocabulary) -> str:
         tried.append((grammar, threading.current_thread().name))
         has_begun.set()
         may_end.wait(10)

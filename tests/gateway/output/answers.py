@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from quire.gateway.output.parts import OutputParser, Part, PartKind
+from quire.gateway.output.parts import AnswerPart, OutputParser, PartKind
 from quire.gateway.output.tools import Tool
 
 END = "<|im_end|>"
@@ -33,9 +33,9 @@ ANYTHING = Tool("any-thing.v2", "Anything.", {"type": "object"})
 TOOLS = [WEATHER, CLOCK, ANYTHING]
 
 
-def merged(parts: Iterable[Part]) -> list[Part]:
+def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     """The parts with neighbours of one kind and call joined."""
-    result: list[Part] = []
+    result: list[AnswerPart] = []
     for part in parts:
         if result and result[-1].kind == part.kind != PartKind.CALL and result[-1].call == part.call:
             result[-1] = result[-1]._replace(text=result[-1].text + part.text)
@@ -44,21 +44,21 @@ def merged(parts: Iterable[Part]) -> list[Part]:
     return result
 
 
-def parse(parser: OutputParser, *pieces: str) -> list[Part]:
+def parse(parser: OutputParser, *pieces: str) -> list[AnswerPart]:
     """The merged parts of an answer that comes in these pieces."""
     parts = [part for piece in pieces for part in parser.push(piece)]
     return merged([*parts, *parser.finish()])
 
 
-def content(text: str) -> Part:
-    return Part(PartKind.CONTENT, text)
+def content(text: str) -> AnswerPart:
+    return AnswerPart(PartKind.CONTENT, text)
 
 
-def call(name: str, arguments: str, number: int = 0) -> list[Part]:
-    return [Part(PartKind.CALL, name, number), Part(PartKind.ARGUMENTS, arguments, number)]
+def call(name: str, arguments: str, number: int = 0) -> list[AnswerPart]:
+    return [AnswerPart(PartKind.CALL, name, number), AnswerPart(PartKind.ARGUMENTS, arguments, number)]
 
 
-def assert_parts_are_sound(parts: list[Part], tools: Iterable[Tool] = TOOLS) -> None:
+def assert_parts_are_sound(parts: list[AnswerPart], tools: Iterable[Tool] = TOOLS) -> None:
     """Calls have numbers in order, known names, and arguments that are JSON objects."""
     calls = [part for part in parts if part.kind == PartKind.CALL]
     assert [part.call for part in calls] == list(range(len(calls)))

@@ -4,7 +4,7 @@ import pytest
 
 from quire.gateway.output.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from tests.gateway.output.answers import TOOLS, call, content, every_split, parse
 
 V3 = f"{CALL_BEGIN}function{SEPARATOR}clock\n```json\n{{}}\n```{CALL_END}"
@@ -23,6 +23,6 @@ V31 = f"{CALL_BEGIN}clock{SEPARATOR}{{}}{CALL_END}"
         (f"{CALLS_BEGIN}{V3.replace('json', 'xml')}", [content(f"{CALLS_BEGIN}{V3.replace('json', 'xml')}")]),
     ],
 )
-def test_both_forms_are_read(name: str, text: str, parts: list[Part]) -> None:
+def test_both_forms_are_read(name: str, text: str, parts: list[AnswerPart]) -> None:
     assert parse(FORMATS[name].parser(TOOLS), text) == parts
     every_split(lambda: FORMATS[name].parser(TOOLS), text)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tools import ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
 from tests.gateway.output.answers import TOOLS, Answers, byte_tokenizer, call, content, every_split, parse
@@ -17,8 +17,8 @@ SWAPPED = " to=functions.clock<|channel|>commentary json<|message|>{}"
 FINAL = "<|channel|>final<|message|>Hi."
 
 
-def reasoning(text: str) -> Part:
-    return Part(PartKind.REASONING, text)
+def reasoning(text: str) -> AnswerPart:
+    return AnswerPart(PartKind.REASONING, text)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def reasoning(text: str) -> Part:
         ("", []),
     ],
 )
-def test_parts(text: str, parts: list[Part]) -> None:
+def test_parts(text: str, parts: list[AnswerPart]) -> None:
     if "cluck" in text or text.endswith("x"):  # the beginning of the assistant's message belongs to it
         parts = [*parts[:-1], content("<|start|>assistant" + parts[-1].text)]
     assert parse(HARMONY.parser(TOOLS), text) == parts

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from tests.gateway.output.answers import TOOLS, call, content, every_split, parse
 
 HERMES = FORMATS["hermes"]
@@ -32,7 +32,7 @@ IN_PARIS = '{"city": "Paris", "days": 3}'
         (f"bad: <tool_call>{{}}\n{CLOCK}", [content("bad: <tool_call>{}"), *call("clock", "{}")]),
     ],
 )
-def test_parts(text: str, parts: list[Part] | None, is_forced: bool) -> None:
+def test_parts(text: str, parts: list[AnswerPart] | None, is_forced: bool) -> None:
     """None: the text comes back as it is."""
     if parts is None and text.endswith("}}"):
         parts = call("any-thing.v2", '{"a": [{"b": "}\\"\\\\"}]}')

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quire.gateway.output.formats import FALLBACK
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from tests.gateway.output.answers import TOOLS, WEATHER, call, content, every_split, parse
 
 CLOCK = '{"tool": "clock", "arguments": {}}'
@@ -31,6 +31,6 @@ def test_the_prompt_describes_each_tool() -> None:
         ("", []),
     ],
 )
-def test_parts(text: str, parts: list[Part]) -> None:
+def test_parts(text: str, parts: list[AnswerPart]) -> None:
     assert parse(FALLBACK.parser(TOOLS), text) == parts
     every_split(lambda: FALLBACK.parser(TOOLS), text)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from quire.gateway.output.tools import ToolChoice
 from quire.shared.text.grammar import special_tokens
 from tests.gateway.output.answers import TOOLS, Answers, byte_tokenizer, call, content, every_split, parse
@@ -28,7 +28,7 @@ CODE = '<|python_tag|>brave_search.call(query="x")'
         (f"See {CLOCK}", [content(f"See {CLOCK}")]),
     ],
 )
-def test_parts(text: str, parts: list[Part]) -> None:
+def test_parts(text: str, parts: list[AnswerPart]) -> None:
     assert parse(LLAMA.parser(TOOLS), text) == parts
     every_split(lambda: LLAMA.parser(TOOLS), text)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from quire.gateway.output.tools import ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
 from tests.gateway.output.answers import TOOLS, Answers, byte_tokenizer, call, content, every_split, parse
@@ -27,7 +27,7 @@ WITH_ID = '{"name": "clock", "arguments": {}, "id": "abcDEF123"}'
         ("[TOOL_CALLS][]", [content("[TOOL_CALLS][]")]),
     ],
 )
-def test_both_forms_are_read(name: str, text: str, parts: list[Part]) -> None:
+def test_both_forms_are_read(name: str, text: str, parts: list[AnswerPart]) -> None:
     assert parse(FORMATS[name].parser(TOOLS), text) == parts
     every_split(lambda: FORMATS[name].parser(TOOLS), text)
 

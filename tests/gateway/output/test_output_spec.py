@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quire.gateway.output.output_spec import MAX_SPEC_LENGTH, OutputSpec, read_spec
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tools import Tool
 from quire.shared.validators import InvalidValue
 
@@ -32,7 +32,7 @@ def test_the_parser_reads_reasoning_then_calls() -> None:
 
 
 def test_without_formats_all_text_is_content() -> None:
-    assert OutputSpec().parser().push("<tool_call>") == [Part(PartKind.CONTENT, "<tool_call>")]
+    assert OutputSpec().parser().push("<tool_call>") == [AnswerPart(PartKind.CONTENT, "<tool_call>")]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-from quire.gateway.output.parts import Part, PartKind, PlainText, call_id, merged
+from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id, merged
 
 CONTENT, REASONING, CALL, ARGUMENTS = PartKind
 
 
 def test_plain_text_is_content() -> None:
     parser = PlainText()
-    assert parser.push("some text") == [Part(PartKind.CONTENT, "some text", -1)]
+    assert parser.push("some text") == [AnswerPart(PartKind.CONTENT, "some text", -1)]
     assert parser.push("") == []
     assert parser.finish() == []
 
@@ -18,24 +18,24 @@ def test_the_id_of_a_tool_call_tells_request_choice_and_position_apart() -> None
 
 def test_pieces_of_one_part_are_joined() -> None:
     parts = [
-        Part(REASONING, "think"),
-        Part(REASONING, "ing"),
-        Part(CONTENT, "te"),
-        Part(CONTENT, "xt"),
-        Part(CALL, "add", 0, "call_1"),
-        Part(ARGUMENTS, "{", 0),
-        Part(ARGUMENTS, "}", 0),
-        Part(CALL, "add", 1, "call_2"),
-        Part(CALL, "add", 2, "call_3"),
-        Part(ARGUMENTS, "{}", 2),
+        AnswerPart(REASONING, "think"),
+        AnswerPart(REASONING, "ing"),
+        AnswerPart(CONTENT, "te"),
+        AnswerPart(CONTENT, "xt"),
+        AnswerPart(CALL, "add", 0, "call_1"),
+        AnswerPart(ARGUMENTS, "{", 0),
+        AnswerPart(ARGUMENTS, "}", 0),
+        AnswerPart(CALL, "add", 1, "call_2"),
+        AnswerPart(CALL, "add", 2, "call_3"),
+        AnswerPart(ARGUMENTS, "{}", 2),
     ]
     assert merged(parts) == [
-        Part(REASONING, "thinking"),
-        Part(CONTENT, "text"),
-        Part(CALL, "add", 0, "call_1"),
-        Part(ARGUMENTS, "{}", 0),
-        Part(CALL, "add", 1, "call_2"),
-        Part(CALL, "add", 2, "call_3"),
-        Part(ARGUMENTS, "{}", 2),
+        AnswerPart(REASONING, "thinking"),
+        AnswerPart(CONTENT, "text"),
+        AnswerPart(CALL, "add", 0, "call_1"),
+        AnswerPart(ARGUMENTS, "{}", 0),
+        AnswerPart(CALL, "add", 1, "call_2"),
+        AnswerPart(CALL, "add", 2, "call_3"),
+        AnswerPart(ARGUMENTS, "{}", 2),
     ]
     assert merged([]) == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from quire.gateway.output.tools import ToolChoice
 from quire.shared.text.grammar import special_tokens
 from tests.gateway.output.answers import TOOLS, Answers, byte_tokenizer, call, content, every_split, parse
@@ -29,7 +29,7 @@ PYTHONIC = FORMATS["pythonic"]
         ("I call [clock()]", [content("I call [clock()]")]),
     ],
 )  # fmt: skip
-def test_parts(text: str, parts: list[Part], is_forced: bool) -> None:
+def test_parts(text: str, parts: list[AnswerPart], is_forced: bool) -> None:
     assert parse(PYTHONIC.parser(TOOLS, is_forced), text) == parts
     every_split(lambda: PYTHONIC.parser(TOOLS, is_forced), text)
 

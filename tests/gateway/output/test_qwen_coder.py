@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.parts import Part
+from quire.gateway.output.parts import AnswerPart
 from quire.gateway.output.tools import Tool
 from tests.gateway.output.answers import call, content, every_split, parse
 
@@ -49,7 +49,7 @@ def written(*arguments: tuple[str, str]) -> str:
         ("a <tool_call> b <function=", [content("a <tool_call> b <function=")]),
     ],
 )
-def test_parts(text: str, parts: list[Part], is_forced: bool) -> None:
+def test_parts(text: str, parts: list[AnswerPart], is_forced: bool) -> None:
     assert parse(CODER.parser([TOOL], is_forced), text) == parts
     every_split(lambda: CODER.parser([TOOL], is_forced), text)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
-from quire.gateway.output.parts import OutputParser, Part, PartKind, PlainText
+from quire.gateway.output.parts import AnswerPart, OutputParser, PartKind, PlainText
 from quire.gateway.output.reasoning import Reasoning, ReasoningFormat, ReasoningParser
 from quire.gateway.output.tools import ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
@@ -13,8 +13,8 @@ THINK = REASONING_FORMATS["think"]
 CLOCK = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 
-def reasoning(text: str) -> Part:
-    return Part(PartKind.REASONING, text)
+def reasoning(text: str) -> AnswerPart:
+    return AnswerPart(PartKind.REASONING, text)
 
 
 def parser(starts_inside: bool, answer: OutputParser | None = None, form: ReasoningFormat = THINK) -> ReasoningParser:
@@ -39,7 +39,7 @@ def parser(starts_inside: bool, answer: OutputParser | None = None, form: Reason
         (True, "<b>why</think>Hi.", [reasoning("<b>why"), content("Hi.")]),
     ],
 )
-def test_parts(starts_inside: bool, text: str, parts: list[Part]) -> None:
+def test_parts(starts_inside: bool, text: str, parts: list[AnswerPart]) -> None:
     assert parse(parser(starts_inside), text) == parts
     every_split(lambda: parser(starts_inside), text)
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tool_format import ToolFormat
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
@@ -41,7 +41,7 @@ def test_every_format_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_calls_are_read_in_any_pieces(case: Case, is_forced: bool) -> None:
     form = FORMATS[case.name]
-    reasoning = [Part(PartKind.REASONING, "Look.")] if case.name == "harmony" else []
+    reasoning = [AnswerPart(PartKind.REASONING, "Look.")] if case.name == "harmony" else []
     one = [*reasoning, *call("get_weather", IN_PARIS)]
     assert parse(form.parser(TOOLS, is_forced), case.one) == one
     every_split(lambda: form.parser(TOOLS, is_forced), case.one)

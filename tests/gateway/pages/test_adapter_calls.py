@@ -25,7 +25,7 @@ from tests.conftest import quire_processes
 from tests.gateway.running import RunningGateway
 from tests.ops.local.test_launcher import children, launch
 from tests.support.adapters import change_config, merge_adapter, write_adapter
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 PROMPT = tuple(range(5, 40))
 TOKENS = 24

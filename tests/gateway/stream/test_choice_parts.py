@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.parts import Part, PartKind, PlainText, call_id
+from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id
 from quire.gateway.output.tools import Tool
 from quire.gateway.stream.choice_parts import ChoiceParts
 
@@ -12,40 +12,44 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 class Scripted:
     """A parser that returns the parts of a script for its texts."""
 
-    def __init__(self, **script: list[Part]) -> None:
+    def __init__(self, **script: list[AnswerPart]) -> None:
         self._script = script
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[AnswerPart]:
         return self._script[text]
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[AnswerPart]:
         return self._script["finish"]
 
 
 def test_plain_text_is_content() -> None:
     parts = ChoiceParts(PlainText(), REQUEST, 0)
-    assert parts.push("a", 1) == (Part(PartKind.CONTENT, "a"),)
+    assert parts.push("a", 1) == (AnswerPart(PartKind.CONTENT, "a"),)
     assert parts.push("", 1) == ()
-    assert parts.finish("b") == (Part(PartKind.CONTENT, "b"),)
+    assert parts.finish("b") == (AnswerPart(PartKind.CONTENT, "b"),)
     assert parts.finish("") == ()
     assert not parts.has_calls
 
 
 def test_the_id_of_a_call_follows_from_its_token_and_its_number() -> None:
-    two = [Part(PartKind.CALL, "f", 0), Part(PartKind.ARGUMENTS, "{}", 0), Part(PartKind.CALL, "g", 1)]
-    parts = ChoiceParts(Scripted(a=[], b=two, c=[Part(PartKind.CALL, "h", 2)], finish=[]), REQUEST, 1)
+    two = [
+        AnswerPart(PartKind.CALL, "f", 0),
+        AnswerPart(PartKind.ARGUMENTS, "{}", 0),
+        AnswerPart(PartKind.CALL, "g", 1),
+    ]
+    parts = ChoiceParts(Scripted(a=[], b=two, c=[AnswerPart(PartKind.CALL, "h", 2)], finish=[]), REQUEST, 1)
     assert parts.push("a", 3) == ()
     assert not parts.has_calls
     first, arguments, second = parts.push("b", 1)
-    assert first == Part(PartKind.CALL, "f", 0, call_id(REQUEST, 1, 4))
+    assert first == AnswerPart(PartKind.CALL, "f", 0, call_id(REQUEST, 1, 4))
     assert arguments == two[1]
     assert second.id == call_id(REQUEST, 1, 5)
     assert parts.has_calls
-    assert parts.push("c", 1) == (Part(PartKind.CALL, "h", 2, call_id(REQUEST, 1, 7)),), "one part that is a call"
+    assert parts.push("c", 1) == (AnswerPart(PartKind.CALL, "h", 2, call_id(REQUEST, 1, 7)),), "one part that is a call"
 
 
 def test_reasoning_has_the_tokens_since_the_part_before() -> None:
-    thought, said = Part(PartKind.REASONING, "x"), Part(PartKind.CONTENT, "y")
+    thought, said = AnswerPart(PartKind.REASONING, "x"), AnswerPart(PartKind.CONTENT, "y")
     parts = ChoiceParts(Scripted(a=[], b=[thought], c=[said], finish=[]), REQUEST, 0)
     parts.push("a", 1)
     parts.push("", 1)

@@ -10,6 +10,7 @@ from quire.shared.broker import Claim
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.gateway.running import RunningGateway, until
 from tests.gateway.stream.test_buffer import SCORED, Log, open_one, scored_steps, steps
+from tests.support.broker_calls import recoveries_of
 from tests.support.hand_worker import IDS, TEXT, HandWorker, run
 
 
@@ -23,7 +24,7 @@ async def test_frames_that_are_lost_are_read_from_the_log(gateway: RunningGatewa
     assert gateway.gateway.router.stats.repairs >= 1
 
     async def noted() -> bool:
-        return await gateway.gateway.broker.read_recoveries() == {"repairs": gateway.gateway.router.stats.repairs}
+        return await recoveries_of(gateway.gateway.broker) == {"repairs": gateway.gateway.router.stats.repairs}
 
     await until(noted)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from models.demo.training.sample import answer
-from models.demo.training.tool_check import CALCULATOR, WEATHER, Model, call_of
+from models.demo.training.tool_check import CALCULATOR, WEATHER, TrialModel, call_of
 from models.demo.training.vocabulary import CHAT_TEMPLATE, SPECIAL
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
@@ -149,7 +149,7 @@ def test_the_training_log_tells_a_good_perplexity():
 
 
 def test_a_question_for_a_tool_becomes_a_call_with_its_argument():
-    model = Model(str(MODEL))
+    model = TrialModel(str(MODEL))
     sums = {"What is 17 + 25?": "17 + 25", "How much is 12 times 8?": "12 * 8", "Calculate 300 / 4.": "300 / 4"}
     for question, expression in sums.items():
         text = model.reply([{"role": "user", "content": question}], CALCULATOR)
@@ -159,6 +159,6 @@ def test_a_question_for_a_tool_becomes_a_call_with_its_argument():
 
 
 def test_other_prompts_are_answered_without_a_call():
-    model = Model(str(MODEL))
+    model = TrialModel(str(MODEL))
     for prompt in ("Tell me a joke", "Hello!", "Write a poem about the sea"):
         assert "<" not in model.reply([{"role": "user", "content": prompt}], CALCULATOR)

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.cli import api_keys
 from quire.ops.cli.api_keys import keys
 from quire.ops.cli.settings import ApiKeySettings
 from quire.shared.command_line import CommandError
 
 
 def test_without_a_server_the_command_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_keys, "DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setattr("quire.ops.local.preconditions.DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
     with pytest.raises(CommandError, match=r"no `quire serve` runs with the state folder .*--redis-url"):
         keys(ApiKeySettings(state_dir=str(tmp_path)), {})
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from quire.ops.cli.completions import ChatAnswer, ChatClient, Interrupted, ToolCall
+from quire.ops.cli.completions import ChatClient, Interrupted, StreamedAnswer, ToolCall
 from quire.shared.command_line import CommandError
 
 
 def test_the_rate_counts_the_wait_for_the_first_token() -> None:
-    assert ChatAnswer(tokens=20, first_token_s=1.0, total_s=2.0).tokens_per_s == 10
-    assert ChatAnswer(total_s=2.0).tokens_per_s is None
+    assert StreamedAnswer(tokens=20, first_token_s=1.0, total_s=2.0).tokens_per_s == 10
+    assert StreamedAnswer(total_s=2.0).tokens_per_s is None
 
 
 def test_a_server_that_is_not_there_is_named_in_the_error() -> None:
@@ -19,7 +19,7 @@ def test_a_server_that_is_not_there_is_named_in_the_error() -> None:
 
 
 def test_tool_calls_are_collected_from_their_pieces() -> None:
-    answer = ChatAnswer()
+    answer = StreamedAnswer()
     pieces = [
         {"index": 0, "id": "a", "function": {"name": "add", "arguments": ""}},
         {"index": 0, "function": {"arguments": '{"x":'}},
@@ -38,4 +38,4 @@ def test_tool_calls_are_collected_from_their_pieces() -> None:
 @pytest.mark.parametrize("index", [-1, 1, None, "0"])
 def test_a_piece_of_no_call_breaks_the_answer_off(index: object) -> None:
     with pytest.raises(Interrupted, match="out of order"):
-        ChatAnswer().add_call({"index": index, "function": {"arguments": "{"}})
+        StreamedAnswer().add_call({"index": index, "function": {"arguments": "{"}})

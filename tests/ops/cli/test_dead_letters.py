@@ -80,7 +80,7 @@ def test_a_serve_that_was_killed_is_not_taken_for_a_running_one(
 
 
 def test_without_any_redis_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.ops.cli.dead_letters.DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setattr("quire.ops.local.preconditions.DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
     with pytest.raises(CommandError) as caught:
         dead(DeadSettings(state_dir=str(tmp_path)), {})
     said = str(caught.value)

@@ -1,4 +1,4 @@
-"""Accounts as JSON: what is written is read again, and corrupt data is refused."""
+"""Accounts as JSON: an account equals its copy that is written and read, and corrupt data is refused."""
 
 from __future__ import annotations
 

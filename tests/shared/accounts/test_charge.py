@@ -1,4 +1,4 @@
-"""What a call is charged to, and the limits that its answer shows."""
+"""The accounts that a call is charged to, and the limits that its answer shows."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from quire.shared.broker import Broker, new_id
 from quire.shared.keys import GROUP, RETENTION_S
 from quire.shared.messages import Outcome, decode_items
 from quire.shared.redis.clients import pubsub_client
-from tests.support.broker_calls import KEYS, NOTHING, outcome_of, start, step, take, take_over
+from tests.support.broker_calls import KEYS, NOTHING, outcome_of, recoveries_of, start, step, take, take_over
 
 
 async def test_tokens_are_logged_and_published_in_one_step(broker: Broker, redis_url: str) -> None:
@@ -58,7 +58,7 @@ async def test_migrations_and_what_was_fenced_are_counted(broker: Broker) -> Non
     assert last is not None
     assert last.deliveries == 3
     await broker.note_repairs(4)
-    assert await broker.read_recoveries() == {"migrations": 2, "fenced": 1, "repairs": 4}
+    assert await recoveries_of(broker) == {"migrations": 2, "fenced": 1, "repairs": 4}
 
 
 async def test_a_worker_that_is_ahead_learns_where_the_log_ends(broker: Broker) -> None:

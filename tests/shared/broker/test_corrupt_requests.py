@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from quire.shared.broker import Broker, QueueReader, StreamEntry, new_id
 from quire.shared.keys import GROUP, QUEUES, RETENTION_S
-from tests.support.broker_calls import BOUNDS, KEYS, go_stale, start, step, submit, take
+from tests.support.broker_calls import BOUNDS, KEYS, go_stale, recoveries_of, start, step, submit, take
 
 CORRUPT = (b"", b"-1", b"nan", b"9" * 40)
 
@@ -53,7 +53,7 @@ async def test_a_request_that_is_corrupt_ends_as_an_error_when_it_is_claimed(
     await assert_ended_as_error(broker)
     assert broker.corrupt == {"request": 1}
     assert caplog.text.count("is corrupt") == 1
-    assert await broker.read_recoveries() == {"corrupt": 1}
+    assert await recoveries_of(broker) == {"corrupt": 1}
 
 
 @pytest.mark.slow

@@ -311,7 +311,7 @@ async def test_a_request_keeps_its_own_retention_and_its_conversation(broker: Br
 
 
 async def test_the_oldest_stored_requests_lose_their_retention(broker: Broker, client: Redis) -> None:
-    """Of the requests that have ended, and of those that have not."""
+    """The oldest ones may have ended (r0, r2) or not yet (r1)."""
     bounds = replace(BOUNDS, stored_bytes=10_000)
     for index in range(6):
         name = f"r{index}"

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from quire.shared.broker import Broker, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
 from quire.shared.keys import GROUP, PARKING_S, RETENTION_S
 from quire.shared.messages import Outcome, StepItem
-from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, start, step, submit, take
+from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, recoveries_of, start, step, submit, take
 
 
 async def state_of(broker: Broker, request_id: str = "r") -> str:
@@ -49,7 +49,7 @@ async def test_the_next_attempt_gets_the_tokens(broker: Broker) -> None:
     await broker.commit_step("other", [step(again, 2, (3,), "stop")])
     assert [item.end for item in await broker.read_output("r")] == [2, 3]
     assert await broker.read_totals() == {"accepted": 1, "arrivals": 2, "stop": 1}
-    assert await broker.read_recoveries() == {"parked": 1, "unparked": 1, "migrations": 1}
+    assert await recoveries_of(broker) == {"parked": 1, "unparked": 1, "migrations": 1}
 
 
 async def test_to_park_or_unpark_twice_changes_nothing_more(broker: Broker, client: Redis) -> None:

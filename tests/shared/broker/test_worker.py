@@ -7,7 +7,19 @@ from redis.asyncio import Redis
 
 from quire.shared.broker import MAX_DEATHS, Broker, Claim, QueueReader, new_id
 from quire.shared.keys import GROUP, HANDED
-from tests.support.broker_calls import BOUNDS, KEYS, NOTHING, go_stale, outcome_of, start, step, submit, take, take_over
+from tests.support.broker_calls import (
+    BOUNDS,
+    KEYS,
+    NOTHING,
+    go_stale,
+    outcome_of,
+    recoveries_of,
+    start,
+    step,
+    submit,
+    take,
+    take_over,
+)
 
 
 async def test_a_claim_can_be_repeated_with_the_same_token(broker: Broker) -> None:
@@ -33,7 +45,7 @@ async def test_who_was_slow_to_claim_has_lost_the_entry(broker: Broker) -> None:
     assert await broker.client.hget(KEYS.request("r"), "deaths") is None
     await broker.commit_step("w2", [step(new, 1, (2,), "stop")])
     assert await broker.claim(slow, "w", new_id(), "slow") is None
-    assert await broker.read_recoveries() == {}
+    assert await recoveries_of(broker) == {}
 
 
 async def test_who_was_slow_drops_nothing_of_the_new_owner(broker: Broker, client: Redis) -> None:

@@ -14,10 +14,10 @@ from quire.ops.tools.gguf_writer import write_gguf
 from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.file import open_gguf
 from quire.shared.gguf.tokenizer import build_tokenizer, merges_of
-from quire.shared.gguf.vocabulary import Vocabulary
+from quire.shared.gguf.vocabulary import GGUFVocabulary
 from quire.shared.text.tokenizer import load_tokenizer
+from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_vocabularies import PIECES, SCORES, TOKENS, write_vocabulary
-from tests.worker.checkpoints import make_checkpoint
 
 transformers = pytest.importorskip("transformers")
 
@@ -81,7 +81,7 @@ def test_numbers_are_split_as_the_models_expect(demo) -> None:  # type: ignore[n
 
 
 def joined(text: str) -> list[str]:
-    """What SentencePiece does: join the neighbours whose token has the highest score, the first ones of several."""
+    """Join the neighbours whose token has the highest score, the leftmost ones first, as SentencePiece does."""
     scores = dict(zip(TOKENS, SCORES, strict=True))
     parts = list("▁" + text.replace(" ", "▁"))
     while True:
@@ -139,7 +139,7 @@ def test_the_flags_of_the_file_are_honoured(changes: dict[str, Any], ids: list[i
 
 
 def test_merges_are_the_splits_of_tokens_in_the_order_of_scores(tmp_path: Path) -> None:
-    merges = merges_of(Vocabulary(open_gguf(write_vocabulary(tmp_path / "a.gguf"))))
+    merges = merges_of(GGUFVocabulary(open_gguf(write_vocabulary(tmp_path / "a.gguf"))))
     assert merges[:3] == [("▁", "t"), ("h", "e"), ("▁t", "he")]
     assert ("in", "g") in merges
     assert ("i", "ng") not in merges

@@ -6,14 +6,14 @@ import pytest
 
 from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.file import open_gguf
-from quire.shared.gguf.vocabulary import Vocabulary, chat_template
+from quire.shared.gguf.vocabulary import GGUFVocabulary, chat_template
 from tests.support.gguf_bytes import gguf_bytes, value
 from tests.support.gguf_vocabularies import TOKENS, write_vocabulary
 
 
-def vocabulary(path: Path, **changes: object) -> Vocabulary:
+def vocabulary(path: Path, **changes: object) -> GGUFVocabulary:
     keys = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
-    return Vocabulary(open_gguf(write_vocabulary(path / "a.gguf", keys)))
+    return GGUFVocabulary(open_gguf(write_vocabulary(path / "a.gguf", keys)))
 
 
 def test_end_tokens_are_those_that_are_named_and_those_that_models_use(tmp_path: Path) -> None:

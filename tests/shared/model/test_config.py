@@ -11,7 +11,7 @@ import pytest
 from quire.gateway.model.served_model import load_model
 from quire.shared.model.config import context_length, longer_context, longest_context
 from quire.worker.models.choice import choose_model
-from tests.worker.transformers_checkpoints import make_kind
+from tests.support.transformers_checkpoints import make_kind
 
 QWEN = {"max_position_embeddings": 32768, "rope_theta": 1000000.0}
 

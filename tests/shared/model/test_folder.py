@@ -19,7 +19,7 @@ from quire.shared.text.tokenizer import load_tokenizer
 from quire.worker.models.choice import choose_model
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.loader import Weights, resolve
-from tests.worker.checkpoints import make_checkpoint, make_tokenizer
+from tests.support.checkpoints import make_checkpoint, make_tokenizer
 
 ADAPTER = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "owner/base\nmodel"})
 MERGE = "merge_and_unload(), then save_pretrained()"

@@ -12,10 +12,19 @@ from tokenizers import Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model_argument import DEFAULT_MODEL
-from quire.shared.text.grammar import ANY_OBJECT, KINDS, Vocabulary, check, lark_json, matcher, special_tokens, write
+from quire.shared.text.grammar import (
+    ANY_OBJECT,
+    KINDS,
+    GrammarVocabulary,
+    check,
+    lark_json,
+    matcher,
+    special_tokens,
+    write,
+)
 from quire.shared.text.grammar_error import GrammarError
 
-VOCABULARY = Vocabulary({"<|call|>": 300, "<|end|>": 302}, (302,), 5000)
+VOCABULARY = GrammarVocabulary({"<|call|>": 300, "<|end|>": 302}, (302,), 5000)
 BYTES = VOCABULARY.tokenizer(has_all_ids=False)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
@@ -106,7 +115,7 @@ def test_the_vocabulary_of_a_model_has_the_special_tokens_that_llguidance_knows(
     demo = Tokenizer.from_file(str(PROJECT_ROOT / DEFAULT_MODEL / "tokenizer.json"))
     demo.add_tokens(["<tool_call>", "plain"])
     size = demo.get_vocab_size()
-    vocabulary = Vocabulary.of(demo, [2, size + 5], size)
+    vocabulary = GrammarVocabulary.of(demo, [2, size + 5], size)
     assert vocabulary.eos_token_ids == (2,)
     assert vocabulary.special_tokens == special_tokens(demo)
     real = LLTokenizer(demo.to_str(), n_vocab=size, eos_token=[2])

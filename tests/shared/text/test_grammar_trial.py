@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quire.shared.text.grammar import Vocabulary, write
+from quire.shared.text.grammar import GrammarVocabulary, write
 from quire.shared.text.grammar_trial import TRIAL_CPU_S, order
 
-VOCABULARY = Vocabulary({"<|call|>": 3}, (2,), 1000)
+VOCABULARY = GrammarVocabulary({"<|call|>": 3}, (2,), 1000)
 
 
 def try_out(kind: str, value: Any) -> subprocess.CompletedProcess[bytes]:

@@ -16,7 +16,7 @@ from quire.shared.text import grammar
 from quire.shared.text.grammar_error import GrammarError, one_line
 
 BYTES = LLTokenizer("byte")
-VOCABULARY = grammar.Vocabulary({}, (256,), 257)
+VOCABULARY = grammar.GrammarVocabulary({}, (256,), 257)
 
 
 def matcher(schema: Any, tokenizer: LLTokenizer = BYTES) -> LLMatcher:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from quire.shared.text.grammar import Vocabulary, matcher, write
+from quire.shared.text.grammar import GrammarVocabulary, matcher, write
 from quire.shared.text.grammar_error import GrammarError
 from quire.shared.text.structural_tag import MAX_TAGS, to_lark
 
-VOCABULARY = Vocabulary({"<|call|>": 300, "<|end|>": 302, "[SPECIAL]": 303}, (302,), 5000)
+VOCABULARY = GrammarVocabulary({"<|call|>": 300, "<|end|>": 302, "[SPECIAL]": 303}, (302,), 5000)
 BYTES = VOCABULARY.tokenizer(has_all_ids=False)
 # The place of the special token `<|call|>`, written as € in answers.
 [CALL] = [place for place in range(BYTES.vocab_size) if BYTES.decode_str([place]) == "<|call|>"]

@@ -17,7 +17,7 @@ from quire.worker.device.topology import Core, Topology
 from quire.worker.models.config import ModelConfig, read_config
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.settings import WorkerSettings
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

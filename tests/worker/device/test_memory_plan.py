@@ -20,8 +20,8 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.preflight import check_weights
 from quire.worker.ranks.leader import OutOfStep
 from quire.worker.settings import WorkerSettings
+from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import HAS_TRITON
-from tests.worker.checkpoints import make_checkpoint
 
 GIB = 1 << 30
 CUDA = torch.device("cuda", 0)

@@ -18,7 +18,7 @@ from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import generate
 from quire.worker.models.decoder import Decoder
 from tests.support.adapters import merge_adapter, write_adapter
-from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MAX_TOKENS = 12

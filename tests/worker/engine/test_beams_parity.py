@@ -20,7 +20,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import Completion, complete
 from quire.worker.models.decoder import Decoder
-from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -19,7 +19,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models.decoder import Decoder
-from tests.worker.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

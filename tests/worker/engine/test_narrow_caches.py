@@ -15,7 +15,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models.decoder import Decoder
-from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.usefixtures("cpu_kernels")]
 KV_DTYPES = [torch.bfloat16, torch.int8, torch.float8_e4m3fn]

@@ -19,6 +19,7 @@ from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.pooling import add_rows
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import PagedModel
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.mock_model import (
     START,
     MockModel,
@@ -31,7 +32,6 @@ from tests.support.mock_model import (
     run,
     text,
 )
-from tests.worker.checkpoints import VOCAB_SIZE, make_checkpoint
 
 RUNNERS = pytest.mark.parametrize("runner", [Runner, DeviceRunner, graphed], ids=["plain", "device", "graphs"])
 

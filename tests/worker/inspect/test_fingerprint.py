@@ -15,8 +15,8 @@ from quire.worker.inspect.fingerprint import of_results, of_weights
 from quire.worker.models import decoder
 from quire.worker.models.rope import RopeConfig
 from quire.worker.settings import WorkerSettings
-from tests.worker.checkpoints import make_checkpoint
-from tests.worker.transformers_checkpoints import make_kind
+from tests.support.checkpoints import make_checkpoint
+from tests.support.transformers_checkpoints import make_kind
 
 
 def digests(folder: Path, **settings: object) -> tuple[str, str]:

@@ -11,11 +11,11 @@ from quire import kernels
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models.attention_chunks import tables_in_chunks
+from tests.support.architectures import ARCHITECTURES
 from tests.support.teacher_forcing import assert_greedy, load_reference
-from tests.worker.architectures import ARCHITECTURES
+from tests.support.transformers_checkpoints import make_other
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, prompts
 from tests.worker.models.test_transformers_parity import load, make_engine
-from tests.worker.transformers_checkpoints import make_other
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

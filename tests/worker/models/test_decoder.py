@@ -13,7 +13,7 @@ from quire.kernels import CpuOps, KernelsUnavailable, Ops, ReferenceOps
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.rope import cos_sin_table
-from tests.worker.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 
 transformers = pytest.importorskip("transformers")
 

@@ -18,8 +18,8 @@ from quire.worker.models.expert_weights import load_experts
 from quire.worker.models.loader import Weights
 from quire.worker.models.sharding import NotDivisible, Shard
 from quire.worker.models.weight_reader import WeightReader
+from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import edit_config, edit_tensors, quantize_checkpoint
-from tests.worker.checkpoints import make_checkpoint
 from tests.worker.models.test_decoder import TOLERANCE, WHOLE, Stepper, draw_prompts, transformers_logits
 
 LAYER = "model.layers.0"

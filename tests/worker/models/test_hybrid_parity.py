@@ -15,9 +15,9 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
+from tests.support.checkpoints import EOS_TOKEN_ID
+from tests.support.hybrid_checkpoints import FAMILIES, ONE_BY_ONE, make_hybrid
 from tests.support.transformers_models import load
-from tests.worker.checkpoints import EOS_TOKEN_ID
-from tests.worker.hybrid_checkpoints import FAMILIES, ONE_BY_ONE, make_hybrid
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

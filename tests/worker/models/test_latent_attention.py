@@ -17,10 +17,10 @@ from quire.worker.models import latent_attention
 from quire.worker.models.latent_attention import find_latent_layers
 from quire.worker.models.transformers_attention import AttentionShape
 from quire.worker.models.transformers_trial import over_pages, texts
-from tests.worker.architectures import ARCHITECTURES
+from tests.support.architectures import ARCHITECTURES
+from tests.support.transformers_checkpoints import make_other
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.models.test_transformers_parity import load, make_engine
-from tests.worker.transformers_checkpoints import make_other
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -17,7 +17,7 @@ from quire.kernels import ReferenceOps
 from quire.worker.models import loader
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.errors import CheckpointError
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 pytest.importorskip("transformers")
 

@@ -8,7 +8,7 @@ import torch
 from quire import kernels
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.paged import KVCache
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import torch
 
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
+from tests.support.architectures import ARCHITECTURES
+from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.support.transformers_checkpoints import LLAMA_LIKE, change, make_other
 from tests.support.transformers_models import load, refusal
-from tests.worker.architectures import ARCHITECTURES
-from tests.worker.checkpoints import VOCAB_SIZE
 from tests.worker.engine.test_engine_parity import prompts
 from tests.worker.models.test_transformers_parity import make_engine
-from tests.worker.transformers_checkpoints import LLAMA_LIKE, change, make_other
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,7 +45,7 @@ def test_texts_beyond_the_original_length_equal_transformers(tmp_path: Path) -> 
     path = make(tmp_path)
     model = load(path, LONGEST)
     assert model.max_model_len == LONGEST
-    # As Transformers computes a text that is longer than the original length: with the long factors from the start.
+    # Transformers, too, takes the long factors from the start for a text longer than the original length.
     answer = generate(make_engine(model, num_blocks=200), [long_text()], GREEDY)[0]
     assert_greedy(load_reference(path), [long_text()], answer)
 

@@ -10,7 +10,7 @@ import torch
 
 from quire.worker.models.config import HEAD, ModelConfig, read_config
 from quire.worker.models.sharding import NotDivisible, Shard
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 pytest.importorskip("transformers")
 

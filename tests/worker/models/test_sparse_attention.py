@@ -11,12 +11,12 @@ import torch
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models.transformers_attention import AttentionProbe, UnsupportedAttention
+from tests.support.architectures import ARCHITECTURES
 from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.support.transformers_checkpoints import make_other
 from tests.support.transformers_models import load, refusal
-from tests.worker.architectures import ARCHITECTURES
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, prompts
 from tests.worker.models.test_transformers_parity import make_engine
-from tests.worker.transformers_checkpoints import make_other
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

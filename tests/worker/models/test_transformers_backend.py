@@ -19,9 +19,8 @@ from quire.worker.models.choice import choose_model
 from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
-from tests.support.transformers_models import load, refusal
-from tests.worker.checkpoints import VOCAB_SIZE
-from tests.worker.transformers_checkpoints import (
+from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.transformers_checkpoints import (
     EXPERTS,
     LLAMA_LIKE,
     TOKENS,
@@ -29,6 +28,7 @@ from tests.worker.transformers_checkpoints import (
     make_kind,
     make_other,
 )
+from tests.support.transformers_models import load, refusal
 
 WEIGHTS = "model.safetensors"
 

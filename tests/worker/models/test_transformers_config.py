@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 
 from quire.shared.model.folder import WEIGHTS
 from quire.worker.models.transformers_config import read_transformers_config
-from tests.support.transformers_models import load, refusal
-from tests.worker.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
-from tests.worker.transformers_checkpoints import (
+from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
+from tests.support.transformers_checkpoints import (
     YARN,
     change,
     make_kind,
 )
+from tests.support.transformers_models import load, refusal
 
 
 def test_what_is_known_before_the_weights_are_read(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from quire.worker.models.transformers_attention import UnsupportedAttention
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.models.transformers_examine import apart, examine
 from quire.worker.models.transformers_trial import texts
-from tests.worker.architectures import ARCHITECTURES
-from tests.worker.checkpoints import VOCAB_SIZE
-from tests.worker.transformers_checkpoints import make_kind, make_other
+from tests.support.architectures import ARCHITECTURES
+from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.transformers_checkpoints import make_kind, make_other
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

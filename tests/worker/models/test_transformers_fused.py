@@ -10,9 +10,9 @@ import torch
 
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.transformers_fused import packed_bytes
+from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.transformers_checkpoints import make_kind
 from tests.support.transformers_models import load
-from tests.worker.checkpoints import VOCAB_SIZE
-from tests.worker.transformers_checkpoints import make_kind
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cpu_kernels")
 

@@ -12,9 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from quire.worker.models import transformers_backend
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.transformers_fused_layer import FusedLayer, fuse_layers
+from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
 from tests.support.transformers_models import load
-from tests.worker.checkpoints import VOCAB_SIZE
-from tests.worker.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
 
 TEXTS = trial.texts(VOCAB_SIZE, 256)
 

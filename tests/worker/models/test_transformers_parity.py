@@ -19,9 +19,9 @@ from quire.worker.engine.offline import generate
 from quire.worker.models.choice import TRANSFORMERS, choose_model
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
-from tests.worker.checkpoints import VOCAB_SIZE
+from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.transformers_checkpoints import KINDS, LLAMA_LIKE, change, make_kind, make_other
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
-from tests.worker.transformers_checkpoints import KINDS, LLAMA_LIKE, change, make_kind, make_other
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,20 +18,20 @@ from quire.worker.models.transformers_parts import (
     ExpertsPart,
     HeadPart,
     HeadsPart,
-    Part,
+    ModulePart,
     Parts,
     RowPart,
     can_share_heads,
 )
 from quire.worker.models.transformers_weights import load_weights
 from tests.support.idle_ranks import IdleRanks
-from tests.worker.transformers_checkpoints import make_kind
+from tests.support.transformers_checkpoints import make_kind
 
 X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
 RANKS = [IdleRanks(rank, 2) for rank in range(2)]
 
 
-def total(module: nn.Module, parts: list[Part]) -> torch.Tensor:
+def total(module: nn.Module, parts: list[ModulePart]) -> torch.Tensor:
     """The sum of what the module gives on each rank."""
     results = []
     for part in parts:
@@ -52,7 +52,7 @@ def test_columns_and_rows_add_up(is_transposed: bool) -> None:
     expected = linear(X)
     spans = ((slice(0, 3), slice(6, 9)), (slice(3, 6), slice(9, 12)))
     torch.testing.assert_close(total(linear, [ColumnPart(one, 12) for one in spans]), expected)
-    halves: list[Part] = [RowPart(slice(4 * one.rank, 4 * one.rank + 4), one) for one in RANKS]
+    halves: list[ModulePart] = [RowPart(slice(4 * one.rank, 4 * one.rank + 4), one) for one in RANKS]
     torch.testing.assert_close(total(linear, halves), expected)
 
 

@@ -18,7 +18,7 @@ from quire.worker.models.transformers_parts import ColumnPart, ExpertsPart, Head
 from quire.worker.models.transformers_split import CannotSplit, split
 from quire.worker.models.transformers_weights import load_weights
 from tests.support.idle_ranks import IdleRanks
-from tests.worker.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
+from tests.support.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
 
 
 def split_for(path: Path, rank: int = 0, size: int = 2, **changes: Any) -> tuple[Any, Parts]:

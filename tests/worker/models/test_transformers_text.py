@@ -9,11 +9,11 @@ import pytest
 
 from quire.worker.engine.offline import generate
 from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.support.transformers_checkpoints import make_kind
 from tests.support.transformers_models import load
+from tests.support.vision_checkpoints import OTHERS, OWN, make_vision
 from tests.worker.engine.test_engine_parity import prompts
 from tests.worker.models.test_transformers_parity import GREEDY, make_engine
-from tests.worker.transformers_checkpoints import make_kind
-from tests.worker.vision_checkpoints import OTHERS, OWN, make_vision
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

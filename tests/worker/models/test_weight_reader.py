@@ -17,7 +17,7 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.models.loader import Weights
 from quire.worker.models.sharding import Shard
 from quire.worker.models.weight_reader import WeightReader
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 GATE, UP = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
 

@@ -22,9 +22,9 @@ from quire.worker.models.errors import NotSupported
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.models.wrappers import text_tensor_name
 from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.support.vision_checkpoints import OWN, make_vision
 from tests.worker.engine.test_engine_parity import prompts
 from tests.worker.models.test_transformers_parity import GREEDY, SMALL
-from tests.worker.vision_checkpoints import OWN, make_vision
 
 LIMITS: dict[str, Any] = SMALL | {"max_model_len": 256, "prefix_caching": True}
 
@@ -113,7 +113,7 @@ def test_a_head_that_is_not_in_the_checkpoint_is_the_embedding(tmp_path: Path) -
 
 @pytest.mark.parametrize("field", ["num_key_value_heads", "hidden_size", "rope_parameters"])
 def test_a_text_model_that_leaves_fields_to_defaults_goes_to_transformers(field: str, tmp_path: Path) -> None:
-    """Configurations on the Hugging Face Hub, such as that of LLaVA 1.5, leave out what is a default."""
+    """Configurations on the Hugging Face Hub, such as that of LLaVA 1.5, leave out fields with default values."""
     path = make_vision(tmp_path / "llava", "llava")
     values = json.loads((path / "config.json").read_text())
     del values["text_config"][field]

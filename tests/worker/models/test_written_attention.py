@@ -18,11 +18,11 @@ from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.models.transformers_linear import PackedLinearModule
 from tests.support.served_models import reference
 from tests.support.teacher_forcing import assert_greedy
+from tests.support.transformers_checkpoints import make_other
 from tests.support.transformers_models import refusal
+from tests.support.written_checkpoints import WRITTEN
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, prompts
 from tests.worker.models.test_transformers_parity import GREEDY, load, make_engine
-from tests.worker.transformers_checkpoints import make_other
-from tests.worker.written_checkpoints import WRITTEN
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

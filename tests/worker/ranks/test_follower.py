@@ -19,7 +19,7 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.ranks.collectives import BatchSizes
 from quire.worker.ranks.follower import Follower
 from quire.worker.ranks.leader import LeadingDecoder, OutOfStep
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -26,7 +26,7 @@ from quire.worker.engine.offline import complete, generate
 from quire.worker.models.decoder import Decoder
 from quire.worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
 from quire.worker.settings import WorkerSettings
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.engine.test_pooling import by_engine, vectors
 

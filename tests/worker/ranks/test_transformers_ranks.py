@@ -18,12 +18,12 @@ from quire.worker.models.errors import NotSupported
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.ranks.leader import Followers, LeadingTransformersModel
 from quire.worker.settings import WorkerSettings
+from tests.support.checkpoints import make_checkpoint
+from tests.support.hybrid_checkpoints import make_hybrid
+from tests.support.transformers_checkpoints import make_kind
 from tests.support.transformers_models import load
-from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.engine.test_pooling import by_engine, vectors
-from tests.worker.hybrid_checkpoints import make_hybrid
-from tests.worker.transformers_checkpoints import make_kind
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,6 +18,8 @@ from quire.worker.models.quantized.layout import (
     Load,
     Stored,
     StoredType,
+    layout_of_qweight,
+    num_groups,
     refuse_unknown,
     required,
 )
@@ -45,7 +47,7 @@ class AwqLayer:
         return f"4 bits, groups of {self.group_size}" if self.group_size else "4 bits, one group per channel"
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
-        groups = -(-k // self.group_size) if self.group_size else 1
+        groups = num_groups(k, self.group_size)
         words = -(-n // PER_WORD)
         return {
             "qweight": Stored(("I32",), ((k, words),)),
@@ -69,8 +71,7 @@ class Awq:
     rounds_activations: bool = False
 
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:
-        plain = stored_type(f"{name}.weight") is not None and stored_type(f"{name}.qweight") is None
-        return None if plain or (name == "lm_head" and stored_type("lm_head.qweight") is None) else self.layout
+        return layout_of_qweight(self.layout, name, stored_type)
 
 
 def read_awq(fields: Fields) -> Awq:

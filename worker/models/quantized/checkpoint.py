@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint whose linear layers are quantised. They can be read as if they were not."""
+"""Reads the tensors of a checkpoint whose linear layers are quantised: as numbers, or as weights for the kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.worker.models.loader import AGAIN, TORCH_DTYPES, Progress, Weights
 from quire.worker.models.quantized.layout import LayerLayout, Quantization, Stored, TensorFault
 from quire.worker.models.quantized.weight import ScaledWeight, joined, part_of
 
-# Tensors beside the weights that do not change them: the rounding of activations and of the KV cache.
+# Tensors that do not change the weights: the rounding of activations and of the KV cache.
 NEUTRAL_ENDS = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
                 ".input_scale_ub", ".activation_scale")  # fmt: skip
 SAME_MODEL = "config.json and the weights must be of the same model"

@@ -22,6 +22,8 @@ from quire.worker.models.quantized.layout import (
     Stored,
     StoredType,
     TensorFault,
+    group_order,
+    num_groups,
     refuse_unknown,
     required,
 )
@@ -62,7 +64,7 @@ class IntegerLayer:
         return f"{self.bits} bits, {groups}" + (", act-order" if self.act_order else "")
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
-        groups, per_word = self._groups(k), 32 // self.bits
+        groups, per_word = num_groups(k, self.group_size), 32 // self.bits
         one: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1)) if self.per_tensor else ((n, groups),)
         stored = {"weight_scale": Stored(FLOATS, (*one, (n,)) if groups == 1 and not self.per_tensor else one)}
         if self.is_packed:
@@ -90,26 +92,14 @@ class IntegerLayer:
         scales = scales.reshape(1 if self.per_tensor else n, -1)
         zeros = None if self.symmetric else self._zeros(required(load, "weight_zero_point"), n).reshape(scales.shape)
         size = self.group_size or k
-        groups = self._order(required(load, "weight_g_idx"), k, size) if self.act_order else None
+        g_idx = required(load, "weight_g_idx") if self.act_order else None
+        groups = group_order(g_idx, "weight_g_idx", k, self.group_size)
         return ScaledWeight(values, scales, (n if self.per_tensor else 1, size), zeros, groups)
 
     def _zeros(self, stored: Tensor, n: int) -> Tensor:
         if stored.dtype is torch.int32:  # packed along the output channels
             stored = unpack_rows(stored, self.bits, n).T.contiguous()
         return stored.to(torch.int16)
-
-    def _groups(self, k: int) -> int:
-        return -(-k // self.group_size) if self.group_size else 1
-
-    def _order(self, g_idx: Tensor, k: int, size: int) -> Tensor | None:
-        """Return the group of each input feature, or None if neighbours share a group."""
-        if torch.equal(g_idx.long(), torch.arange(k) // size):
-            return None
-        groups = self._groups(k)
-        if int(g_idx.min()) < 0 or int(g_idx.max()) >= groups:
-            what = f"has values from {int(g_idx.min())} to {int(g_idx.max())}, expected groups from 0 to {groups - 1}"
-            raise TensorFault("weight_g_idx", what, "quantise the model again")
-        return g_idx.long()
 
 
 @dataclass(frozen=True)

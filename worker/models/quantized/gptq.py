@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from quire.worker.models.fields import Fields
 from quire.worker.models.quantized.layout import (
@@ -20,7 +19,9 @@ from quire.worker.models.quantized.layout import (
     Load,
     Stored,
     StoredType,
-    TensorFault,
+    group_order,
+    layout_of_qweight,
+    num_groups,
     refuse_unknown,
     required,
 )
@@ -54,7 +55,7 @@ class GptqLayer:
         return f"{self.bits} bits, {groups}" + (", act-order" if self.act_order else "")
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
-        groups, per_word = self._groups(k), 32 // self.bits
+        groups, per_word = num_groups(k, self.group_size), 32 // self.bits
         return {
             "qweight": Stored(("I32",), ((-(-k // per_word), n),)),
             "qzeros": Stored(("I32",), ((groups, -(-n // per_word)),)),
@@ -68,23 +69,9 @@ class GptqLayer:
         if self.is_v1:
             words = words + (0x11111111 if self.bits == 4 else 0x01010101)  # wraps around in 32 bits
         zeros = unpack_columns(words, self.bits, n).T.to(torch.int16)
-        size = self.group_size or k
-        groups = self._order(load("g_idx"), k, size)
+        groups = group_order(load("g_idx"), "g_idx", k, self.group_size)
         scales = required(load, "scales").T.contiguous()
-        return ScaledWeight(values, scales, (1, size), zeros.contiguous(), groups)
-
-    def _groups(self, k: int) -> int:
-        return -(-k // self.group_size) if self.group_size else 1
-
-    def _order(self, g_idx: Tensor | None, k: int, size: int) -> Tensor | None:
-        """Return the group of each input feature, or None if neighbours share a group."""
-        if g_idx is None or torch.equal(g_idx.long(), torch.arange(k) // size):
-            return None
-        groups = self._groups(k)
-        if int(g_idx.min()) < 0 or int(g_idx.max()) >= groups:
-            what = f"has values from {int(g_idx.min())} to {int(g_idx.max())}, expected groups from 0 to {groups - 1}"
-            raise TensorFault("g_idx", what, "quantise the model again")
-        return g_idx.long()
+        return ScaledWeight(values, scales, (1, self.group_size or k), zeros.contiguous(), groups)
 
 
 @dataclass(frozen=True)
@@ -96,8 +83,7 @@ class Gptq:
     rounds_activations: bool = False
 
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:
-        plain = stored_type(f"{name}.weight") is not None and stored_type(f"{name}.qweight") is None
-        return None if plain or (name == "lm_head" and stored_type("lm_head.qweight") is None) else self.layout
+        return layout_of_qweight(self.layout, name, stored_type)
 
 
 def read_gptq(fields: Fields) -> Gptq:

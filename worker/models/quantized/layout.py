@@ -1,4 +1,4 @@
-"""What a quantised format says about its layers: which are quantised, and how their tensors are stored."""
+"""The layout of quantised checkpoints: a format names its quantised layers, and the shapes of their tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quire.worker.models.fields import Fields
@@ -28,7 +29,7 @@ class TensorFault(Exception):
 
 @dataclass(frozen=True)
 class Stored:
-    """What a tensor must be. shapes: any of these."""
+    """The permitted types and shapes of a tensor."""
 
     types: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -36,7 +37,7 @@ class Stored:
 
 
 class LayerLayout(Protocol):
-    """How one linear layer is stored."""
+    """The tensors of one linear layer, and how weights are read from them."""
 
     @property
     def label(self) -> str:
@@ -88,3 +89,30 @@ def required(load: Load, end: str) -> Tensor:
     tensor = load(end)
     assert tensor is not None
     return tensor
+
+
+def layout_of_qweight(layout: LayerLayout, name: str, stored_type: StoredType) -> LayerLayout | None:
+    """Return `layout` for the linear layer `name`, or None if it is stored plainly: with a `weight`, no `qweight`."""
+    if stored_type(f"{name}.qweight") is not None:
+        return layout
+    # A tied lm_head has no tensor. The reader refuses any other layer without tensors, by their names.
+    return None if name == "lm_head" or stored_type(f"{name}.weight") is not None else layout
+
+
+def num_groups(k: int, group_size: int) -> int:
+    """The number of groups of k input features. group_size 0: one group of all."""
+    return -(-k // group_size) if group_size else 1
+
+
+def group_order(g_idx: Tensor | None, end: str, k: int, group_size: int) -> Tensor | None:
+    """Return the group of each of k input features, or None if neighbours share a group.
+
+    g_idx: the tensor whose name ends with `end`, or None. Raises TensorFault for a group that does not exist.
+    """
+    if g_idx is None or torch.equal(g_idx.long(), torch.arange(k) // (group_size or k)):
+        return None
+    groups = num_groups(k, group_size)
+    if int(g_idx.min()) < 0 or int(g_idx.max()) >= groups:
+        what = f"has values from {int(g_idx.min())} to {int(g_idx.max())}, expected groups from 0 to {groups - 1}"
+        raise TensorFault(end, what, "quantise the model again")
+    return g_idx.long()

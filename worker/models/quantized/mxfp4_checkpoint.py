@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint whose stacked experts are MXFP4. They can be read as if they were not quantised."""
+"""Reads the tensors of a checkpoint whose stacked experts are MXFP4: as numbers, or as grouped weights."""
 
 from __future__ import annotations
 

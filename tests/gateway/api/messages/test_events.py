@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from quire.gateway.api.messages.events import BlockWriter, blocks, tool_use_id
 from quire.gateway.api.messages.signature import hidden_text
-from quire.gateway.output.parts import Part, PartKind, merged
+from quire.gateway.output.parts import AnswerPart, PartKind, merged
 
 ANSWER = [
-    Part(PartKind.REASONING, "Hm"),
-    Part(PartKind.REASONING, "."),
-    Part(PartKind.CONTENT, "I look. "),
-    Part(PartKind.CALL, "read", 0, "call_00ff"),
-    Part(PartKind.ARGUMENTS, '{"path": ', 0, ""),
-    Part(PartKind.ARGUMENTS, '"\u00e9\\n"}', 0, ""),
-    Part(PartKind.CALL, "now", 1, "call_00fe"),
+    AnswerPart(PartKind.REASONING, "Hm"),
+    AnswerPart(PartKind.REASONING, "."),
+    AnswerPart(PartKind.CONTENT, "I look. "),
+    AnswerPart(PartKind.CALL, "read", 0, "call_00ff"),
+    AnswerPart(PartKind.ARGUMENTS, '{"path": ', 0, ""),
+    AnswerPart(PartKind.ARGUMENTS, '"\u00e9\\n"}', 0, ""),
+    AnswerPart(PartKind.CALL, "now", 1, "call_00fe"),
 ]
 DIRECT = {"caller": {"type": "direct"}}
 
@@ -104,20 +104,23 @@ def test_hidden_thinking_has_its_signature_and_no_text() -> None:
     assert hidden_text(found[0]["signature"]) == "Hm."
 
 
-def call_parts(pieces: list[str]) -> list[Part]:
+def call_parts(pieces: list[str]) -> list[AnswerPart]:
     texts = ['{"a": "', *(json.dumps(piece)[1:-1] for piece in pieces), '"}']
-    return [Part(PartKind.CALL, "tool", 0, "call_1"), *(Part(PartKind.ARGUMENTS, text, 0) for text in texts)]
+    return [
+        AnswerPart(PartKind.CALL, "tool", 0, "call_1"),
+        *(AnswerPart(PartKind.ARGUMENTS, text, 0) for text in texts),
+    ]
 
 
 kinds = st.sampled_from([PartKind.CONTENT, PartKind.REASONING])
-groups = st.builds(lambda kind, text: [Part(kind, text)], kinds, st.text(max_size=5)) | st.builds(
+groups = st.builds(lambda kind, text: [AnswerPart(kind, text)], kinds, st.text(max_size=5)) | st.builds(
     call_parts, st.lists(st.text(max_size=3), max_size=3)
 )
 answers = st.lists(groups, max_size=6).map(lambda found: [part for group in found for part in group])
 
 
 @given(answers, st.integers(1, 4))
-def test_streamed_and_whole_agree_however_the_parts_are_grouped(parts: list[Part], size: int) -> None:
+def test_streamed_and_whole_agree_however_the_parts_are_grouped(parts: list[AnswerPart], size: int) -> None:
     numbered, number = [], -1
     for part in parts:
         number += part.kind == PartKind.CALL
@@ -131,4 +134,4 @@ def test_streamed_and_whole_agree_however_the_parts_are_grouped(parts: list[Part
 
 
 def test_the_id_of_a_tool_use_follows_from_the_id_of_the_call() -> None:
-    assert tool_use_id(Part(PartKind.CALL, "x", 0, "call_12")) == "toolu_12"
+    assert tool_use_id(AnswerPart(PartKind.CALL, "x", 0, "call_12")) == "toolu_12"

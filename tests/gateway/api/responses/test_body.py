@@ -13,7 +13,7 @@ from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, is_st
 from quire.gateway.api.responses.output_items import OutputItems
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from tests.gateway.running import MODEL
 from tests.support.tokenizers import byte_level
 
@@ -24,7 +24,7 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 @pytest.fixture
 def output() -> OutputItems:
     output = OutputItems("a", TokenTexts(byte_level()))
-    list(output.push([Part(PartKind.CONTENT, "x")]))
+    list(output.push([AnswerPart(PartKind.CONTENT, "x")]))
     return output
 
 

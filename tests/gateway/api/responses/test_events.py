@@ -12,12 +12,16 @@ from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
 from quire.gateway.api.responses.events import START, ResponseEvents
 from quire.gateway.model.served_model import ServedModel, load_model
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.transcript import Choice
 
 ABOUT = CallMetadata("response", 5, 1, False, (), 3, 1, False, echo='{"store":true}')
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-PARTS = [Part(PartKind.REASONING, "a"), Part(PartKind.CONTENT, "b\u2028"), Part(PartKind.CALL, "f", 0, "call_1")]
+PARTS = [
+    AnswerPart(PartKind.REASONING, "a"),
+    AnswerPart(PartKind.CONTENT, "b\u2028"),
+    AnswerPart(PartKind.CALL, "f", 0, "call_1"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from quire.gateway.api.responses.output_items import ItemStatus, OutputItems, item_place
 from quire.gateway.model.served_model import load_model
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.output.parts import Part, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.choice_text import ScoredTokens
 from tests.gateway.running import tokens
 from tests.support.tokenizers import byte_level
@@ -24,7 +24,9 @@ def output() -> OutputItems:
     return OutputItems("0" * 32, TokenTexts(byte_level()))
 
 
-def push(output: OutputItems, *parts: Part, scored: ScoredTokens | None = None) -> list[tuple[str, str | None, bool]]:
+def push(
+    output: OutputItems, *parts: AnswerPart, scored: ScoredTokens | None = None
+) -> list[tuple[str, str | None, bool]]:
     return [(change.item.id[:3], change.delta, change.is_end) for change in output.push(parts, scored)]
 
 
@@ -34,20 +36,20 @@ def scored(text: str) -> ScoredTokens:
 
 
 def test_items_begin_grow_and_end_in_order(output: OutputItems) -> None:
-    assert push(output, Part(REASONING, "a")) == [("rs_", None, False), ("rs_", "a", False)]
-    assert push(output, Part(REASONING, "b"), Part(CONTENT, "c")) == [
+    assert push(output, AnswerPart(REASONING, "a")) == [("rs_", None, False), ("rs_", "a", False)]
+    assert push(output, AnswerPart(REASONING, "b"), AnswerPart(CONTENT, "c")) == [
         ("rs_", "b", False),
         ("rs_", None, True),
         ("msg", None, False),
         ("msg", "c", False),
     ]
-    assert push(output, Part(CONTENT, "")) == []
-    assert push(output, Part(PartKind.CALL, "f", 0, "call_1"), Part(PartKind.ARGUMENTS, "{", 0)) == [
+    assert push(output, AnswerPart(CONTENT, "")) == []
+    assert push(output, AnswerPart(PartKind.CALL, "f", 0, "call_1"), AnswerPart(PartKind.ARGUMENTS, "{", 0)) == [
         ("msg", None, True),
         ("fc_", None, False),
         ("fc_", "{", False),
     ]
-    assert push(output, Part(PartKind.CALL, "g", 1, "call_2")) == [("fc_", None, True), ("fc_", None, False)]
+    assert push(output, AnswerPart(PartKind.CALL, "g", 1, "call_2")) == [("fc_", None, True), ("fc_", None, False)]
     assert [change.is_end for change in output.finish("stop")] == [True]
     items = json.loads(output.json())
     assert [item["id"] for item in items] == [
@@ -61,7 +63,7 @@ def test_items_begin_grow_and_end_in_order(output: OutputItems) -> None:
 
 @pytest.mark.parametrize("reason", ["length", "stop", "failure"])
 def test_only_the_open_item_is_incomplete(output: OutputItems, reason: str) -> None:
-    push(output, Part(REASONING, "a"), Part(CONTENT, "c"))
+    push(output, AnswerPart(REASONING, "a"), AnswerPart(CONTENT, "c"))
     if reason == "failure":
         output.fail()
     else:
@@ -76,12 +78,12 @@ def test_an_answer_without_parts_has_no_items(output: OutputItems) -> None:
 
 
 def test_log_probabilities_belong_to_the_text_of_a_message(output: OutputItems) -> None:
-    push(output, Part(REASONING, "a"), scored=scored("a"))
+    push(output, AnswerPart(REASONING, "a"), scored=scored("a"))
     push(output, scored=scored("</think>"))  # a marker
     push(output, scored=scored("<"))  # held back, because it may begin a marker
-    push(output, Part(CONTENT, "<x"), scored=scored("x"))
+    push(output, AnswerPart(CONTENT, "<x"), scored=scored("x"))
     push(output, scored=scored("<"))
-    push(output, Part(CONTENT, "<y"), scored=scored("y"))
+    push(output, AnswerPart(CONTENT, "<y"), scored=scored("y"))
     push(output, scored=scored("</s>"))
     list(output.finish("stop"))
     message = json.loads(output.json())[1]
@@ -89,7 +91,7 @@ def test_log_probabilities_belong_to_the_text_of_a_message(output: OutputItems) 
 
 
 def test_an_id_tells_the_place_of_its_item(output: OutputItems) -> None:
-    push(output, Part(CONTENT, "a"), Part(PartKind.CALL, "f"))
+    push(output, AnswerPart(CONTENT, "a"), AnswerPart(PartKind.CALL, "f"))
     assert item_place(output.items[1].id) == ("0" * 32, 1)
     for other in ("", "msg", "msg_", "msg_1", "msg__1", "msg_a_-1", "msg_a_1234567", "msg_a_x"):
         assert item_place(other) is None, other

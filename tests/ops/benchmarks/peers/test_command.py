@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from quire.ops.benchmarks.peers import programs as known
-from quire.ops.benchmarks.peers.processes import free_port
 from quire.ops.benchmarks.stack import __main__ as stack
 from quire.ops.benchmarks.stack.load import CASES
+from quire.ops.local.ports import free_port
 from tests.ops.benchmarks.peers.conftest import Programs
 
 Make = Callable[..., Programs]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.benchmarks.peers.processes import ServerProcess, answers, descendants, free_port
+from quire.ops.benchmarks.peers.processes import ServerProcess, answers, descendants
+from quire.ops.local.ports import free_port
 from quire.shared.command_line import CommandError
 
 # A server whose child uses memory and processor time.

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from quire.ops.local.ports import free_port
 from tests.conftest import QuireProcess
 from tests.faults.calls import owned
 from tests.faults.stack import KEYS, MODEL, FaultStack, Stream
 from tests.support.boards import alerts, metrics_of, rules, targets
-from tests.support.monitoring import MISSING, Monitoring, free_port
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
+from tests.support.monitoring import MISSING, Monitoring
 
 pytestmark = [
     pytest.mark.soak,

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from quire.ops.local.ports import free_port
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.runbook_page import PAGE
 from quire.shared.processes import dying_with_parent
 from tests.support.boards import RULE_TESTS, RULES, alerts
-from tests.support.monitoring import free_port
 
 RUNBOOK = (PROJECT_ROOT / "docs" / "runbook.md").read_text()
 

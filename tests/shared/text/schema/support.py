@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from quire.shared.text import grammar
-from quire.shared.text.grammar import Vocabulary
+from quire.shared.text.grammar import GrammarVocabulary
 
-VOCABULARY = Vocabulary({}, (256,), 257)
+VOCABULARY = GrammarVocabulary({}, (256,), 257)
 BYTES = VOCABULARY.tokenizer(has_all_ids=False)
 
 

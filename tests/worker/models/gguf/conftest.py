@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.ops.tools.gguf_writer import write_gguf
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 Files = Callable[..., tuple[Path, Path]]
 

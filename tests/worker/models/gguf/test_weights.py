@@ -20,7 +20,7 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.gguf.weights import GGUFWeights
 from quire.worker.models.loader import Weights
-from tests.worker.checkpoints import VOCAB_SIZE
+from tests.support.checkpoints import VOCAB_SIZE
 from tests.worker.models.test_decoder import Stepper
 
 FAMILIES = ("llama", "llama-bias", "llama3-rope", "llama-linear-rope", "qwen2", "qwen3", "qwen3-bias", "mistral")

@@ -17,7 +17,7 @@ from quire.worker.models.config import read_config
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.lora.adapter import load_adapter
 from tests.support.adapters import change_config, write_adapter
-from tests.worker.checkpoints import make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 
 WEIGHTS = "adapter_model.safetensors"
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

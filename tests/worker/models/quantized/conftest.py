@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from quire.worker.models.config import EMBEDDING, HEAD, read_config
 from quire.worker.models.quantized.checkpoint import QuantizedCheckpoint
+from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import quantize_checkpoint
-from tests.worker.checkpoints import make_checkpoint
 
 pytest.importorskip("transformers")
 

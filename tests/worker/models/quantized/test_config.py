@@ -1,4 +1,4 @@
-"""quantization_config: what is read, and what is refused by its field."""
+"""quantization_config: known fields are read, and other fields are refused by name."""
 
 from __future__ import annotations
 

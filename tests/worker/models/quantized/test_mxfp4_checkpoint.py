@@ -21,8 +21,8 @@ from quire.worker.models.quantized.mxfp4 import dequantize_mxfp4
 from quire.worker.models.quantized.reader import make_reader, open_weights
 from quire.worker.models.sharding import Shard
 from quire.worker.settings import WorkerSettings
+from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import edit_config, edit_tensors
-from tests.worker.checkpoints import make_checkpoint
 from tests.worker.models.test_decoder import TOLERANCE, WHOLE, Stepper, draw_prompts, transformers_logits
 
 EXPERTS = "model.layers.0.mlp.experts"

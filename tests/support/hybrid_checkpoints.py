@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.worker.transformers_checkpoints import EXPERTS, GRANITE_HYBRID, LLAMA_LIKE, TOKENS, make_other
+from tests.support.transformers_checkpoints import EXPERTS, GRANITE_HYBRID, LLAMA_LIKE, TOKENS, make_other
 
 MAMBA_2 = {
     "mamba_n_heads": 8,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.worker.checkpoints import BOS_TOKEN_ID, COMMON, EOS_TOKEN_ID, VOCAB_SIZE, make_tokenizer
+from tests.support.checkpoints import BOS_TOKEN_ID, COMMON, EOS_TOKEN_ID, VOCAB_SIZE, make_tokenizer
 
 TOKENS: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from tests.worker.checkpoints import make_tokenizer
-from tests.worker.transformers_checkpoints import EXPERTS, KINDS, LLAMA_LIKE, TWO_WINDOWS
+from tests.support.checkpoints import make_tokenizer
+from tests.support.transformers_checkpoints import EXPERTS, KINDS, LLAMA_LIKE, TWO_WINDOWS
 
 # Positions with three axes: time, height and width. They are equal for text.
 MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3]}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.worker.transformers_checkpoints import GPT2_LIKE, LLAMA_LIKE, TOKENS
+from tests.support.transformers_checkpoints import GPT2_LIKE, LLAMA_LIKE, TOKENS
 
 FALCON_ALIBI = LLAMA_LIKE | {"alibi": True, "parallel_attn": False, "eos_token_id": 1}
 
