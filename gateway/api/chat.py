@@ -17,7 +17,7 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.tools import check_choice
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.parts import Part, PartKind, merged
+from quire.gateway.output.parts import Part, PartKind, complete_calls, merged
 from quire.gateway.output.tools import ToolChoice
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
@@ -152,9 +152,10 @@ def _message(choice: Choice) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
     if not choice.parts:
         return message
-    texts = {kind: "".join(part.text for part in choice.parts if part.kind == kind) for kind in PartKind}
-    calls = [part for part in choice.parts if part.kind == PartKind.CALL]
-    arguments = {part.call: part.text for part in choice.parts if part.kind == PartKind.ARGUMENTS}
+    parts = complete_calls(choice.parts)
+    texts = {kind: "".join(part.text for part in parts if part.kind == kind) for kind in PartKind}
+    calls = [part for part in parts if part.kind == PartKind.CALL]
+    arguments = {part.call: part.text for part in parts if part.kind == PartKind.ARGUMENTS}
     message["content"] = texts[PartKind.CONTENT] or (None if calls else "")
     if texts[PartKind.REASONING]:
         message["reasoning_content"] = texts[PartKind.REASONING]
@@ -163,7 +164,7 @@ def _message(choice: Choice) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.text, "arguments": arguments.get(call.call, "")},
+                "function": {"name": call.text, "arguments": arguments[call.call]},
             }
             for call in calls
         ]

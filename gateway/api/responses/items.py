@@ -11,6 +11,7 @@ from typing import Any
 from quire.gateway.api.chat_messages import MAX_CALL_ID_LENGTH, ROLES, call_arguments
 from quire.gateway.api.errors import invalid, of_check, refused
 from quire.gateway.api.tools import tool_name
+from quire.gateway.output.parts import is_complete
 from quire.shared.broker import new_id
 from quire.shared.text.chat_template import Message
 from quire.shared.validators import InvalidValue, OneOf, Text, shown
@@ -135,8 +136,9 @@ def _part(name: str, value: Any, part_type: str) -> dict[str, Any]:
 def _read_function_call(name: str, value: Mapping[str, Any], item: Item) -> None:
     item["call_id"] = Text(1, MAX_CALL_ID_LENGTH)(f"{name}.call_id", value.get("call_id"))
     item["name"] = tool_name(f"{name}.name", value.get("name"))
-    call_arguments(f"{name}.arguments", value.get("arguments"))
-    item["arguments"] = value["arguments"]
+    if item["status"] != "incomplete":
+        call_arguments(f"{name}.arguments", value.get("arguments"))
+    item["arguments"] = Text()(f"{name}.arguments", value.get("arguments"))
 
 
 def _read_function_call_output(name: str, value: Mapping[str, Any], item: Item) -> None:
@@ -175,16 +177,22 @@ def messages_of(instructions: str, items: Sequence[Item]) -> list[Message]:
 
     Reasoning, text and function calls that follow each other are one message of the assistant. Messages of the system
     at the beginning become one, after the instructions: many templates take only one. Without any message of another
-    role, the user says an empty text: templates need a message to answer.
+    role, the user says an empty text: templates need a message to answer. A function call in whose arguments an answer
+    ended is left out, with its output.
     """
     head = [instructions] if instructions else []
     messages: list[dict[str, Any]] = []
     calls: set[str] = set()
+    unfinished: set[str] = set()
     reasoning = ""
     for index, item in enumerate(items):
         kind = item["type"]
         if kind == "reasoning":
             reasoning += "".join(part["text"] for part in item["content"])
+        elif kind == "function_call" and item["status"] == "incomplete" and not is_complete(item["arguments"]):
+            unfinished.add(item["call_id"])
+        elif kind == "function_call_output" and item["call_id"] in unfinished:
+            continue
         elif kind == "function_call_output":
             if item["call_id"] not in calls:
                 raise refused(

@@ -151,7 +151,7 @@ async def test_a_call_that_is_cut_off_is_no_reason_to_stop(tools_gateway: Runnin
         reply = await tools_gateway.post(CHAT, body())
     [choice] = reply.json["choices"]
     assert choice["finish_reason"] == "length"
-    assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"a')
+    assert "tool_calls" not in choice["message"], "a client would run it"
 
 
 PROMPTS: dict[str, tuple[dict[str, Any], str]] = {

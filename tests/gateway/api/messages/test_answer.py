@@ -319,7 +319,12 @@ def test_the_fields_are_those_of_the_types_of_the_sdk(agent_model: Any) -> None:
     echo = '{"max_tokens": 9, "hides_thinking": false, "tier": "standard"}'
     form = MessageAnswer("msg_1", "1", model, CallMetadata("message", 0, 1, False, (), 10, 1, False, echo=echo))
     usage = {"prompt_tokens": 10, "completion_tokens": 3}
-    parts = [Part(PartKind.CONTENT, "a"), Part(PartKind.REASONING, "b"), Part(PartKind.CALL, "c", 0, "call_1")]
+    parts = [
+        Part(PartKind.CONTENT, "a"),
+        Part(PartKind.REASONING, "b"),
+        Part(PartKind.CALL, "c", 0, "call_1"),
+        Part(PartKind.ARGUMENTS, "{}", 0),
+    ]
     [text] = form.full([Choice("", "stop", parts=parts)], usage)
     whole = json.loads(text)
     # The SDK has a field for diagnostics, which only a request with this parameter gets, and for toolsets.

@@ -135,6 +135,18 @@ def test_an_output_without_its_call_is_refused() -> None:
     assert caught.value.param == "input"
 
 
+def test_a_function_call_that_the_answer_ended_in_is_left_out_with_its_output() -> None:
+    cut = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": ', "status": "incomplete"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "not run"}
+    assert messages(user("x"), cut, output, user("y")) == messages(user("x"), user("y"))
+    with pytest.raises(InvalidRequest, match="arguments"):
+        messages({**cut, "status": "completed"})
+    with pytest.raises(InvalidRequest, match="arguments"):
+        messages({**cut, "arguments": 1})
+    whole = {**cut, "arguments": "{}"}
+    assert [one["role"] for one in messages(user("x"), whole, output)] == ["user", "assistant", "tool"]
+
+
 def test_the_oldest_items_are_dropped_with_the_outputs_of_dropped_calls() -> None:
     items = read_items("input", [{"role": "system", "content": "s"}, user("a"), CALL, OUTPUT, user("b"), user("c")])
     assert droppable(items) == 4
