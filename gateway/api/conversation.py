@@ -80,6 +80,7 @@ async def read_call(
     """
     limits.check_model(options.model)
     limits.check_choices(1, options.counts)
+    conversation = _with_possible_calls(conversation, renderer)
     model, tools = renderer.model, conversation.callable_tools
     # 1) Render and tokenize the prompt.
     prompt = await render_prompt(conversation, limits, renderer, options.form)
@@ -117,6 +118,14 @@ async def read_call(
         output=output,
         echo=echo,
     )
+
+
+def _with_possible_calls(conversation: Conversation, renderer: Renderer) -> Conversation:
+    """The conversation with at most one call per answer if its template shows the model one call per message only."""
+    template = renderer.model.template
+    if template is None or template.tool_turns.is_parallel:
+        return conversation
+    return replace(conversation, tool_choice=conversation.tool_choice._replace(parallel=False))
 
 
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:

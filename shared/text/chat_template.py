@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.shared.model.files import ModelError, read_json
+from quire.shared.text.tool_turns import ToolTurns, probe_tool_turns
 
 # A message of a conversation: `role`, `content` (a string, a list of text parts, or None in a message with tool calls)
 # and perhaps `name`, `tool_calls`, `tool_call_id` and `reasoning_content`. The arguments of a tool call are an object.
@@ -115,6 +116,7 @@ class ChatTemplate:
     """One compiled template. Construction raises TemplateFailure for a source that is not a valid template.
 
     variables: names that the template takes from outside; `tools` is among them if it can describe tools to the model.
+    tool_turns: the form in which it takes messages with tool calls.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -130,6 +132,9 @@ class ChatTemplate:
         # Two parts: for some roles there are templates that render only the first part.
         parts = [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]
         self._takes_parts = {role for role in _PROBES if self._shows(role, parts, [{"type": "text", "text": "x"}])}
+        self.tool_turns = ToolTurns()
+        if "tools" in self.variables:
+            self.tool_turns = probe_tool_turns(self._try)
 
     def render(
         self,
@@ -143,7 +148,15 @@ class ChatTemplate:
         tools: in the form of the OpenAI API. variables: further ones for the template, such as `enable_thinking`; none
         of them replaces a variable that this class sets.
         """
-        return self._render([self._fitted(message) for message in messages], add_generation_prompt, tools, variables)
+        fitted = [self._fitted(message) for message in self.tool_turns.written(messages)]
+        return self._render(fitted, add_generation_prompt, tools, variables)
+
+    def _try(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the prompt of a conversation; None if the template refuses it."""
+        try:
+            return self._render([self._fitted(message) for message in messages], True, tools)
+        except TemplateFailure:
+            return None
 
     def _render(
         self,
