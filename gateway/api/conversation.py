@@ -54,8 +54,10 @@ async def render_prompt(
     messages: Sequence[Message] = conversation.messages
     tools = conversation.callable_tools
     tool_format = FORMATS[renderer.model.tool_format] if renderer.model.tool_format else None
-    if tool_format is not None and not renderer.template_takes_tools:
-        messages = as_plain_messages(messages, tool_format.prompt(tools) if tools else "")
+    if tool_format is not None and renderer.describes_tools:
+        takes_system = renderer.model.template is None or renderer.model.template.takes_system
+        messages = as_plain_messages(messages, tool_format, tool_format.prompt(tools) if tools else "", takes_system)
+        tools = ()
     return await renderer.chat(
         messages,
         limits.max_model_len,
@@ -123,7 +125,7 @@ async def read_call(
 def _with_possible_calls(conversation: Conversation, renderer: Renderer) -> Conversation:
     """The conversation with at most one call per answer if its template shows the model one call per message only."""
     template = renderer.model.template
-    if template is None or template.tool_turns.is_parallel:
+    if template is None or template.tool_turns.is_parallel or renderer.describes_tools:
         return conversation
     return replace(conversation, tool_choice=conversation.tool_choice._replace(parallel=False))
 

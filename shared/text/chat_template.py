@@ -151,6 +151,11 @@ class ChatTemplate:
         fitted = [self._fitted(message) for message in self.tool_turns.written(messages)]
         return self._render(fitted, add_generation_prompt, tools, variables)
 
+    @property
+    def takes_system(self) -> bool:
+        """True if the template shows the model the text of a system message."""
+        return "system" in self._takes_strings | self._takes_parts
+
     def _try(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the prompt of a conversation; None if the template refuses it."""
         try:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.output.formats import FORMATS
+from quire.gateway.output.tools import Tool
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps
@@ -285,3 +287,57 @@ async def test_a_schema_that_cannot_be_followed_allows_any_object(tools_gateway:
     grammar = json.loads(worker.claimed[0].sampling.grammar)["lark"]
     assert "example.com" not in grammar
     assert '\\"a\\"' in grammar or '"a"' in grammar
+
+
+# A template that teaches the model a form of tool calls that no format has.
+OWN_FORM = (
+    "{% if tools %}Write CALL name: {{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}CALL {{ call.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+DROPS_SYSTEM = PLAIN.replace("in messages", "in messages if m.role != 'system'")
+BRIEF = {"role": "system", "content": "Be brief."}
+LOOP = [
+    BRIEF,
+    USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "2"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "form", "system"),
+    [
+        (OWN_FORM, "json", "system\nBe brief.\n\nYou can call functions."),
+        (TEMPLATE, "json", "system\nBe brief.\n\nYou can call functions."),
+        (PLAIN, "json", "system\nBe brief.\n\nYou can call functions."),
+        (PLAIN, "hermes", "system\nBe brief.\n\nYou can call functions."),
+        (REFUSES_SYSTEM, "json", "user\nBe brief.\n\nYou can call functions."),
+        (DROPS_SYSTEM, "json", "user\nBe brief.\n\nYou can call functions."),
+        (DROPS_SYSTEM, "mistral", "user\nBe brief.\n\nYou can call functions."),
+    ],
+)
+async def test_the_prompt_teaches_the_form_of_the_calls_if_the_template_does_not(
+    start_gateway: Start, tmp_path: Path, template: str, form: str, system: str
+) -> None:
+    folder = write_model(tmp_path / "test-model", chat_template=template)
+    automatic = template is not TEMPLATE and form == "json"
+    settings: dict[str, Any] = {} if automatic else {"tool_call_format": form}
+    gateway = await start_gateway(model=str(folder), **settings)
+    call = FORMATS[form].written("add", {"a": 1})
+    async with gateway.worker(answering(call)) as worker:
+        for messages in ([BRIEF, USER], LOOP):
+            reply = await gateway.post(CHAT, body(messages=messages))
+            assert reply.status == 200, reply.json
+            assert reply.json["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    first, second = map(prompt_of, worker.claimed)
+    assert system in first
+    assert FORMATS[form].prompt([Tool("add", parameters=ADD["function"]["parameters"])]) in first  # type: ignore[index]
+    assert "CALL name" not in first
+    assert f"{call}<|im_end|>\n<|im_start|>user\nResult of add:\n2<|im_end|>" in second
