@@ -8,7 +8,7 @@ from typing import Any
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.conversation import Conversation, read_call, template_variables
+from quire.gateway.api.conversation import Conversation, read_call, template_variables, unknown_variables
 from quire.gateway.api.errors import ApiError, body
 from quire.gateway.api.logprobs import choice_prompt, of_chat, texts_of, token_ids_of
 from quire.gateway.api.options import make_options
@@ -44,7 +44,9 @@ class ChatDialect:
             template_variables=template_variables(given),
         )
         options = make_options(given, limits.sampling_defaults)
-        return await read_call(conversation, options, limits, renderer)
+        call = await read_call(conversation, options, limits, renderer)
+        loosened = (f"tools[{index}].function.parameters" for index in call.loosened)
+        return call.without_effect([*unknown_variables(given, renderer.model.template), *loosened])
 
     def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> ChatAnswer:
         return ChatAnswer(self.prefix + call_id, model, about)

@@ -30,6 +30,8 @@ Message = Mapping[str, Any]
 
 # By role: the roles of the conversation with which a template is probed for the forms of content that it renders.
 _PROBES = {"system": ("system", "user"), "user": ("user",), "assistant": ("user", "assistant", "user")}
+# The variables that `ChatTemplate` sets, besides the special tokens.
+_OWN = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class TemplateFailure(Exception):
@@ -151,6 +153,10 @@ class ChatTemplate:
         fitted = [self._fitted(message) for message in self.tool_turns.written(messages)]
         return self._render(fitted, add_generation_prompt, tools, variables)
 
+    def takes_variable(self, name: str) -> bool:
+        """True if a variable from outside reaches the template."""
+        return name in self.variables and name not in (*_OWN, *self._special_tokens)
+
     @property
     def takes_system(self) -> bool:
         """True if the template shows the model the text of a system message."""
@@ -170,13 +176,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        own = {
-            "messages": messages,
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            **self._special_tokens,
-        }
+        values = (messages, tools, None, add_generation_prompt)
+        own = {**dict(zip(_OWN, values, strict=True)), **self._special_tokens}
         try:
             return self._template.render({**(variables or {}), **own})
         except Exception as error:  # a template is a program, which may raise any exception

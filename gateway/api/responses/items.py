@@ -21,6 +21,8 @@ Item = dict[str, Any]
 MAX_ITEMS = 10_000
 MAX_ITEM_ID_LENGTH = 256
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+# Ends of the types of calls, and of their outputs, of tools that only other servers have, such as `web_search_call`.
+_FOREIGN = ("_call", "_call_output")
 _STATUS = OneOf(("in_progress", "completed", "incomplete"))
 # Keys of each type besides `type`, `id` and `status`. The keys of the second group are kept with the item, and the
 # model does not see them.
@@ -36,10 +38,11 @@ _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input
 _PART_KEYS = ("type", "text", "annotations", "logprobs", "prompt_cache_breakpoint")
 
 
-def read_items(name: str, value: Any) -> list[Item]:
+def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = None) -> list[Item]:
     """Returns the items of an input: a string is one message of the user. Raises InvalidRequest that names the item.
 
-    Items without an id get a random one.
+    Items without an id get a random one. Calls of tools of other servers, and their outputs, are left out: their names
+    are added to `skipped`, each with the reason.
     """
     if type(value) is str:
         return [_user_message(value)] if value else []
@@ -48,7 +51,15 @@ def read_items(name: str, value: Any) -> list[Item]:
     if len(value) > MAX_ITEMS:
         raise refused(name, f"{name} must have at most {MAX_ITEMS} items, not {len(value)}.")
     try:
-        return [_item(f"{name}[{index}]", item) for index, item in enumerate(value)]
+        items = []
+        for index, item in enumerate(value):
+            at = f"{name}[{index}]"
+            kind = item.get("type") if type(item) is dict else None
+            if type(kind) is not str or kind in ITEM_TYPES or not kind.endswith(_FOREIGN):
+                items.append(_item(at, item))
+            elif skipped is not None:
+                skipped.append((at, f"this server has no items of the type {shown(kind)}; the model does not see it"))
+        return items
     except InvalidValue as error:
         raise of_check(error) from None
 

@@ -341,3 +341,52 @@ async def test_the_prompt_teaches_the_form_of_the_calls_if_the_template_does_not
     assert FORMATS[form].prompt([Tool("add", parameters=ADD["function"]["parameters"])]) in first  # type: ignore[index]
     assert "CALL name" not in first
     assert f"{call}<|im_end|>\n<|im_start|>user\nResult of add:\n2<|im_end|>" in second
+
+
+@pytest.mark.parametrize(
+    ("template", "parameters", "names"),
+    [
+        (TEMPLATE, {"reasoning_effort": "low", "verbosity": "low"}, ""),
+        (TEMPLATE, {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, ""),
+        (PLAIN, {"reasoning_effort": "low", "verbosity": "high", "store": True}, "store, reasoning_effort, verbosity"),
+        (PLAIN, {"reasoning_effort": "none"}, "reasoning_effort"),
+        (PLAIN + "{{ thinking }}", {"reasoning_effort": "none"}, ""),
+        (TEMPLATE, {"chat_template_kwargs": {"enable_thinking": True, "b": 1}}, "chat_template_kwargs.b"),
+    ],
+)
+async def test_variables_that_the_template_does_not_know_are_named(
+    start_gateway: Start, tmp_path: Path, template: str, parameters: dict[str, Any], names: str
+) -> None:
+    gateway = await start_gateway(model=str(write_model(tmp_path / "test-model", chat_template=template)))
+    async with gateway.worker(answering("x")):
+        reply = await gateway.post(CHAT, {"model": "test-model", "messages": [USER], **parameters})
+    assert reply.status == 200, reply.json
+    assert reply.headers.get("x-quire-no-effect", "") == names
+
+
+async def test_a_tool_whose_schema_is_loosened_is_named(tools_gateway: RunningGateway) -> None:
+    async with tools_gateway.worker(answering("x")):
+        reply = await tools_gateway.post(CHAT, body(tools=[ADD, tool(**HARD)]))
+        plain = await tools_gateway.post(CHAT, body())
+    assert reply.headers["x-quire-no-effect"] == "tools[1].function.parameters"
+    assert "x-quire-no-effect" not in plain.headers
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "reason"),
+    [
+        ({"properties": {"x": {"type": "string", "pattern": "(?<=a)b"}}}, ".properties.x", "look-around"),
+        ({"properties": {"a": {"type": "array", "items": {"type": "strange"}}}}, ".properties.a.items", "Invalid type"),
+        ({"properties": {"a": {"type": "integer"}}, "x-guidance": {}}, "", "x-guidance"),
+    ],
+)
+async def test_the_place_in_a_schema_that_cannot_be_followed_is_named(
+    tools_gateway: RunningGateway, schema: dict[str, Any], place: str, reason: str
+) -> None:
+    reply = await tools_gateway.post(CHAT, body(tools=[ADD, tool(strict=True, **schema)]))
+    message = reply.error["message"]
+    assert (reply.status, reply.error["param"]) == (400, "tools[1].function.parameters")
+    assert f"tools[1].function.parameters{place}, of the tool f, cannot be followed: " in message
+    assert reason in message
+    assert "tool_call" not in message, "the grammar of tool calls is not the client's"
+    assert "%json" not in message

@@ -49,7 +49,7 @@ def test_items_keep_their_ids_and_get_the_form_of_answers() -> None:
     ("item", "param"),
     [
         (5, "input[0]"),
-        ({"type": "web_search_call", "id": "ws_1"}, "input[0].type"),
+        ({"type": "web_search", "id": "ws_1"}, "input[0].type"),
         ({"type": 5}, "input[0].type"),
         ({}, "input[0].type"),
         ({"role": "tool", "content": "x"}, "input[0].role"),
@@ -77,6 +77,17 @@ def test_a_wrong_item_is_refused_with_its_place(item: Any, param: str) -> None:
         read_items("input", [item])
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["custom_tool_call", "custom_tool_call_output", "web_search_call", "new_call"])
+def test_calls_of_tools_of_other_servers_are_left_out(kind: str) -> None:
+    skipped: list[tuple[str, str]] = []
+    foreign = {"type": kind, "id": "x", "anything": {"a": 1}}
+    [item] = read_items("input", [foreign, user("Hi")], skipped)
+    assert item["role"] == "user"
+    [(name, reason)] = skipped
+    assert name == "input[0]"
+    assert kind in reason
 
 
 def test_too_many_items_are_refused() -> None:
