@@ -43,7 +43,7 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class ToolTurns:
-    """How a template takes messages with tool calls.
+    """The form of messages with tool calls for one template.
 
     empty_content: the content of a message that has calls and no text. short_ids: the ids of calls have nine
     characters. text_arguments: arguments are JSON text, not an object. reasoning_key: the key of the reasoning of a
