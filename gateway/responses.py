@@ -74,7 +74,7 @@ class Responses:
         """POST /v1/responses/input_tokens: counts the tokens of the prompt of a response with this body."""
         gateway = self._gateway
         body = await read_object(request, gateway.settings.max_body_bytes, gateway.settings.body_timeout_s)
-        call = await self._dialect(request).read({**body, "store": False}, gateway.limits, gateway.renderer)
+        call = await self._dialect(request).read_unstored(body, gateway.limits, gateway.renderer)
         call.options.labels.note(request, gateway.user_hash_key)
         return web.json_response({"object": "response.input_tokens", "input_tokens": call.prompt_tokens})
 

@@ -195,10 +195,13 @@ def test_the_parameters_of_tokens_are_those_of_the_code() -> None:
 
 def test_what_is_refused_is_what_the_code_refuses() -> None:
     documented = {
-        row[0].strip("`"): [json.loads(value) for value in re.findall(r"`([^`]+)`", row[1])]
+        row[0].strip("`"): (row[1], [json.loads(value) for value in re.findall(r"`([^`]+)`", row[2])])
         for row in table("unsupported")
     }
-    assert documented == {name: list(neutral) for name, neutral in UNSUPPORTED.items()}
+    expected = {
+        name: ("completions" if name in CHAT else "both", list(neutral)) for name, neutral in UNSUPPORTED.items()
+    }
+    assert documented == expected
 
 
 def test_the_parameters_of_a_message_are_those_of_the_code() -> None:

@@ -226,7 +226,7 @@ class WorkerService:
             raise EngineDied(f"the engine's thread failed: {failure!r}") from failure
 
     async def _stop_in_order(self, parts: WorkerParts, drain_s: float, park_s: int) -> None:
-        """Stop the parts, and park requests that have not ended or return them to the queue. Raises the error of a failed task."""
+        """Stop the parts, and park or return requests that have not ended. Raises the error of a failed task."""
         broker, committer, consumer, engine = parts.broker, parts.committer, parts.consumer, parts.engine
         log.info("stopping: %d running requests get up to %.1f s", committer.num_running, drain_s)
         # 1) Claim no more requests. Requests that were about to be claimed are running or isolated afterwards.

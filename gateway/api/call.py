@@ -53,6 +53,7 @@ class Call:
 
     output: how the answer is read; None if it is plain text. echo: JSON that the dialect repeats in its answer.
     retention_s: life of the answer in Redis after its end; 0 for the default. conversation: stored with the request.
+    loosened: indices of the tools whose schemas the grammar follows only in part.
     adapter, adapter_digest: the LoRA adapter that the call names as its model; empty for the model itself.
     """
 
@@ -63,6 +64,7 @@ class Call:
     echo: str = ""
     retention_s: int = 0
     conversation: bytes = b""
+    loosened: tuple[int, ...] = ()
     adapter: str = ""
     adapter_digest: str = ""
 
@@ -100,6 +102,12 @@ class Call:
             adapter=options.model if digest else "",
             adapter_digest=digest,
         )
+
+    def without_effect(self, names: Sequence[str]) -> Call:
+        """The call with further names of parameters that have no effect."""
+        labels = self.options.labels
+        labels = replace(labels, no_effect=(*labels.no_effect, *names))
+        return replace(self, options=replace(self.options, labels=labels))
 
     @property
     def prompt_tokens(self) -> int:

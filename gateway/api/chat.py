@@ -8,7 +8,7 @@ from typing import Any
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.conversation import Conversation, read_call, template_variables
+from quire.gateway.api.conversation import Conversation, read_call, template_variables, unknown_variables
 from quire.gateway.api.errors import ApiError, body
 from quire.gateway.api.logprobs import choice_prompt, of_chat, texts_of, token_ids_of
 from quire.gateway.api.options import make_options
@@ -17,7 +17,7 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.tools import check_choice
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.parts import AnswerPart, PartKind, merged
+from quire.gateway.output.parts import AnswerPart, PartKind, complete_calls, merged
 from quire.gateway.output.tools import ToolChoice
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
@@ -44,7 +44,9 @@ class ChatDialect:
             template_variables=template_variables(given),
         )
         options = make_options(given, limits.sampling_defaults)
-        return await read_call(conversation, options, limits, renderer)
+        call = await read_call(conversation, options, limits, renderer)
+        loosened = (f"tools[{index}].function.parameters" for index in call.loosened)
+        return call.without_effect([*unknown_variables(given, renderer.model.template), *loosened])
 
     def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> ChatAnswer:
         return ChatAnswer(self.prefix + call_id, model, about)
@@ -152,9 +154,10 @@ def _message(choice: Choice) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
     if not choice.parts:
         return message
-    texts = {kind: "".join(part.text for part in choice.parts if part.kind == kind) for kind in PartKind}
-    calls = [part for part in choice.parts if part.kind == PartKind.CALL]
-    arguments = {part.call: part.text for part in choice.parts if part.kind == PartKind.ARGUMENTS}
+    parts = complete_calls(choice.parts)
+    texts = {kind: "".join(part.text for part in parts if part.kind == kind) for kind in PartKind}
+    calls = [part for part in parts if part.kind == PartKind.CALL]
+    arguments = {part.call: part.text for part in parts if part.kind == PartKind.ARGUMENTS}
     message["content"] = texts[PartKind.CONTENT] or (None if calls else "")
     if texts[PartKind.REASONING]:
         message["reasoning_content"] = texts[PartKind.REASONING]
@@ -163,7 +166,7 @@ def _message(choice: Choice) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.text, "arguments": arguments.get(call.call, "")},
+                "function": {"name": call.text, "arguments": arguments[call.call]},
             }
             for call in calls
         ]

@@ -7,6 +7,7 @@ read. Chat completions, Responses and Messages differ only in the form of their 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,13 +18,17 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.tool_messages import as_plain_messages
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import RenderedChat, Renderer
+from quire.gateway.model.schema_fault import find_fault
 from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
 from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.output.tool_grammar import grammar_after_reasoning
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
-from quire.shared.text.chat_template import Message
+from quire.shared.text.chat_template import ChatTemplate, Message
 from quire.shared.text.grammar import lark_json, write
 from quire.shared.text.grammar_error import GrammarError
+
+# The places and lines of a grammar in an error: clients see neither the grammar of tool calls nor its lines.
+_GRAMMAR_TEXT = re.compile(r"^at \d+\(\d+\): | \d+ \| .*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +59,10 @@ async def render_prompt(
     messages: Sequence[Message] = conversation.messages
     tools = conversation.callable_tools
     tool_format = FORMATS[renderer.model.tool_format] if renderer.model.tool_format else None
-    if tool_format is not None and not renderer.template_takes_tools:
-        messages = as_plain_messages(messages, tool_format.prompt(tools) if tools else "")
+    if tool_format is not None and renderer.describes_tools:
+        takes_system = renderer.model.template is None or renderer.model.template.takes_system
+        messages = as_plain_messages(messages, tool_format, tool_format.prompt(tools) if tools else "", takes_system)
+        tools = ()
     return await renderer.chat(
         messages,
         limits.max_model_len,
@@ -80,6 +87,7 @@ async def read_call(
     """
     limits.check_model(options.model)
     limits.check_choices(1, options.counts)
+    conversation = _with_possible_calls(conversation, renderer)
     model, tools = renderer.model, conversation.callable_tools
     # 1) Render and tokenize the prompt.
     prompt = await render_prompt(conversation, limits, renderer, options.form)
@@ -97,9 +105,11 @@ async def read_call(
     )
     # 3) Choose the grammar of the answer.
     sampling, answer = options.sampling, options.answer
+    loosened: tuple[int, ...] = ()
     if tools:
         content = _content_schema(sampling.grammar, options.grammar_parameter, spec)
-        sampling = replace(sampling, grammar=await _tool_grammar(conversation, spec, renderer, content))
+        grammar, loosened = await _tool_grammar(conversation, spec, renderer, content)
+        sampling = replace(sampling, grammar=grammar)
     elif sampling.grammar:
         await renderer.check_grammar(sampling.grammar, options.grammar_parameter)
         grammar, spec = _after_reasoning(sampling.grammar, spec, renderer)
@@ -109,7 +119,7 @@ async def read_call(
     output = None if is_plain and not conversation.is_typed else spec
     if output is not None and not spec.markers.isdisjoint(model.special_tokens):
         sampling, answer = replace(sampling, skip_special_tokens=False), answer._replace(skip_special_tokens=False)
-    return Call.of(
+    call = Call.of(
         replace(options, sampling=sampling, answer=answer),
         [("messages", token_ids)],
         limits,
@@ -117,6 +127,15 @@ async def read_call(
         output=output,
         echo=echo,
     )
+    return replace(call, loosened=loosened)
+
+
+def _with_possible_calls(conversation: Conversation, renderer: Renderer) -> Conversation:
+    """The conversation with at most one call per answer if its template shows the model one call per message only."""
+    template = renderer.model.template
+    if template is None or template.tool_turns.is_parallel or renderer.describes_tools:
+        return conversation
+    return replace(conversation, tool_choice=conversation.tool_choice._replace(parallel=False))
 
 
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,6 +145,19 @@ def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
         # The name that most templates know (Qwen3, DeepSeek V3.1: `thinking`).
         variables |= {"enable_thinking": False, "thinking": False}
     return {**variables, **given.get("chat_template_kwargs", {})}
+
+
+def unknown_variables(given: Mapping[str, Any], template: ChatTemplate | None) -> list[str]:
+    """The parameters of a call that only set variables which the chat template does not know."""
+    if template is None:
+        return []
+    names = [
+        name
+        for name in ("reasoning_effort", "verbosity")
+        if name in given and not any(map(template.takes_variable, template_variables({name: given[name]})))
+    ]
+    kwargs = given.get("chat_template_kwargs", {})
+    return names + [f"chat_template_kwargs.{name}" for name in kwargs if not template.takes_variable(name)]
 
 
 def _as_json(tool: Tool) -> dict[str, Any]:
@@ -162,28 +194,55 @@ def _content_schema(grammar: str, name: str, spec: OutputSpec) -> str:
     return json.dumps(schema, ensure_ascii=False)
 
 
-async def _tool_grammar(conversation: Conversation, spec: OutputSpec, renderer: Renderer, content: str = "") -> str:
-    """The grammar of an answer with tools. Raises InvalidRequest that names the tool whose schema cannot be followed.
+async def _tool_grammar(
+    conversation: Conversation, spec: OutputSpec, renderer: Renderer, content: str = ""
+) -> tuple[str, tuple[int, ...]]:
+    """The grammar of an answer with tools, and the indices of the tools whose schemas it does not follow.
 
     content: the JSON schema of an answer that calls no tool, as text; empty for any text. The arguments of a tool that
-    is not strict may be any JSON object if its schema cannot be followed.
+    is not strict may be any JSON object if its schema cannot be followed. Raises InvalidRequest that names the strict
+    tool whose schema cannot be followed, and the place in the schema.
     """
     choice = conversation.tool_choice
     # Nearly always all schemas can be followed: then this one check suffices.
     grammar, fault = await _checked(spec, spec.tools, choice, renderer, content)
     if not fault:
-        return grammar
-    tools = []
+        return grammar, _loosened(spec, spec.tools, renderer)
+    tools: list[Tool] = []
     for index, tool in enumerate(spec.tools):
         _, fault = await _checked(spec, [tool], ToolChoice(ToolMode.NAMED, tool.name), renderer)
         if fault and tool.strict:
             name = f"tools[{index}].function.parameters"
-            raise refused(name, f"{name}, of the tool {tool.name}, cannot be followed: {fault}.")
+            found = await find_fault(tool.parameters, renderer.try_grammar)
+            place, reason = (name + found.path, found.reason) if found is not None else (name, _reason(fault))
+            raise refused(name, f"{place}, of the tool {tool.name}, cannot be followed: {reason}.")
         tools.append(tool.with_any_arguments() if fault else tool)
     grammar, fault = await _checked(spec, tools, choice, renderer, content)
     if fault:
-        raise refused("tools", f"tools cannot be followed: {fault}.")
-    return grammar
+        raise refused("tools", f"tools cannot be followed: {_reason(fault)}.")
+    unlike = {index for index, tool in enumerate(tools) if tool != spec.tools[index]}
+    return grammar, tuple(sorted(unlike | set(_loosened(spec, tools, renderer))))
+
+
+def _loosened(spec: OutputSpec, tools: Sequence[Tool], renderer: Renderer) -> tuple[int, ...]:
+    """The indices of the tools whose schemas the format follows only in part: it could not if they were strict."""
+
+    def follows(some: Sequence[Tool]) -> bool:
+        strict = [tool._replace(strict=True) for tool in some]
+        try:
+            renderer.tool_grammars.text(spec, strict, ToolChoice(ToolMode.REQUIRED))
+        except GrammarError:
+            return False
+        return True
+
+    if all(tool.strict for tool in tools) or follows(tools):
+        return ()
+    return tuple(index for index, tool in enumerate(tools) if not tool.strict and not follows([tool]))
+
+
+def _reason(fault: str) -> str:
+    """The fault of a grammar without its text."""
+    return _GRAMMAR_TEXT.sub("", fault)
 
 
 async def _checked(

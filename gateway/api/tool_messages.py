@@ -1,19 +1,22 @@
-"""Conversations with tools for a chat template that does not know tools: calls and results become plain messages."""
+"""Conversations with tools for a chat template that does not know them: calls and results become plain messages."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from quire.gateway.output.tool_format import ToolFormat
 from quire.shared.text.chat_template import Message
 
 
-def as_plain_messages(messages: Sequence[Message], instructions: str) -> list[Message]:
+def as_plain_messages(
+    messages: Sequence[Message], form: ToolFormat, instructions: str, takes_system: bool = True
+) -> list[Message]:
     """Return the conversation with the roles system, user and assistant only, and without `tool_calls`.
 
-    instructions: text about the tools for the system message; empty for none. Results of tools become messages of the
-    user; results of parallel calls become one message, because many templates require that the roles alternate.
+    form: of the calls. instructions: text about the tools for the system message; empty for none. Results of tools
+    become messages of the user; results of parallel calls become one message, because many templates require that the
+    roles alternate. Without `takes_system` the text of the system begins the first message of the user.
     """
     plain: list[dict[str, Any]] = []
     names: dict[str, str] = {}
@@ -29,14 +32,17 @@ def as_plain_messages(messages: Sequence[Message], instructions: str) -> list[Me
                 plain.append({"role": "user", "content": result})
         elif calls := message.get("tool_calls"):
             names |= {call["id"]: call["function"]["name"] for call in calls}
-            written = "\n".join(map(_written, calls))
+            functions = [call["function"] for call in calls]
+            written = "\n".join(form.written(one["name"], one["arguments"]) for one in functions)
             content = "\n".join(filter(None, (_text(message), written)))
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             plain.append({**rest, "content": content})
         else:
             plain.append(dict(message))
         previous = role
-    if instructions:
+    if instructions and not takes_system:
+        _begin_user_text(plain, instructions)
+    elif instructions:
         if plain and plain[0]["role"] == "system":
             plain[0]["content"] = f"{_text(plain[0])}\n\n{instructions}"
         else:
@@ -44,10 +50,15 @@ def as_plain_messages(messages: Sequence[Message], instructions: str) -> list[Me
     return list[Message](plain)
 
 
-def _written(call: Mapping[str, Any]) -> str:
-    """A tool call as the model writes it in the format `json`."""
-    function = call["function"]
-    return json.dumps({"tool": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+def _begin_user_text(plain: list[dict[str, Any]], instructions: str) -> None:
+    """Moves the text of the system, with the instructions, to the beginning of the first message of the user."""
+    system = plain.pop(0) if plain and plain[0]["role"] == "system" else None
+    texts = [_text(system), instructions] if system is not None else [instructions]
+    first = next((message for message in plain if message["role"] == "user"), None)
+    if first is None:
+        plain.insert(0, {"role": "user", "content": "\n\n".join(filter(None, texts))})
+    else:
+        first["content"] = "\n\n".join(filter(None, (*texts, _text(first))))
 
 
 def _text(message: Message) -> str:

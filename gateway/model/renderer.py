@@ -14,6 +14,7 @@ from quire.gateway.model.continued_message import render_continued
 from quire.gateway.model.grammar_check import GrammarTrials
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.tool_grammars import ToolGrammars
 from quire.shared.text.chat_template import Message, TemplateFailure
 from quire.shared.text.grammar import GrammarVocabulary
@@ -57,6 +58,12 @@ class Renderer:
     def template_takes_tools(self) -> bool:
         """True if the chat template describes tools to the model."""
         return self.model.template is not None and "tools" in self.model.template.variables
+
+    @property
+    def describes_tools(self) -> bool:
+        """True if plain messages describe the tools to the model: no template does, or not in the format of calls."""
+        form = FORMATS.get(self.model.tool_format)
+        return not self.template_takes_tools or (form is not None and form.is_described)
 
     async def chat(
         self,

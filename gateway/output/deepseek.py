@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import json
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 from quire.gateway.output.call_parser import CallParser
 from quire.gateway.output.reasoning import Reasoning
@@ -67,6 +69,10 @@ class DeepSeekV31(ToolFormat):
 
     def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> DeepSeekParser:
         return DeepSeekParser(tools, is_forced)
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        text = json.dumps(arguments, ensure_ascii=False)
+        return f"{CALLS_BEGIN}{CALL_BEGIN}{self._before}{name}{self._between}{text}{self._after}{CALL_END}{CALLS_END}"
 
     def grammar(
         self,

@@ -9,8 +9,10 @@ The prompt ends with `<|start|>assistant`. `<|call|>` and `<|return|>` end the a
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 from quire.gateway.output.call_parser import CallParser
 from quire.gateway.output.growing_text import MalformedCall
@@ -84,6 +86,10 @@ class Harmony(ToolFormat):
 
     def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> HarmonyParser:
         return HarmonyParser(tools, is_forced)
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        header = f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}"
+        return f"{header}{json.dumps(arguments, ensure_ascii=False)}{CALL}"
 
     def grammar(
         self,

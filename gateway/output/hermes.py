@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import json
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 from quire.gateway.output.call_parser import CallParser
 from quire.gateway.output.reasoning import Reasoning
@@ -41,6 +43,9 @@ class Hermes(ToolFormat):
 
     def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> HermesParser:
         return HermesParser(tools, is_forced)
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{START}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{END}"
 
     def grammar(
         self,

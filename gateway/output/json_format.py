@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 from quire.gateway.output.call_parser import CallParser
 from quire.gateway.output.reasoning import Reasoning
@@ -22,10 +23,8 @@ from quire.gateway.output.tools import Tool, ToolChoice
 
 _OPEN = r'\s*\{\s*"tool"\s*:\s*'
 _CANONICAL = '{"tool": '
-_PROMPT = """You can call functions. Each line describes one:
-{tools}
-To call a function, answer with nothing but one JSON object: {{"tool": "<name>", "arguments": {{<arguments>}}}}
-Write one object per line to call several functions. Otherwise answer as usual."""
+_MANNER = """To call a function, answer with nothing but one JSON object: {"tool": "<name>", "arguments": {<arguments>}}
+Write one object per line to call several functions."""
 
 
 class JsonParser(CallParser):
@@ -43,10 +42,14 @@ class JsonParser(CallParser):
 
 class Json(ToolFormat):
     name = "json"
+    is_described = True
     json_keys = ("tool", "arguments")
 
     def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> JsonParser:
         return JsonParser(tools, is_forced)
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return json.dumps({"tool": name, "arguments": arguments}, ensure_ascii=False)
 
     def grammar(
         self,
@@ -64,12 +67,5 @@ class Json(ToolFormat):
         beginning = Beginning(pattern=_OPEN, rest="calls")
         return answer_grammar(choice, special_tokens, reasoning, f"{quoted(_CANONICAL)} calls", [beginning], rules)
 
-    def prompt(self, tools: Sequence[Tool]) -> str:
-        lines = [
-            json.dumps(
-                {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
-                ensure_ascii=False,
-            )
-            for tool in tools
-        ]
-        return _PROMPT.format(tools="\n".join(lines))
+    def manner(self) -> str:
+        return _MANNER

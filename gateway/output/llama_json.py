@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import json
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 from quire.gateway.output.call_parser import CallParser
 from quire.gateway.output.reasoning import Reasoning
@@ -51,6 +53,9 @@ class LlamaJson(ToolFormat):
 
     def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> LlamaJsonParser:
         return LlamaJsonParser(tools, is_forced)
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
 
     def grammar(
         self,

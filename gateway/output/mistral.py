@@ -7,8 +7,10 @@ name with JSON for each call.
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 from quire.gateway.output.call_parser import CallParser
 from quire.gateway.output.reasoning import Reasoning
@@ -85,6 +87,9 @@ class _Mistral(ToolFormat):
 class MistralList(_Mistral):
     name = "mistral"
 
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{CALLS}[{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}]"
+
     def _calls(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> tuple[str, list[str]]:
         rules = [
             f'call: {quoted(_OPEN)} named ID? "}}"',
@@ -98,6 +103,9 @@ class MistralList(_Mistral):
 
 class MistralNames(_Mistral):
     name = "mistral_args"
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{CALLS}{name}{ARGS}{json.dumps(arguments, ensure_ascii=False)}"
 
     def _calls(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> tuple[str, list[str]]:
         args = lark_text(ARGS, special_tokens)

@@ -7,6 +7,7 @@ text was divided into pushes, except that a text part may come in several pieces
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -59,6 +60,28 @@ def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
         texts.append(part.text)
     if found:
         found[-1] = found[-1]._replace(text="".join(texts))
+    return found
+
+
+def is_complete(arguments: str) -> bool:
+    """True if the arguments of a tool call are one JSON object: False if the answer ended inside the call."""
+    try:
+        return type(json.loads(arguments)) is dict
+    except (ValueError, RecursionError):
+        return False
+
+
+def complete_calls(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """Returns merged parts without the tool call in which the answer ended: a client must not run half a call."""
+    found: list[AnswerPart] = []
+    call: AnswerPart | None = None
+    for part in parts:
+        if part.kind == PartKind.CALL:
+            call = part
+        elif part.kind != PartKind.ARGUMENTS:
+            found.append(part)
+        elif call is not None and is_complete(part.text):
+            found += (call, part)
     return found
 
 

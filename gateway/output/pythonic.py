@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 from quire.gateway.output.call_parser import CallParser
 from quire.gateway.output.growing_text import MalformedCall
@@ -72,6 +73,9 @@ class Pythonic(ToolFormat):
 
     def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> PythonicParser:
         return PythonicParser(tools, is_forced)
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
 
     def grammar(
         self,

@@ -12,7 +12,8 @@ Paris
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 from quire.gateway.output.argument_types import properties_of, types_of
 from quire.gateway.output.call_parser import CallParser
@@ -95,6 +96,13 @@ class QwenCoder(ToolFormat):
 
     def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> QwenCoderParser:
         return QwenCoderParser(tools, is_forced)
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        lines = [START, f"{FUNCTION_START}{name}>"]
+        for key, value in arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            lines += [f"{PARAMETER_START}{key}>", text, PARAMETER_END]
+        return "\n".join([*lines, FUNCTION_END, END])
 
     def grammar(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from quire.gateway.output.parts import OutputParser
 from quire.gateway.output.reasoning import Reasoning
@@ -21,6 +22,8 @@ class ToolFormat(ABC):
     markers: ClassVar[frozenset[str]] = frozenset()
     # True if the parser also reads the model's reasoning, so that answers without tools need it, too.
     has_reasoning: ClassVar[bool] = False
+    # True if no chat template teaches the format, so that the prompt describes the tools also where the template can.
+    is_described: ClassVar[bool] = False
     # The keys of name and arguments, if a call is a JSON object without marks around it.
     json_keys: ClassVar[tuple[str, str] | None] = None
 
@@ -46,6 +49,21 @@ class ToolFormat(ABC):
         before the answer. Raises GrammarError if the format cannot enforce the schema of a strict tool.
         """
 
+    @abstractmethod
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return a tool call as the model writes it."""
+
+    def manner(self) -> str:
+        """Return the sentences that tell a model how to write a call."""
+        form = self.written("NAME", {"ARGUMENT": "VALUE"})
+        return f"To call a function, write its name and its arguments in this form:\n{form}"
+
     def prompt(self, tools: Sequence[Tool]) -> str:
-        """Return the text for the system message that describes the tools; empty if the chat template does that."""
-        return ""
+        """Return the text for the system message that describes the tools, for models whose chat template cannot."""
+        described = (
+            {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)} for tool in tools
+        )
+        lines = [json.dumps(one, ensure_ascii=False) for one in described]
+        return "\n".join(
+            ["You can call functions. Each line describes one:", *lines, self.manner(), "Otherwise answer as usual."]
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.gateway.output.parts import AnswerPart, OutputParser, PartKind, call_id
+from quire.gateway.output.parts import AnswerPart, OutputParser, PartKind, call_id, is_complete
 
 
 class ChoiceParts:
@@ -20,7 +20,13 @@ class ChoiceParts:
         self._held = 0
         # Tokens of reasoning, with the marker that begins it.
         self.reasoning_tokens = 0
-        self.has_calls = False
+        # The pieces of the arguments of the last tool call; None without a call.
+        self._arguments: list[str] | None = None
+
+    @property
+    def ends_with_call(self) -> bool:
+        """True if the choice has tool calls, and the last of them is complete."""
+        return self._arguments is not None and is_complete("".join(self._arguments))
 
     def push(self, text: str, tokens: int) -> tuple[AnswerPart, ...]:
         """Returns the parts that `text`, the text of the next `tokens` tokens, makes certain."""
@@ -32,6 +38,8 @@ class ChoiceParts:
             found = (parts[0],) if is_plain else self._with_ids(parts)
             self.reasoning_tokens += self._held if found[0].kind == PartKind.REASONING else 0
             self._held = 0
+            if is_plain and self._arguments is not None and found[0].kind is PartKind.ARGUMENTS:
+                self._arguments.append(found[0].text)
         return found
 
     def finish(self, text: str) -> tuple[AnswerPart, ...]:
@@ -40,10 +48,14 @@ class ChoiceParts:
         return self._with_ids([*parts, *self._parser.finish()])
 
     def _with_ids(self, parts: Iterable[AnswerPart]) -> tuple[AnswerPart, ...]:
-        return tuple(self._with_id(part) if part.kind == PartKind.CALL else part for part in parts)
+        return tuple(map(self._with_id, parts))
 
     def _with_id(self, part: AnswerPart) -> AnswerPart:
-        self.has_calls = True
+        if part.kind == PartKind.ARGUMENTS and self._arguments is not None:
+            self._arguments.append(part.text)
+        if part.kind != PartKind.CALL:
+            return part
+        self._arguments = []
         # One token may complete several calls: the number of the call tells them apart.
         position = self._tokens + part.call
         return part._replace(id=call_id(self._request_id, self._index, position))

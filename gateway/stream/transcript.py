@@ -23,7 +23,7 @@ from quire.gateway.stream.prompt_text import PromptText
 from quire.shared.messages import BY_TOKEN, Delta, Outcome, PromptReport, StepItem
 from quire.shared.states import COMPLETE, OutcomeName
 
-# The finish reason of a choice that ended with tool calls.
+# The finish reason of a choice that ended after tool calls. A choice that ended inside a call keeps its own reason.
 TOOL_CALLS = "tool_calls"
 
 # Retry-After of a call that no worker took: the time in which a worker with a small model starts.
@@ -194,7 +194,7 @@ class _RequestText:
             rest: tuple[AnswerPart, ...] = ()
             if reason is not None:
                 rest = parts.finish(choice.finish(reason))
-                if reason == OutcomeName.STOP and parts.has_calls:
+                if reason == OutcomeName.STOP and parts.ends_with_call:
                     reason = choice.finish_reason = TOOL_CALLS
             if found or rest or reason or scored is not None:
                 stop_reason = self._stop_reason(one) if reason is not None else None

@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.shared.model.files import ModelError, read_json
+from quire.shared.text.tool_turns import ToolTurns, probe_tool_turns
 
 # A message of a conversation: `role`, `content` (a string, a list of text parts, or None in a message with tool calls)
 # and perhaps `name`, `tool_calls`, `tool_call_id` and `reasoning_content`. The arguments of a tool call are an object.
@@ -29,6 +30,8 @@ Message = Mapping[str, Any]
 
 # By role: the roles of the conversation with which a template is probed for the forms of content that it renders.
 _PROBES = {"system": ("system", "user"), "user": ("user",), "assistant": ("user", "assistant", "user")}
+# The variables that `ChatTemplate` sets, besides the special tokens.
+_OWN = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class TemplateFailure(Exception):
@@ -115,6 +118,7 @@ class ChatTemplate:
     """One compiled template. Construction raises TemplateFailure for a source that is not a valid template.
 
     variables: names that the template takes from outside; `tools` is among them if it can describe tools to the model.
+    tool_turns: the form in which it takes messages with tool calls.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -130,6 +134,9 @@ class ChatTemplate:
         # Two parts: for some roles there are templates that render only the first part.
         parts = [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]
         self._takes_parts = {role for role in _PROBES if self._shows(role, parts, [{"type": "text", "text": "x"}])}
+        self.tool_turns = ToolTurns()
+        if "tools" in self.variables:
+            self.tool_turns = probe_tool_turns(self._try)
 
     def render(
         self,
@@ -143,7 +150,24 @@ class ChatTemplate:
         tools: in the form of the OpenAI API. variables: further ones for the template, such as `enable_thinking`; none
         of them replaces a variable that this class sets.
         """
-        return self._render([self._fitted(message) for message in messages], add_generation_prompt, tools, variables)
+        fitted = [self._fitted(message) for message in self.tool_turns.written(messages)]
+        return self._render(fitted, add_generation_prompt, tools, variables)
+
+    def takes_variable(self, name: str) -> bool:
+        """True if a variable from outside reaches the template."""
+        return name in self.variables and name not in (*_OWN, *self._special_tokens)
+
+    @property
+    def takes_system(self) -> bool:
+        """True if the template shows the model the text of a system message."""
+        return "system" in self._takes_strings | self._takes_parts
+
+    def _try(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the prompt of a conversation; None if the template refuses it."""
+        try:
+            return self._render([self._fitted(message) for message in messages], True, tools)
+        except TemplateFailure:
+            return None
 
     def _render(
         self,
@@ -152,13 +176,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        own = {
-            "messages": messages,
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            **self._special_tokens,
-        }
+        values = (messages, tools, None, add_generation_prompt)
+        own = {**dict(zip(_OWN, values, strict=True)), **self._special_tokens}
         try:
             return self._template.render({**(variables or {}), **own})
         except Exception as error:  # a template is a program, which may raise any exception

@@ -214,3 +214,11 @@ async def test_a_stream_has_the_headers_too(gateway: RunningGateway) -> None:
         headers = stream.response.headers
         assert headers["x-quire-no-effect"] == "diagnostics"
         assert len(headers["request-id"]) == 32
+
+
+async def test_a_tool_whose_schema_is_loosened_is_named(gateway: RunningGateway) -> None:
+    hard = {**WEATHER, "input_schema": {"type": "object", "properties": {"a": {"type": "strange"}}}}
+    async with gateway.worker(saying("x")):
+        reply = await gateway.post(PATH, body(tools=[{"type": "web_search_20250305", "name": "w"}, hard]))
+    assert reply.status == 200, reply.json
+    assert reply.headers["x-quire-no-effect"] == "tools.web_search_20250305, tools[1].input_schema"

@@ -288,3 +288,38 @@ async def test_a_failed_response(gateway: RunningGateway, client: Any) -> None:
     assert (message.status, message.content[0].text) == ("incomplete", "abc")
     stored = await gateway.get(f"{PATH}/{last.response.id}")
     assert Response.model_validate(stored.json) == last.response
+
+
+async def test_what_has_no_effect_is_a_warning(gateway: RunningGateway) -> None:
+    hard = {"type": "function", "name": "f", "parameters": HARD_SCHEMA}
+    tools = [{"type": "web_search"}, {**TOOL, "name": "g"}, hard]
+    body = {
+        "model": MODEL,
+        "input": [{"role": "user", "content": "x"}, {"type": "custom_tool_call", "call_id": "c", "input": "y"}],
+        "tools": tools,
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+        "chat_template_kwargs": {"unknown": 1},
+    }
+    async with gateway.worker(answering("x")):
+        reply = await gateway.post(PATH, body)
+        stream = await raw_events(gateway, PATH, {**body, "stream": True})
+    assert reply.status == 200, reply.json
+    names = ["input[1]", "tools[0]", "chat_template_kwargs.unknown", "tools[2].parameters"]
+    assert [one["param"] for one in reply.json["warnings"]] == names
+    assert reply.headers["x-quire-no-effect"] == ", ".join(names)
+    assert stream[-1]["response"]["warnings"] == reply.json["warnings"]
+
+
+async def test_a_strict_function_is_named_with_its_place_among_all_tools(gateway: RunningGateway) -> None:
+    tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": HARD_SCHEMA, "strict": True}]
+    reply = await gateway.post(PATH, {"model": MODEL, "input": "Hello", "tools": tools})
+    assert (reply.status, reply.error["param"]) == (400, "tools[1].parameters")
+
+
+async def test_store_is_checked_also_where_nothing_is_stored(gateway: RunningGateway) -> None:
+    path = f"{PATH}/input_tokens"
+    wrong = await gateway.post(path, {"model": MODEL, "input": "Hello", "store": {}})
+    assert (wrong.status, wrong.error["param"]) == (400, "store")
+    for store in (None, True, False):
+        assert (await gateway.post(path, {"model": MODEL, "input": "Hello", "store": store})).status == 200
+    assert (await gateway.post(path, {"model": MODEL, "input": "Hello", "background": True})).status == 200

@@ -47,11 +47,12 @@ class MessageDialect:
         }
         try:
             # A call with max_tokens 0 computes its prompt, and one token that is not in the answer.
-            return await read_call(
+            call = await read_call(
                 request.conversation, options, limits, renderer, sse.dumps(echo), default_max_tokens=max(max_tokens, 1)
             )
         except ApiError as error:
             raise request.renamed(error) from error
+        return call.without_effect([f"tools[{request.tool_places[index]}].input_schema" for index in call.loosened])
 
     def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> MessageAnswer:
         return MessageAnswer(self.prefix + call_id, call_id, model, about)

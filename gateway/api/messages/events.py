@@ -7,12 +7,12 @@ resumed stream, a stream of another gateway and the whole message agree.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from quire.gateway.api.messages.partial_json import read_partial_object
 from quire.gateway.api.messages.signature import sign
-from quire.gateway.output.parts import AnswerPart, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind, complete_calls
 from quire.gateway.stream import sse
 
 TOOL_ID_PREFIX = "toolu_"
@@ -100,14 +100,14 @@ class BlockWriter:
 
 
 def blocks(parts: Sequence[AnswerPart], hides_thinking: bool = False) -> list[dict[str, Any]]:
-    """The blocks of a whole answer, whose neighbouring parts of a kind are merged."""
+    """The blocks of a whole answer, whose neighbouring parts of a kind are merged; without an unfinished tool call."""
     found: list[dict[str, Any]] = []
-    for part in parts:
+    for part in complete_calls(parts):
         match part.kind:
             case PartKind.CALL:
                 found.append(_tool_block(part))
             case PartKind.ARGUMENTS:
-                found[-1]["input"] = read_partial_object(part.text)
+                found[-1]["input"] = json.loads(part.text)
             case PartKind.CONTENT if part.text:
                 found.append(_text_block(part.text))
             case PartKind.REASONING if part.text:

@@ -11,7 +11,6 @@ from quire.gateway.api.errors import ApiError, Cancelled
 from quire.gateway.api.responses.output_items import OutputItems
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
-from quire.shared.states import OutcomeName
 
 PREFIX = "resp_"
 
@@ -22,7 +21,7 @@ class ResponseStatus(StrEnum):
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
-    # The answer reached its largest number of tokens.
+    # The answer reached its largest number of tokens, or a stop string inside of a function call.
     INCOMPLETE = "incomplete"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -57,7 +56,10 @@ class ResponseBody:
     def _write(
         self, status: ResponseStatus, output: OutputItems | None, error: str = "null", usage: str = "null"
     ) -> str:
-        details = '{"reason":"max_output_tokens"}' if status == ResponseStatus.INCOMPLETE else "null"
+        details = "null"
+        if status == ResponseStatus.INCOMPLETE and output is not None:
+            is_length = output.finish_reason == OutcomeName.LENGTH
+            details = '{"reason":"max_output_tokens"}' if is_length else '{"reason":"stop"}'
         items = output.json() if output is not None else "[]"
         return (
             f'{self._head}"status":"{status}","error":{error},"incomplete_details":{details},"output":{items},'
@@ -67,7 +69,7 @@ class ResponseBody:
 
 def end_status(output: OutputItems) -> ResponseStatus:
     """The status of a response whose answer has ended."""
-    return ResponseStatus.INCOMPLETE if output.finish_reason == OutcomeName.LENGTH else ResponseStatus.COMPLETED
+    return ResponseStatus.INCOMPLETE if output.is_cut else ResponseStatus.COMPLETED
 
 
 def is_stored(about: CallMetadata) -> bool:

@@ -47,18 +47,28 @@ class ResponseDialect:
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         """Check and tokenize a call, after the conversation of the previous response. Raises ApiError."""
-        request = read_request(body, limits)
+        return await self._read(body, limits, renderer, may_store=True)
+
+    async def read_unstored(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
+        """Check and tokenize a call whose conversation is not stored, so that it may be longer. Raises ApiError."""
+        return await self._read(body, limits, renderer, may_store=False)
+
+    async def _read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer, may_store: bool) -> Call:
+        request = read_request(body, limits, renderer.model.template)
+        is_stored = request.is_stored and may_store
         limits.check_model(request.options.model)
         echo = request.echo()
         before = await self._store.whole_conversation(request.previous) if request.previous else []
         items = before + await self._resolved(request.items, before)
-        conversation = self._written(request, items) if request.is_stored else b""
+        conversation = self._written(request, items) if is_stored else b""
         try:
             call = await _fitting_call(request, items, limits, renderer, echo)
         except InvalidRequest as error:
-            raise _renamed(error) from error
+            raise _renamed(request.renamed(error)) from error
         return replace(
-            call, retention_s=self._storage.retention_s if request.is_stored else 0, conversation=conversation
+            request.with_loosened(call),
+            retention_s=self._storage.retention_s if is_stored else 0,
+            conversation=conversation,
         )
 
     def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> ResponseEvents:

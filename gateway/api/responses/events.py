@@ -12,7 +12,7 @@ from typing import Any
 from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
 from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, end_status
-from quire.gateway.api.responses.output_items import ItemChange, ItemType, OutputItem, OutputItems
+from quire.gateway.api.responses.output_items import ItemChange, ItemStatus, ItemType, OutputItem, OutputItems
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
@@ -132,6 +132,8 @@ def _events_of(change: ItemChange) -> list[tuple[str, str]]:
         if part:
             events.append(("response.content_part.added", f'{place},"part":{item.part_json()}'))
         return events
+    if item.type == ItemType.FUNCTION_CALL and item.status == ItemStatus.INCOMPLETE:
+        return [("response.output_item.done", whole)]  # clients take `arguments.done` for a call that they can run
     if item.type == ItemType.FUNCTION_CALL:
         done = f'{place},"name":{sse.quote(item.name)},"arguments":{sse.quote(item.text)}'
     else:

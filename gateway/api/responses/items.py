@@ -11,6 +11,7 @@ from typing import Any
 from quire.gateway.api.chat_messages import MAX_CALL_ID_LENGTH, ROLES, call_arguments
 from quire.gateway.api.errors import invalid, of_check, refused
 from quire.gateway.api.tools import tool_name
+from quire.gateway.output.parts import is_complete
 from quire.shared.broker import new_id
 from quire.shared.text.chat_template import Message
 from quire.shared.validators import InvalidValue, OneOf, Text, shown
@@ -20,6 +21,8 @@ Item = dict[str, Any]
 MAX_ITEMS = 10_000
 MAX_ITEM_ID_LENGTH = 256
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+# Ends of the types of calls, and of their outputs, of tools that only other servers have, such as `web_search_call`.
+_FOREIGN = ("_call", "_call_output")
 _STATUS = OneOf(("in_progress", "completed", "incomplete"))
 # Keys of each type besides `type`, `id` and `status`. The keys of the second group are kept with the item, and the
 # model does not see them.
@@ -35,10 +38,11 @@ _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input
 _PART_KEYS = ("type", "text", "annotations", "logprobs", "prompt_cache_breakpoint")
 
 
-def read_items(name: str, value: Any) -> list[Item]:
+def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = None) -> list[Item]:
     """Returns the items of an input: a string is one message of the user. Raises InvalidRequest that names the item.
 
-    Items without an id get a random one.
+    Items without an id get a random one. Calls of tools of other servers, and their outputs, are left out: their names
+    are added to `skipped`, each with the reason.
     """
     if type(value) is str:
         return [_user_message(value)] if value else []
@@ -47,7 +51,15 @@ def read_items(name: str, value: Any) -> list[Item]:
     if len(value) > MAX_ITEMS:
         raise refused(name, f"{name} must have at most {MAX_ITEMS} items, not {len(value)}.")
     try:
-        return [_item(f"{name}[{index}]", item) for index, item in enumerate(value)]
+        items = []
+        for index, item in enumerate(value):
+            at = f"{name}[{index}]"
+            kind = item.get("type") if type(item) is dict else None
+            if type(kind) is not str or kind in ITEM_TYPES or not kind.endswith(_FOREIGN):
+                items.append(_item(at, item))
+            elif skipped is not None:
+                skipped.append((at, f"this server has no items of the type {shown(kind)}; the model does not see it"))
+        return items
     except InvalidValue as error:
         raise of_check(error) from None
 
@@ -135,8 +147,9 @@ def _part(name: str, value: Any, part_type: str) -> dict[str, Any]:
 def _read_function_call(name: str, value: Mapping[str, Any], item: Item) -> None:
     item["call_id"] = Text(1, MAX_CALL_ID_LENGTH)(f"{name}.call_id", value.get("call_id"))
     item["name"] = tool_name(f"{name}.name", value.get("name"))
-    call_arguments(f"{name}.arguments", value.get("arguments"))
-    item["arguments"] = value["arguments"]
+    if item["status"] != "incomplete":
+        call_arguments(f"{name}.arguments", value.get("arguments"))
+    item["arguments"] = Text()(f"{name}.arguments", value.get("arguments"))
 
 
 def _read_function_call_output(name: str, value: Mapping[str, Any], item: Item) -> None:
@@ -175,16 +188,22 @@ def messages_of(instructions: str, items: Sequence[Item]) -> list[Message]:
 
     Reasoning, text and function calls that follow each other are one message of the assistant. Messages of the system
     at the beginning become one, after the instructions: many templates take only one. Without any message of another
-    role, the user says an empty text: templates need a message to answer.
+    role, the user says an empty text: templates need a message to answer. A function call in whose arguments an answer
+    ended is left out, with its output.
     """
     head = [instructions] if instructions else []
     messages: list[dict[str, Any]] = []
     calls: set[str] = set()
+    unfinished: set[str] = set()
     reasoning = ""
     for index, item in enumerate(items):
         kind = item["type"]
         if kind == "reasoning":
             reasoning += "".join(part["text"] for part in item["content"])
+        elif kind == "function_call" and item["status"] == "incomplete" and not is_complete(item["arguments"]):
+            unfinished.add(item["call_id"])
+        elif kind == "function_call_output" and item["call_id"] in unfinished:
+            continue
         elif kind == "function_call_output":
             if item["call_id"] not in calls:
                 raise refused(

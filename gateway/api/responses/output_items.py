@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from quire.gateway.api.logprobs import token_entries
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.output.parts import AnswerPart, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind, is_complete
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.shared.states import OutcomeName
@@ -161,7 +161,17 @@ class OutputItems:
     def finish(self, reason: str) -> Iterator[ItemChange]:
         """Ends the answer; yields the changes, which must be consumed."""
         self.finish_reason = reason
-        yield from self._end(ItemStatus.INCOMPLETE if reason == OutcomeName.LENGTH else ItemStatus.COMPLETED)
+        is_cut = reason == OutcomeName.LENGTH
+        if self.open is not None and self.open.type == ItemType.FUNCTION_CALL:
+            is_cut = not is_complete(self.open.text)  # by the token limit, a stop string or a stop token
+        yield from self._end(ItemStatus.INCOMPLETE if is_cut else ItemStatus.COMPLETED)
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the answer reached its token limit, or ended inside of a function call."""
+        return self.finish_reason == OutcomeName.LENGTH or any(
+            item.status == ItemStatus.INCOMPLETE for item in self.items
+        )
 
     def fail(self) -> None:
         """Ends an answer that failed or was cancelled."""

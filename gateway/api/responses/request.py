@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.gateway.api.call import Options
+from quire.gateway.api.call import Call, Options
 from quire.gateway.api.call_metadata import MAX_ECHO_LENGTH
-from quire.gateway.api.conversation import Conversation, template_variables
-from quire.gateway.api.errors import refused
+from quire.gateway.api.conversation import Conversation, template_variables, unknown_variables
+from quire.gateway.api.errors import InvalidRequest, refused
 from quire.gateway.api.labels import LABELS, NO_EFFECT
 from quire.gateway.api.options import make_options
 from quire.gateway.api.parameters import read
@@ -28,7 +29,10 @@ from quire.gateway.api.responses.parameters import (
 from quire.gateway.api.responses.tools import GivenChoice, GivenTools
 from quire.gateway.api.tools import check_choice
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+from quire.shared.text.chat_template import ChatTemplate
 
+# The name of a tool's schema in errors of a chat.
+_SCHEMA_NAME = re.compile(r"tools\[(\d+)\]\.function\.parameters")
 # The tier of a response whose call does not name one; the field of the answer must not be null.
 DEFAULT_TIER = "default"
 # Parameters that reach `make_options` under the same name.
@@ -75,6 +79,29 @@ class ResponseRequest:
             is_typed=True,
         )
 
+    def _schema_name(self, index: int) -> str:
+        """The name of the schema of a callable tool, as the call gave it."""
+        return f"tools[{self.tools.places[self.callable_tools[index].name]}].parameters"
+
+    def renamed(self, error: InvalidRequest) -> InvalidRequest:
+        """The error with the place of a tool in this call: a chat has no tools of other types."""
+        found = _SCHEMA_NAME.match(error.param or "")
+        if found is None or int(found[1]) >= len(self.callable_tools):
+            return error
+        name = self._schema_name(int(found[1]))
+        return refused(name, _SCHEMA_NAME.sub(name, error.message), code=error.code)
+
+    def with_loosened(self, call: Call) -> Call:
+        """The call with a warning for each tool whose schema no grammar can follow."""
+        names = [self._schema_name(index) for index in call.loosened]
+        if not names:
+            return call
+        echo = json.loads(call.echo)
+        reason = "the grammar follows this schema only in part, because the function is not strict"
+        warnings = [{"param": name, "message": f"{name}: {reason}."} for name in names]
+        echo["warnings"] = [*echo.get("warnings", []), *warnings]
+        return replace(call.without_effect(names), echo=json.dumps(echo, separators=(",", ":")))
+
     def echo(self) -> str:
         """The fields of the answer that repeat the call, as JSON. Raises InvalidRequest if they are too long."""
         given, sampling = self.given, self.options.sampling
@@ -115,20 +142,21 @@ class ResponseRequest:
         return written
 
 
-def read_request(body: dict[str, Any], limits: RequestLimits) -> ResponseRequest:
-    """Raises InvalidRequest."""
+def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemplate | None = None) -> ResponseRequest:
+    """Raises InvalidRequest. template: of the model."""
     given = read(check_refused(body), RESPONSES)
     if body.get("input") is None and not given.get("previous_response_id"):
         raise refused("input", "input is required.", code="missing_required_parameter")
     if given.get("background") and not given.get("store", True):
         raise refused("store", "store must be true with background: true, because the answer is read later.")
-    items = read_items("input", body.get("input") or [])
+    left_out: list[tuple[str, str]] = []
+    items = read_items("input", body.get("input") or [], left_out)
     tools: GivenTools = given.get("tools") or GivenTools()
     choice = _choice(given)
     tool_choice = choice.choice._replace(parallel=given.get("parallel_tool_calls", True))
     check_choice(tools.functions, tool_choice)
     _check_allowed(tools, choice)
-    skipped = tuple(_skipped(given, tools))
+    skipped = (*left_out, *_skipped(given, tools), *_unknown_variables(given, template))
     options = _options(given, limits)
     labels = replace(options.labels, no_effect=tuple(name for name, _ in skipped))
     return ResponseRequest(
@@ -185,6 +213,15 @@ def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
     named = {"reasoning_effort": _reasoning(given).effort, "verbosity": _text(given).verbosity}
     chat = {name: value for name, value in named.items() if value is not None}
     return template_variables(chat | {"chat_template_kwargs": given.get("chat_template_kwargs", {})})
+
+
+def _unknown_variables(given: dict[str, Any], template: ChatTemplate | None) -> list[tuple[str, str]]:
+    """The parameters that only set variables which the chat template does not know, with the reason."""
+    named = {"reasoning_effort": _reasoning(given).effort, "verbosity": _text(given).verbosity}
+    chat = {name: value for name, value in named.items() if value is not None}
+    names = unknown_variables(chat | {"chat_template_kwargs": given.get("chat_template_kwargs", {})}, template)
+    here = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
+    return [(here.get(name, name), "the chat template of this model does not know it") for name in names]
 
 
 def _skipped(given: dict[str, Any], tools: GivenTools) -> list[tuple[str, str]]:

@@ -6,7 +6,8 @@ agent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.gateway.api.errors import invalid, refused
@@ -27,12 +28,13 @@ class GivenTools:
     """The tools of a call.
 
     functions: those that the model may call. echo: the functions in the form of the answer. skipped: the name of each
-    parameter without an effect, with the reason.
+    parameter without an effect, with the reason. places: the index of each function in the call, by its name.
     """
 
     functions: tuple[Tool, ...] = ()
     echo: tuple[dict[str, Any], ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_response_tools(name: str, value: Any) -> GivenTools:
@@ -42,6 +44,7 @@ def read_response_tools(name: str, value: Any) -> GivenTools:
     if len(value) > MAX_GIVEN_TOOLS:
         raise refused(name, f"{name} must have at most {MAX_GIVEN_TOOLS} tools, not {len(value)}.")
     functions: dict[str, Tool] = {}
+    places: dict[str, int] = {}
     echo, skipped = [], []
     for index, tool in enumerate(value):
         at = f"{name}[{index}]"
@@ -64,9 +67,9 @@ def read_response_tools(name: str, value: Any) -> GivenTools:
                 f"{at}.name",
                 f"{at}.name is {function.name!r}, which is the name of another tool; give each tool a name of its own.",
             )
-        functions[function.name] = function
+        functions[function.name], places[function.name] = function, index
         echo.append({"type": "function", **{key: tool.get(key) for key in _FUNCTION}})
-    return GivenTools(tuple(functions.values()), tuple(echo), tuple(skipped))
+    return GivenTools(tuple(functions.values()), tuple(echo), tuple(skipped), places)
 
 
 @dataclass(frozen=True, slots=True)

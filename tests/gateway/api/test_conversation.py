@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.output.formats import FORMATS
+from quire.gateway.output.tools import Tool
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps
@@ -151,7 +153,7 @@ async def test_a_call_that_is_cut_off_is_no_reason_to_stop(tools_gateway: Runnin
         reply = await tools_gateway.post(CHAT, body())
     [choice] = reply.json["choices"]
     assert choice["finish_reason"] == "length"
-    assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"a')
+    assert "tool_calls" not in choice["message"], "a client would run it"
 
 
 PROMPTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -285,3 +287,106 @@ async def test_a_schema_that_cannot_be_followed_allows_any_object(tools_gateway:
     grammar = json.loads(worker.claimed[0].sampling.grammar)["lark"]
     assert "example.com" not in grammar
     assert '\\"a\\"' in grammar or '"a"' in grammar
+
+
+# A template that teaches the model a form of tool calls that no format has.
+OWN_FORM = (
+    "{% if tools %}Write CALL name: {{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}CALL {{ call.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
+)
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+DROPS_SYSTEM = PLAIN.replace("in messages", "in messages if m.role != 'system'")
+BRIEF = {"role": "system", "content": "Be brief."}
+LOOP = [
+    BRIEF,
+    USER,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "2"},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "form", "system"),
+    [
+        (OWN_FORM, "json", "system\nBe brief.\n\nYou can call functions."),
+        (TEMPLATE, "json", "system\nBe brief.\n\nYou can call functions."),
+        (PLAIN, "json", "system\nBe brief.\n\nYou can call functions."),
+        (PLAIN, "hermes", "system\nBe brief.\n\nYou can call functions."),
+        (REFUSES_SYSTEM, "json", "user\nBe brief.\n\nYou can call functions."),
+        (DROPS_SYSTEM, "json", "user\nBe brief.\n\nYou can call functions."),
+        (DROPS_SYSTEM, "mistral", "user\nBe brief.\n\nYou can call functions."),
+    ],
+)
+async def test_the_prompt_teaches_the_form_of_the_calls_if_the_template_does_not(
+    start_gateway: Start, tmp_path: Path, template: str, form: str, system: str
+) -> None:
+    folder = write_model(tmp_path / "test-model", chat_template=template)
+    automatic = template is not TEMPLATE and form == "json"
+    settings: dict[str, Any] = {} if automatic else {"tool_call_format": form}
+    gateway = await start_gateway(model=str(folder), **settings)
+    call = FORMATS[form].written("add", {"a": 1})
+    async with gateway.worker(answering(call)) as worker:
+        for messages in ([BRIEF, USER], LOOP):
+            reply = await gateway.post(CHAT, body(messages=messages))
+            assert reply.status == 200, reply.json
+            assert reply.json["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    first, second = map(prompt_of, worker.claimed)
+    assert system in first
+    assert FORMATS[form].prompt([Tool("add", parameters=ADD["function"]["parameters"])]) in first  # type: ignore[index]
+    assert "CALL name" not in first
+    assert f"{call}<|im_end|>\n<|im_start|>user\nResult of add:\n2<|im_end|>" in second
+
+
+@pytest.mark.parametrize(
+    ("template", "parameters", "names"),
+    [
+        (TEMPLATE, {"reasoning_effort": "low", "verbosity": "low"}, ""),
+        (TEMPLATE, {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, ""),
+        (PLAIN, {"reasoning_effort": "low", "verbosity": "high", "store": True}, "store, reasoning_effort, verbosity"),
+        (PLAIN, {"reasoning_effort": "none"}, "reasoning_effort"),
+        (PLAIN + "{{ thinking }}", {"reasoning_effort": "none"}, ""),
+        (TEMPLATE, {"chat_template_kwargs": {"enable_thinking": True, "b": 1}}, "chat_template_kwargs.b"),
+    ],
+)
+async def test_variables_that_the_template_does_not_know_are_named(
+    start_gateway: Start, tmp_path: Path, template: str, parameters: dict[str, Any], names: str
+) -> None:
+    gateway = await start_gateway(model=str(write_model(tmp_path / "test-model", chat_template=template)))
+    async with gateway.worker(answering("x")):
+        reply = await gateway.post(CHAT, {"model": "test-model", "messages": [USER], **parameters})
+    assert reply.status == 200, reply.json
+    assert reply.headers.get("x-quire-no-effect", "") == names
+
+
+async def test_a_tool_whose_schema_is_loosened_is_named(tools_gateway: RunningGateway) -> None:
+    async with tools_gateway.worker(answering("x")):
+        reply = await tools_gateway.post(CHAT, body(tools=[ADD, tool(**HARD)]))
+        plain = await tools_gateway.post(CHAT, body())
+    assert reply.headers["x-quire-no-effect"] == "tools[1].function.parameters"
+    assert "x-quire-no-effect" not in plain.headers
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "reason"),
+    [
+        ({"properties": {"x": {"type": "string", "pattern": "(?<=a)b"}}}, ".properties.x", "look-around"),
+        ({"properties": {"a": {"type": "array", "items": {"type": "strange"}}}}, ".properties.a.items", "Invalid type"),
+        ({"properties": {"a": {"type": "integer"}}, "x-guidance": {}}, "", "x-guidance"),
+    ],
+)
+async def test_the_place_in_a_schema_that_cannot_be_followed_is_named(
+    tools_gateway: RunningGateway, schema: dict[str, Any], place: str, reason: str
+) -> None:
+    reply = await tools_gateway.post(CHAT, body(tools=[ADD, tool(strict=True, **schema)]))
+    message = reply.error["message"]
+    assert (reply.status, reply.error["param"]) == (400, "tools[1].function.parameters")
+    assert f"tools[1].function.parameters{place}, of the tool f, cannot be followed: " in message
+    assert reason in message
+    assert "tool_call" not in message, "the grammar of tool calls is not the client's"
+    assert "%json" not in message

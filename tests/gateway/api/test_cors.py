@@ -39,7 +39,7 @@ async def test_a_listed_origin_may_call(start_gateway: Start) -> None:
     reply = await preflight(gateway, **{"Access-Control-Request-Headers": asked})
     assert (reply.status, reply.body) == (204, b"")
     assert reply.headers["access-control-allow-origin"] == ORIGIN
-    assert reply.headers["access-control-allow-methods"] == "GET, POST"
+    assert reply.headers["access-control-allow-methods"] == "GET, POST, DELETE"
     assert reply.headers["access-control-allow-headers"] == asked
     assert int(reply.headers["access-control-max-age"]) > 0
     assert reply.headers["vary"] == "Origin"

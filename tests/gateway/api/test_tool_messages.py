@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from quire.gateway.api.tool_messages import as_plain_messages
+from quire.gateway.output.formats import FALLBACK, FORMATS
 
 
 def call(number: int, name: str, **arguments: Any) -> dict[str, Any]:
@@ -17,7 +20,7 @@ def test_calls_and_results_become_plain_messages() -> None:
         {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "noon"}]},
         {"role": "assistant", "content": "5, at noon."},
     ]
-    assert as_plain_messages(messages, "You have tools.") == [
+    assert as_plain_messages(messages, FALLBACK, "You have tools.") == [
         {"role": "system", "content": "You have tools."},
         {"role": "user", "content": "2 + 3, and the time?"},
         {
@@ -31,16 +34,41 @@ def test_calls_and_results_become_plain_messages() -> None:
 
 def test_the_instructions_follow_a_system_message() -> None:
     messages = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
-    assert as_plain_messages(messages, "You have tools.") == [
+    assert as_plain_messages(messages, FALLBACK, "You have tools.") == [
         {"role": "system", "content": "Be brief.\n\nYou have tools."}
     ]
 
 
 def test_a_conversation_without_tools_stays_as_it_is() -> None:
     messages = [{"role": "user", "content": "Hi", "name": "Ann"}]
-    assert as_plain_messages(messages, "") == messages
+    assert as_plain_messages(messages, FALLBACK, "") == messages
 
 
 def test_the_result_of_an_unknown_call_is_that_of_a_tool() -> None:
     messages = [{"role": "tool", "tool_call_id": "x", "content": "5"}]
-    assert as_plain_messages(messages, "") == [{"role": "user", "content": "Result of the tool:\n5"}]
+    assert as_plain_messages(messages, FALLBACK, "") == [{"role": "user", "content": "Result of the tool:\n5"}]
+
+
+def test_calls_are_written_in_the_format_of_the_model() -> None:
+    messages = [{"role": "assistant", "content": "So:", "tool_calls": [call(1, "add", a=2)]}]
+    written = 'So:\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    assert as_plain_messages(messages, FORMATS["hermes"], "") == [{"role": "assistant", "content": written}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([("system", "Be brief."), ("user", "Hi")], [("user", "Be brief.\n\nYou have tools.\n\nHi")]),
+        ([("user", "Hi"), ("assistant", "Yes?")], [("user", "You have tools.\n\nHi"), ("assistant", "Yes?")]),
+        ([("assistant", "Yes?"), ("user", "")], [("assistant", "Yes?"), ("user", "You have tools.")]),
+        ([("system", "Be brief.")], [("user", "Be brief.\n\nYou have tools.")]),
+    ],
+)
+def test_a_template_without_system_messages_gets_the_text_in_the_first_message_of_the_user(
+    messages: list[tuple[str, str]], expected: list[tuple[str, str]]
+) -> None:
+    given = [{"role": role, "content": content} for role, content in messages]
+    found = as_plain_messages(given, FALLBACK, "You have tools.", takes_system=False)
+    assert [(one["role"], one["content"]) for one in found] == expected
+    assert given == [{"role": role, "content": content} for role, content in messages]
+    assert as_plain_messages(given, FALLBACK, "", takes_system=False) == given, "only with instructions"

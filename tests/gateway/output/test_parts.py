@@ -1,4 +1,6 @@
-from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id, merged
+import pytest
+
+from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id, complete_calls, is_complete, merged
 
 CONTENT, REASONING, CALL, ARGUMENTS = PartKind
 
@@ -39,3 +41,19 @@ def test_pieces_of_one_part_are_joined() -> None:
         AnswerPart(ARGUMENTS, "{}", 2),
     ]
     assert merged([]) == []
+
+
+@pytest.mark.parametrize("arguments", ["{}", ' {"a": [1, {"b": "}"}]}\n'])
+def test_complete_arguments(arguments: str) -> None:
+    assert is_complete(arguments)
+
+
+@pytest.mark.parametrize("arguments", ["", "{", '{"a": "}', '{"a": 1', "[]", "{} {}", "[" * 100_000])
+def test_arguments_that_are_no_object_are_not_complete(arguments: str) -> None:
+    assert not is_complete(arguments)
+
+
+@pytest.mark.parametrize("cut", [[], [AnswerPart(ARGUMENTS, '{"a": ', 1)]])
+def test_a_call_without_complete_arguments_is_left_out(cut: list[AnswerPart]) -> None:
+    whole = [AnswerPart(CONTENT, "text"), AnswerPart(CALL, "add", 0, "call_1"), AnswerPart(ARGUMENTS, "{}", 0)]
+    assert complete_calls([*whole, AnswerPart(CALL, "add", 1, "call_2"), *cut]) == whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 
 import pytest
@@ -54,6 +55,24 @@ def test_calls_are_read_in_any_pieces(case: Case, is_forced: bool) -> None:
             *one,
             *call("clock", "{}", 1),
         ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_written_call_is_read(case: Case) -> None:
+    form = FORMATS[case.name]
+    assert parse(form.parser(TOOLS), form.written("get_weather", json.loads(IN_PARIS))) == call("get_weather", IN_PARIS)
+    assert parse(form.parser(TOOLS), form.written("clock", {})) == call("clock", "{}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_prompt_describes_each_tool_and_the_form_of_a_call(case: Case) -> None:
+    form = FORMATS[case.name]
+    prompt = form.prompt(TOOLS)
+    described = [json.loads(line) for line in prompt.splitlines()[1 : len(TOOLS) + 1]]
+    assert [one["name"] for one in described] == [tool.name for tool in TOOLS]
+    assert [one["parameters"] for one in described] == [tool.parameters for tool in TOOLS]
+    assert form.manner() in prompt
+    assert form.is_described or form.written("NAME", {"ARGUMENT": "VALUE"}) in prompt
 
 
 @pytest.mark.parametrize("is_forced", [False, True])

@@ -323,6 +323,7 @@ def test_the_fields_are_those_of_the_types_of_the_sdk(agent_model: Any) -> None:
         AnswerPart(PartKind.CONTENT, "a"),
         AnswerPart(PartKind.REASONING, "b"),
         AnswerPart(PartKind.CALL, "c", 0, "call_1"),
+        AnswerPart(PartKind.ARGUMENTS, "{}", 0),
     ]
     [text] = form.full([Choice("", "stop", parts=parts)], usage)
     whole = json.loads(text)

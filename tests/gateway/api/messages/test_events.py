@@ -21,6 +21,7 @@ ANSWER = [
     AnswerPart(PartKind.ARGUMENTS, '{"path": ', 0, ""),
     AnswerPart(PartKind.ARGUMENTS, '"\u00e9\\n"}', 0, ""),
     AnswerPart(PartKind.CALL, "now", 1, "call_00fe"),
+    AnswerPart(PartKind.ARGUMENTS, "{}", 1, ""),
 ]
 DIRECT = {"caller": {"type": "direct"}}
 
@@ -71,7 +72,7 @@ def test_the_events_of_an_answer() -> None:
         *("thinking", "thinking_delta", "thinking_delta", "signature_delta", None),
         *("text", "text_delta", None),
         *("tool_use", "input_json_delta", "input_json_delta", None),
-        *("tool_use", None),
+        *("tool_use", "input_json_delta", None),
     ]
     assert events[8]["content_block"] == {
         "type": "tool_use",
@@ -94,6 +95,11 @@ def test_the_whole_message_has_the_same_blocks() -> None:
         {"type": "tool_use", "id": "toolu_00ff", "name": "read", "input": {"path": "\u00e9\n"}, **DIRECT},
         {"type": "tool_use", "id": "toolu_00fe", "name": "now", "input": {}, **DIRECT},
     ]
+
+
+def test_a_call_that_the_answer_ended_in_is_not_in_the_whole_message() -> None:
+    cut = merged([*ANSWER[:-1], AnswerPart(PartKind.ARGUMENTS, '{"zone": "U', 1)])
+    assert blocks(cut) == blocks(merged(ANSWER))[:-1]
 
 
 def test_hidden_thinking_has_its_signature_and_no_text() -> None:

@@ -49,7 +49,7 @@ def test_items_keep_their_ids_and_get_the_form_of_answers() -> None:
     ("item", "param"),
     [
         (5, "input[0]"),
-        ({"type": "web_search_call", "id": "ws_1"}, "input[0].type"),
+        ({"type": "web_search", "id": "ws_1"}, "input[0].type"),
         ({"type": 5}, "input[0].type"),
         ({}, "input[0].type"),
         ({"role": "tool", "content": "x"}, "input[0].role"),
@@ -77,6 +77,17 @@ def test_a_wrong_item_is_refused_with_its_place(item: Any, param: str) -> None:
         read_items("input", [item])
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["custom_tool_call", "custom_tool_call_output", "web_search_call", "new_call"])
+def test_calls_of_tools_of_other_servers_are_left_out(kind: str) -> None:
+    skipped: list[tuple[str, str]] = []
+    foreign = {"type": kind, "id": "x", "anything": {"a": 1}}
+    [item] = read_items("input", [foreign, user("Hi")], skipped)
+    assert item["role"] == "user"
+    [(name, reason)] = skipped
+    assert name == "input[0]"
+    assert kind in reason
 
 
 def test_too_many_items_are_refused() -> None:
@@ -133,6 +144,18 @@ def test_an_output_without_its_call_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="call_id") as caught:
         messages(user("a"), OUTPUT)
     assert caught.value.param == "input"
+
+
+def test_a_function_call_that_the_answer_ended_in_is_left_out_with_its_output() -> None:
+    cut = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": ', "status": "incomplete"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "not run"}
+    assert messages(user("x"), cut, output, user("y")) == messages(user("x"), user("y"))
+    with pytest.raises(InvalidRequest, match="arguments"):
+        messages({**cut, "status": "completed"})
+    with pytest.raises(InvalidRequest, match="arguments"):
+        messages({**cut, "arguments": 1})
+    whole = {**cut, "arguments": "{}"}
+    assert [one["role"] for one in messages(user("x"), whole, output)] == ["user", "assistant", "tool"]
 
 
 def test_the_oldest_items_are_dropped_with_the_outputs_of_dropped_calls() -> None:

@@ -44,12 +44,13 @@ def test_items_begin_grow_and_end_in_order(output: OutputItems) -> None:
         ("msg", "c", False),
     ]
     assert push(output, AnswerPart(CONTENT, "")) == []
-    assert push(output, AnswerPart(PartKind.CALL, "f", 0, "call_1"), AnswerPart(PartKind.ARGUMENTS, "{", 0)) == [
+    assert push(output, AnswerPart(PartKind.CALL, "f", 0, "call_1"), AnswerPart(PartKind.ARGUMENTS, "{}", 0)) == [
         ("msg", None, True),
         ("fc_", None, False),
-        ("fc_", "{", False),
+        ("fc_", "{}", False),
     ]
     assert push(output, AnswerPart(PartKind.CALL, "g", 1, "call_2")) == [("fc_", None, True), ("fc_", None, False)]
+    assert push(output, AnswerPart(PartKind.ARGUMENTS, "{}", 1)) == [("fc_", "{}", False)]
     assert [change.is_end for change in output.finish("stop")] == [True]
     items = json.loads(output.json())
     assert [item["id"] for item in items] == [
@@ -57,7 +58,7 @@ def test_items_begin_grow_and_end_in_order(output: OutputItems) -> None:
     ]
     assert items[0]["content"] == [{"type": "reasoning_text", "text": "ab"}]
     assert items[1]["content"][0]["text"] == "c"
-    assert (items[2]["call_id"], items[2]["name"], items[2]["arguments"]) == ("call_1", "f", "{")
+    assert (items[2]["call_id"], items[2]["name"], items[2]["arguments"]) == ("call_1", "f", "{}")
     assert {item["status"] for item in items} == {"completed"}
 
 
@@ -70,6 +71,25 @@ def test_only_the_open_item_is_incomplete(output: OutputItems, reason: str) -> N
         assert len(list(output.finish(reason))) == 1
     last = ItemStatus.COMPLETED if reason == "stop" else ItemStatus.INCOMPLETE
     assert [item.status for item in output.items] == [ItemStatus.COMPLETED, last]
+
+
+@pytest.mark.parametrize(
+    ("reason", "arguments", "status"),
+    [
+        ("stop", '{"a": ', ItemStatus.INCOMPLETE),
+        ("stop", "", ItemStatus.INCOMPLETE),
+        ("length", '{"a": ', ItemStatus.INCOMPLETE),
+        ("length", "{}", ItemStatus.COMPLETED),
+        ("tool_calls", "{}", ItemStatus.COMPLETED),
+    ],
+)
+def test_a_function_call_is_complete_if_its_arguments_are(
+    output: OutputItems, reason: str, arguments: str, status: ItemStatus
+) -> None:
+    push(output, AnswerPart(PartKind.CALL, "f", 0, "call_1"), AnswerPart(PartKind.ARGUMENTS, arguments, 0))
+    list(output.finish(reason))
+    assert output.items[0].status == status
+    assert output.is_cut == (status == ItemStatus.INCOMPLETE or reason == "length")
 
 
 def test_an_answer_without_parts_has_no_items(output: OutputItems) -> None:

@@ -1,0 +1,170 @@
+"""The form in which a chat template takes the turns of a tool call: what one template needs, another one refuses.
+
+A template is probed once with a conversation that has a tool call. Most templates take the form of the OpenAI API with
+the arguments as an object. Others need an empty text instead of null, ids of nine characters, arguments as JSON text,
+the reasoning under another key, or one call per message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+Messages = Sequence[Mapping[str, Any]]
+# Renders messages with the given tools; returns None if the template refuses them.
+Render = Callable[[Messages, Sequence[Mapping[str, Any]]], str | None]
+
+# Keys of the reasoning of earlier messages, in the order in which they are tried; gpt-oss reads `thinking`.
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+# The ids that the templates of some Mistral models take.
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}", re.ASCII)
+
+# The texts of the probe: no template has them in its own text.
+_ARGUMENTS = ("firstargument", "secondargument")
+_RESULTS = ("firstresult", "secondresult")
+_REASONING = "probedreasoning"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "A tool.",
+        "parameters": {
+            "type": "object",
+            "properties": {"value": {"type": "string", "description": "A value."}},
+            "required": ["value"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTurns:
+    """The form of messages with tool calls for one template.
+
+    empty_content: the content of a message that has calls and no text. short_ids: the ids of calls have nine
+    characters. text_arguments: arguments are JSON text, not an object. reasoning_key: the key of the reasoning of a
+    message. is_parallel: a message may have several calls.
+    """
+
+    empty_content: str | None = None
+    short_ids: bool = False
+    text_arguments: bool = False
+    reasoning_key: str = REASONING_KEYS[0]
+    is_parallel: bool = True
+
+    def written(self, messages: Messages) -> list[dict[str, Any]]:
+        """Return the messages of a conversation in this form. Results of tools get the name of their tool."""
+        names: dict[str, str] = {}
+        found = []
+        for message in self._turns(messages):
+            one = dict(message)
+            if calls := one.get("tool_calls"):
+                names |= {call["id"]: call["function"]["name"] for call in calls}
+                one["tool_calls"] = [self._call(call) for call in calls]
+                one["content"] = one["content"] or self.empty_content
+            elif one["role"] == "tool":
+                if name := names.get(one["tool_call_id"]):
+                    one.setdefault("name", name)
+                one["tool_call_id"] = self._id(one["tool_call_id"])
+            if "reasoning_content" in one:
+                one[self.reasoning_key] = one.pop("reasoning_content")
+            found.append(one)
+        return found
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        if self.text_arguments:
+            function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+        return {**call, "id": self._id(call["id"]), "function": function}
+
+    def _id(self, call_id: str) -> str:
+        if not self.short_ids or _SHORT_ID.fullmatch(call_id):
+            return call_id
+        return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+    def _turns(self, messages: Messages) -> Iterator[Mapping[str, Any]]:
+        """Yield the messages; without `is_parallel`, each call of a message as a turn with its own result."""
+        at = 0
+        while at < len(messages):
+            message = messages[at]
+            at += 1
+            calls = message.get("tool_calls") or ()
+            if self.is_parallel or len(calls) < 2:
+                yield message
+                continue
+            end = at
+            while end < len(messages) and messages[end]["role"] == "tool":
+                end += 1
+            results = list(messages[at:end])
+            at = end
+            for call in calls:
+                yield {**message, "tool_calls": [call]}
+                yield from (one for one in results if one["tool_call_id"] == call["id"])
+                # Text and reasoning come before the first call.
+                message = {"role": message["role"], "content": None}
+            known = {call["id"] for call in calls}
+            yield from (one for one in results if one["tool_call_id"] not in known)
+
+
+def probe_tool_turns(render: Render) -> ToolTurns:
+    """Return the form in which a template shows the model a tool call and its result.
+
+    If no form does, this is the first one that the template takes; then the default form.
+    """
+    forms = [
+        ToolTurns(empty_content=content, short_ids=short_ids, text_arguments=text_arguments)
+        for content in (None, "")
+        for short_ids in (False, True)
+        for text_arguments in (False, True)
+    ]
+    conversation = _conversation(1)
+    shown = [(form, text) for form in forms if (text := _render(render, form, conversation, 1)) is not None]
+    if not shown:
+        return next((form for form in forms if render(form.written(conversation), [_TOOL]) is not None), forms[0])
+    nulls = min(text.count("None") for _, text in shown)  # a template may have the word in its own text
+    clean = (form for form, text in shown if _is_clean(text) and text.count("None") == nulls)
+    form = next(clean, shown[0][0])
+    reasoning = _conversation(1, _REASONING)
+    for key in REASONING_KEYS:
+        text = _render(render, replace(form, reasoning_key=key), reasoning, 1)
+        if text is not None and _REASONING in text:
+            form = replace(form, reasoning_key=key)
+            break
+    return replace(form, is_parallel=_render(render, form, _conversation(2), 2) is not None)
+
+
+def _conversation(calls: int, reasoning: str = "") -> list[dict[str, Any]]:
+    """A question, tool calls, and their results."""
+    ids = [f"call_{index:024}" for index in range(calls)]
+    made = [
+        {"id": one, "type": "function", "function": {"name": "probe", "arguments": {"value": _ARGUMENTS[index]}}}
+        for index, one in enumerate(ids)
+    ]
+    return [
+        {"role": "user", "content": "question"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": made,
+            **({"reasoning_content": reasoning} if reasoning else {}),
+        },
+        *({"role": "tool", "tool_call_id": one, "content": _RESULTS[index]} for index, one in enumerate(ids)),
+    ]
+
+
+def _render(render: Render, form: ToolTurns, conversation: Messages, calls: int) -> str | None:
+    """The text of a conversation; None if the template refuses it, or leaves out a call or a result."""
+    text = render(form.written(conversation), [_TOOL])
+    if text is None or any(one not in text for one in (*_ARGUMENTS[:calls], *_RESULTS[:calls])):
+        return None
+    return text
+
+
+def _is_clean(text: str) -> bool:
+    """False if a text has arguments as a Python literal, or as JSON within a JSON string."""
+    argument = _ARGUMENTS[0]
+    return f"'{argument}'" not in text and f'\\"{argument}' not in text
