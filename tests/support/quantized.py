@@ -213,6 +213,14 @@ FORMATS: dict[str, tuple[Write, dict[str, Any]]] = {
 }
 
 
+# The value of --quantization that keeps all quantised layers of a format as they are stored; "": none does.
+STORED_AS = dict.fromkeys(FORMATS, "") | {
+    **dict.fromkeys(("gptq", "w4a16", "w4a16-channel"), "int4"),
+    **dict.fromkeys(("gptq-8", "w8a8", "w8a16"), "int8"),
+    **dict.fromkeys(("ct-fp8-channel", "ct-fp8-block", "fp8-block", "fp8-tensor", "fbgemm"), "fp8"),
+}
+
+
 def quantize_checkpoint(source: Path, folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
     """Write `source` in a format of FORMATS, and beside it `plain`: the dequantised weights in `dtype`.
 

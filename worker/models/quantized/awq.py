@@ -38,6 +38,7 @@ class AwqLayer:
 
     group_size: int
     scale: str = "scales"
+    stored_as: str = ""  # integers with zero points
     integer_bits: int = 0
 
     @property
@@ -66,6 +67,7 @@ class Awq:
 
     layout: AwqLayer
     label: str = "AWQ"
+    stored_as: str = ""
     rounds_activations: bool = False
 
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:

@@ -22,6 +22,7 @@ from quire.worker.models.quantized.layout import (
     Stored,
     StoredType,
     TensorFault,
+    integers_stored_as,
     refuse_unknown,
     required,
 )
@@ -60,6 +61,10 @@ class IntegerLayer:
             f"groups of {self.group_size}" if self.group_size else "per tensor" if self.per_tensor else "per channel"
         )
         return f"{self.bits} bits, {groups}" + (", act-order" if self.act_order else "")
+
+    @property
+    def stored_as(self) -> str:
+        return integers_stored_as(self.bits, self.group_size, not self.act_order) if self.symmetric else ""
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups, per_word = self._groups(k), 32 // self.bits
@@ -119,6 +124,11 @@ class CompressedTensors:
     label: str
     ignored: LayerNames
     groups: tuple[tuple[LayerNames, LayerLayout], ...]
+
+    @property
+    def stored_as(self) -> str:
+        kinds = {layout.stored_as for _, layout in self.groups}
+        return kinds.pop() if len(kinds) == 1 else ""
 
     @property
     def rounds_activations(self) -> bool:

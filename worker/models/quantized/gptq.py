@@ -21,6 +21,7 @@ from quire.worker.models.quantized.layout import (
     Stored,
     StoredType,
     TensorFault,
+    integers_stored_as,
     refuse_unknown,
     required,
 )
@@ -45,6 +46,7 @@ class GptqLayer:
     group_size: int
     act_order: bool
     is_v1: bool
+    symmetric: bool = False
     scale: str = "scales"
     integer_bits: int = 0
 
@@ -52,6 +54,10 @@ class GptqLayer:
     def label(self) -> str:
         groups = f"groups of {self.group_size}" if self.group_size else "one group per channel"
         return f"{self.bits} bits, {groups}" + (", act-order" if self.act_order else "")
+
+    @property
+    def stored_as(self) -> str:
+        return integers_stored_as(self.bits, self.group_size, not self.act_order) if self.symmetric else ""
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups, per_word = self._groups(k), 32 // self.bits
@@ -95,6 +101,10 @@ class Gptq:
     label: str
     rounds_activations: bool = False
 
+    @property
+    def stored_as(self) -> str:
+        return self.layout.stored_as
+
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:
         plain = stored_type(f"{name}.weight") is not None and stored_type(f"{name}.qweight") is None
         return None if plain or (name == "lm_head" and stored_type("lm_head.qweight") is None) else self.layout
@@ -123,6 +133,6 @@ def read_gptq(fields: Fields) -> Gptq:
     if any(not pattern.startswith("-:") for pattern in dynamic):
         raise fields.fault("dynamic", "only patterns of layers that are not quantised, which start with -:")
     act_order = fields.flag("desc_act", False)
-    fields.flag("sym", True)
-    layout = GptqLayer(bits, max(group_size, 0), act_order, is_v1=version == "gptq")
+    symmetric = fields.flag("sym", True)
+    layout = GptqLayer(bits, max(group_size, 0), act_order, version == "gptq", symmetric)
     return Gptq(layout, version.upper())
