@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from quire.kernels import CpuOps, KernelsUnavailable, Ops, ReferenceOps
 from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.rope import cos_sin_table
 from tests.worker.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
@@ -270,3 +272,20 @@ def test_swapping_without_host_memory_is_a_mistake_of_the_caller(checkpoints):
     for swap in (cache.swap_out, cache.swap_in):
         with pytest.raises(AssertionError, match="no host blocks"):
             swap([0], [0])
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "reason"),
+    [
+        ("llama", None, ""),
+        ("gemma3", None, ""),
+        ("llama", object(), "--tensor-parallel-size above 1; set it to 1, or merge the adapter"),
+        ("mixtral", None, "layers with experts, which MixtralForCausalLM has; merge the adapter"),
+        ("mixtral", object(), "layers with experts, which MixtralForCausalLM has; merge the adapter"),
+    ],
+)
+def test_a_model_says_why_it_takes_no_adapters(family, ranks, reason, tmp_path):
+    model = SimpleNamespace(config=read_config(make_checkpoint(tmp_path, family)), _ranks=ranks)
+    found = Decoder.why_no_adapters.fget(model)
+    assert reason in found
+    assert bool(found) == bool(reason)
