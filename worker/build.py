@@ -18,6 +18,7 @@ from quire.worker.device import backend, devices, graph_capture, memory_plan
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.runner import Runner
+from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.grammars import Grammars
@@ -59,6 +60,8 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     dtype = devices.choose_dtype(settings.dtype, device, has_integers)
     stored = config.dtype if isinstance(config, ModelConfig) else None
     ops = backend.make_ops(settings, device, dtype, stored)
+    for line in slow_choices(settings, ops, stored, has_integers):
+        log.warning(line)
     ranks = settings.num_ranks
     cpus = os.sched_getaffinity(0)  # of all ranks
     placement = backend.place_threads(settings, ops)
