@@ -14,7 +14,8 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.models.quantized.reader import make_reader
 from quire.worker.models.sharding import Shard
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
-from tests.support.quantized import FORMATS, PROJECTIONS, STORED_AS
+from tests.support.quantized import FORMATS, PROJECTIONS, STORED_AS, quantize_checkpoint
+from tests.worker.checkpoints import make_checkpoint
 from tests.worker.models.quantized.conftest import open_quantized
 from tests.worker.models.test_decoder import TOLERANCE, Stepper, draw_prompts, operations, transformers_logits
 
@@ -91,6 +92,13 @@ def test_the_setting_that_names_what_is_stored_keeps_it(quantized, name, caplog)
     expected = transformers_logits(folder / "plain", draw_prompts(1), torch.float32)
     similarity = torch.cosine_similarity(torch.cat(found), torch.cat(expected), dim=1)
     assert float(similarity.mean()) > 0.97
+
+
+def test_quantised_weights_with_yarn_are_computed_as_the_dequantised_ones(tmp_path):
+    source = make_checkpoint(tmp_path / "yarn", "llama-yarn", num_hidden_layers=2, initializer_range=0.2)
+    folder = quantize_checkpoint(source, tmp_path / "awq", "awq")
+    expected = transformers_logits(folder / "plain", draw_prompts(1), torch.float32)
+    assert largest_difference(logits(folder), expected) < TOLERANCE
 
 
 def test_no_layer_is_rounded_twice(quantized, caplog):
