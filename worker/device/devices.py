@@ -77,7 +77,7 @@ def choose_dtype(name: str, device: torch.device, quantized: bool = False) -> to
 def check_quantization(settings: WorkerSettings, device: torch.device, config: object) -> None:
     """Raise StartError if --quantization does not go with the weights, the implementation or the device of the model.
 
-    Weights that are quantised already are not rounded again; the flag may name what is stored.
+    Weights that are quantised already are not rounded again: only the value of the stored format is accepted.
     """
     if settings.quantization == "none":
         return

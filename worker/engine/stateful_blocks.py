@@ -66,7 +66,8 @@ class StatefulBlockManager(BlockManager):
     def _branch_point(self, sequence: Sequence, first: int, end: int, prompt_end: int) -> int:
         """Return the number of tokens in first .. end at which an earlier prompt takes another way; else at most first.
 
-        Its cached blocks end there. Later prompts with the same beginning are likely to part there, too.
+        The cached blocks of the sequence's tokens end there. Later prompts with this beginning are likely to part at
+        the same place.
         """
         size, index = self.block_size, first // self.block_size
         while (index + 1) * size <= min(end + size, prompt_end) and self._hash(sequence, index) in self._block_of:

@@ -45,7 +45,7 @@ class LayerLayout(Protocol):
 
     @property
     def stored_as(self) -> str:
-        """The value of --quantization that keeps these weights as they are stored; "": each would round them again."""
+        """The value of --quantization that keeps these weights as they are stored; "": no value does."""
 
     @property
     def scale(self) -> str:
@@ -71,7 +71,7 @@ class Quantization(Protocol):
 
     @property
     def stored_as(self) -> str:
-        """The value of --quantization that keeps all quantised layers as they are stored; "": there is none."""
+        """The value of --quantization that keeps all quantised layers as they are stored; "": no value does."""
 
     @property
     def rounds_activations(self) -> bool:

@@ -3,8 +3,8 @@
 Weights are never rounded twice. A format that rounds activations to 8 bits, as the kernels
 do, is kept in its integers. Codes of 4 bits or FP8 in groups are kept as they are, and activations are not rounded. All
 other layers are dequantised and kept in 16 bits, and activations are not rounded, either.
-With --quantization, which must name what is stored, integers are kept for the integer kernels, and layers that are not
-quantised are rounded on load.
+--quantization may name the stored format: then the integer kernels multiply its integers, and the other layers are
+rounded on load.
 """
 
 from __future__ import annotations
