@@ -112,7 +112,7 @@ def _adapted_mlp(ops: Ops, x: Tensor, layer: DecoderLayer, adapted: AdaptedRows,
     gate_up = ops.linear(x, plain(layer.gate_up))
     adapted.apply(index, "gate_up", x, gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
-    inner = F.silu(gate) * up
+    inner = (F.silu(gate) if layer.gate == SILU else F.gelu(gate, approximate="tanh")) * up
     out = ops.linear(inner, layer.down)
     adapted.apply(index, "down", inner, out)
     return out

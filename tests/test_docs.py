@@ -270,6 +270,7 @@ FLAGS_OF_OTHERS = {
         "--kv-unified",
         "--poll",
         "--quantization",
+        "--quire-args",
         "--vllm",
         "--cpu-strict",
     },

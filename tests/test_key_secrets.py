@@ -21,8 +21,8 @@ from redis import Redis
 from quire.gateway.admin.api_keys import run
 from quire.gateway.admin.key_settings import KeySettings
 from tests.faults.stack import MODEL, FaultStack, Stream
+from tests.support.checkpoints import make_checkpoint
 from tests.support.collector import running_collector
-from tests.worker.checkpoints import make_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

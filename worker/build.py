@@ -18,6 +18,7 @@ from quire.worker.device import backend, devices, graph_capture, memory_plan
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.runner import Runner
+from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.grammars import Grammars
@@ -34,7 +35,6 @@ from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
-from quire.worker.queue.adapter_loader import why_no_adapters
 from quire.worker.queue.pinned_prefixes import PrefixError, pin_prefixes
 from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel, reason, recorder
 from quire.worker.settings import WorkerSettings
@@ -56,9 +56,12 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     devices.check_ranks(settings, device, config)
     texts = read_texts(settings, path)
     devices.check_quantization(settings, device, config)
-    dtype = devices.choose_dtype(settings.dtype, device, devices.has_integers(settings, device, config))
+    has_integers = devices.has_integers(settings, device, config)
+    dtype = devices.choose_dtype(settings.dtype, device, has_integers)
     stored = config.dtype if isinstance(config, ModelConfig) else None
     ops = backend.make_ops(settings, device, dtype, stored)
+    for line in slow_choices(settings, ops, stored, has_integers):
+        log.warning(line)
     ranks = settings.num_ranks
     cpus = os.sched_getaffinity(0)  # of all ranks
     placement = backend.place_threads(settings, ops)
@@ -99,8 +102,8 @@ def load_adapters(settings: WorkerSettings, name: str, model: PagedModel) -> lis
     name: the served name of the model.
     """
     folders = parse_adapters(settings.lora, name)
-    if (folders or settings.lora_dir) and not model.supports_adapters:
-        raise StartError(f"{'--lora' if folders else '--lora-dir'}: {why_no_adapters(model)}")
+    if (folders or settings.lora_dir) and (fault := model.why_no_adapters):
+        raise StartError(f"{'--lora' if folders else '--lora-dir'}: {fault}")
     if settings.lora_dir and not Path(settings.lora_dir).is_dir():
         raise StartError(f"--lora-dir {settings.lora_dir} is not a folder; create it, or correct the path")
     if len(folders) > settings.max_loras:

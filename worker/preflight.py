@@ -67,7 +67,7 @@ def check_weights(
     if needed > free:
         where = "GPU" if device.type == "cuda" else "machine"
         narrower = ", take --dtype bfloat16 or float16" if kept.itemsize > 2 and not bits else ""
-        narrower += ", take --quantization int4" if device.type == "cpu" and bits != 4 and of_gguf is None else ""
+        narrower += ", take --quantization int4" if device.type == "cpu" and bits != 4 and quantization is None else ""
         types = (
             of_gguf.label
             if of_gguf

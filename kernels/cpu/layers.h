@@ -104,7 +104,7 @@ INLINE int64_t run_layers(const Step& s) {
             moe_layer(*layer.moe, x, rows, hidden, x);
         } else if (adapted) {
             linear({x, rows, hidden, layer.gate_up, gate_up_width(inner), buffers[6], kAct});
-            adapt_gate_up(s.adapters, *adapted, size_t(i), x, hidden, buffers[6], rows, inner, mlp);
+            adapt_gate_up(s.adapters, *adapted, size_t(i), int(layer.gate), x, hidden, buffers[6], rows, inner, mlp);
         } else {
             linear({x, rows, hidden, layer.gate_up, inner, mlp, int(layer.gate)});
         }

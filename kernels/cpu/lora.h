@@ -260,11 +260,11 @@ INLINE void adapt(const Adapters* adapters, const AdapterRows& groups, size_t la
 
 INLINE size_t gate_up_width(size_t inner) { return (inner + kPanel / 2 - 1) / (kPanel / 2) * kPanel; }
 
-// out [inner] = silu(gate) * up, of gates and ups in the order of the panels of `pack_gate_up`, with the bits of kSiluMul.
-INLINE void silu_mul_row(const act* gate_up, size_t inner, act* out) {
+// out [inner] = what `gated` makes of gates and ups in the order of the panels of `pack_gate_up`. gate: as `output` there.
+INLINE void gated_row(int gate, const act* gate_up, size_t inner, act* out) {
     for (size_t i = 0; i < inner; i += W) {
         const act* from = gate_up + i / (kPanel / 2) * kPanel + i % (kPanel / 2);
-        const F v = mul(act_round(silu(act_load(from))), act_load(from + kPanel / 2));
+        const F v = gated(gate, act_load(from), act_load(from + kPanel / 2));
         if (i + W <= inner)
             act_store(out + i, v);
         else
@@ -272,11 +272,11 @@ INLINE void silu_mul_row(const act* gate_up, size_t inner, act* out) {
     }
 }
 
-// out [T, inner] = silu(gate) * up of the rows of gate_up with what their adapters make of the rows of x [T, K].
-INLINE void adapt_gate_up(const Adapters* adapters, const AdapterRows& groups, size_t layer, const act* x, size_t k,
-                          act* gate_up, size_t rows, size_t inner, act* out) {
+// out [T, inner] = gated rows of gate_up with what their adapters make of the rows of x [T, K]. gate: as in `gated_row`.
+INLINE void adapt_gate_up(const Adapters* adapters, const AdapterRows& groups, size_t layer, int gate, const act* x,
+                          size_t k, act* gate_up, size_t rows, size_t inner, act* out) {
     const size_t width = gate_up_width(inner);
-    const auto finish = [&](size_t row) { silu_mul_row(gate_up + row * width, inner, out + row * inner); };
+    const auto finish = [&](size_t row) { gated_row(gate, gate_up + row * width, inner, out + row * inner); };
     if (size_t(groups.starts[groups.units]) == rows)  // each row has an adapter
         return adapt(adapters, groups, layer, kAdaptGateUp, x, k, gate_up, width, finish);
     adapt(adapters, groups, layer, kAdaptGateUp, x, k, gate_up, width);

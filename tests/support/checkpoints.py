@@ -52,6 +52,7 @@ YARN = {
     "beta_slow": 1.0,
     "truncate": False,
 }
+SHORT_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 TWO_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 50_000.0, "factor": 2.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
@@ -82,6 +83,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", {**TWO_WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 24, "rope_parameters": TWO_ROPES}),
     "gemma2": ("Gemma2", {**TWO_WINDOWS, "head_dim": 16, "attn_logit_softcapping": 4.0, "tie_word_embeddings": True}),
     "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 16}),
+    # Texts of tests are longer than the original context of 16 tokens.
+    "llama-yarn": ("Llama", {"rope_parameters": SHORT_YARN}),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": SHORT_YARN | {"attention_factor": 1.2}}),
 }
 
 

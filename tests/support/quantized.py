@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MIXTRAL_EXPERTS = ("w1", "w2", "w3")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -213,6 +214,14 @@ FORMATS: dict[str, tuple[Write, dict[str, Any]]] = {
 }
 
 
+# The value of --quantization that keeps all quantised layers of a format as they are stored; "": none does.
+STORED_AS = dict.fromkeys(FORMATS, "") | {
+    **dict.fromkeys(("gptq", "w4a16", "w4a16-channel"), "int4"),
+    **dict.fromkeys(("gptq-8", "w8a8", "w8a16"), "int8"),
+    **dict.fromkeys(("ct-fp8-channel", "ct-fp8-block", "fp8-block", "fp8-tensor", "fbgemm"), "fp8"),
+}
+
+
 def quantize_checkpoint(source: Path, folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
     """Write `source` in a format of FORMATS, and the dequantised weights in `dtype` into its folder `plain`.
 
@@ -223,7 +232,7 @@ def quantize_checkpoint(source: Path, folder: Path, name: str, dtype: torch.dtyp
     stored: dict[str, Tensor] = {}
     for tensor_name, tensor in plain.items():
         *_, layer, kind = tensor_name.split(".")
-        if layer not in PROJECTIONS or kind != "weight":
+        if layer not in PROJECTIONS + MIXTRAL_EXPERTS or kind != "weight":
             stored[tensor_name] = tensor.to(torch.bfloat16)
             plain[tensor_name] = stored[tensor_name].float()
             continue

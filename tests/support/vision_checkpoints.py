@@ -56,11 +56,11 @@ OWN: dict[str, dict[str, Any]] = {
     "internvl": _kind("qwen3", INTERN_TOWER, head_dim=16),
     "idefics3": _kind("llama", TOWER | {"model_type": "idefics3_vision"}),
     "smolvlm": _kind("llama", TOWER | {"model_type": "smolvlm_vision"}),
+    "gemma3": _kind("gemma3_text", SIGLIP, head_dim=16, **TWO_WINDOWS)
+    | {"mm_tokens_per_image": 4, "boi_token_index": 6, "eoi_token_index": 7},
 }
 # Transformers computes the text of these.
 OTHERS: dict[str, dict[str, Any]] = {
-    "gemma3": _kind("gemma3_text", SIGLIP, head_dim=16, **TWO_WINDOWS)
-    | {"mm_tokens_per_image": 4, "boi_token_index": 6, "eoi_token_index": 7},
     "gemma4": _kind(
         "gemma4_text",
         TOWER | {"head_dim": 16},

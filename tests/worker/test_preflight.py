@@ -14,6 +14,7 @@ from quire.worker.models.config import read_config
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
+from tests.support.quantized import quantize_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -39,6 +40,19 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 def test_the_defaults_pass() -> None:
     check_settings(WorkerSettings(), CPU)
     check_settings(WorkerSettings(max_num_seqs=4096), CPU)
+
+
+@pytest.mark.parametrize("name", ["", "awq", "w8a8"])
+def test_quantising_on_load_is_a_remedy_only_for_weights_that_are_not_quantised(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path / "plain", "llama")
+    if name:
+        folder = quantize_checkpoint(folder, tmp_path / name, name)
+    monkeypatch.setattr(memory_plan, "free_memory", lambda device: 1)
+    with pytest.raises(StartError, match="its weights take") as caught:
+        check_weights(folder, read_config(folder), torch.float32, CPU)
+    assert ("--quantization" in str(caught.value)) == (not name)
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("Q4_0", 0.5, 0.6), ("Q8_0", 2.0, 2.0)])

@@ -23,7 +23,7 @@ KV_DTYPES = {
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
 }
-_NARROW = ("bfloat16", "float16")  # types of 16 bits that a checkpoint may declare
+NARROW = ("bfloat16", "float16")  # types of 16 bits that a checkpoint may declare
 
 
 def choose_kv_dtype(
@@ -36,7 +36,7 @@ def choose_kv_dtype(
     name = settings.kv_cache_dtype
     if name == "auto":
         # A CPU without 16-bit products chooses float32 for a checkpoint of 16 bits: a wider cache would only be slower.
-        narrow = device.type == "cpu" and dtype is torch.float32 and settings.dtype == "auto" and stored in _NARROW
+        narrow = device.type == "cpu" and dtype is torch.float32 and settings.dtype == "auto" and stored in NARROW
         return torch.bfloat16 if narrow else dtype
     wanted = KV_DTYPES[name]
     if wanted is dtype:

@@ -13,7 +13,6 @@ from quire.shared.errors import StartError
 from quire.worker.device.placement import default_ranks
 from quire.worker.device.topology import read_topology
 from quire.worker.models.config import ModelConfig
-from quire.worker.models.gguf.quantization import GGUFQuantization
 from quire.worker.models.sharding import NotDivisible, Shard, can_share
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.settings import WorkerSettings
@@ -76,17 +75,21 @@ def choose_dtype(name: str, device: torch.device, quantized: bool = False) -> to
 
 
 def check_quantization(settings: WorkerSettings, device: torch.device, config: object) -> None:
-    """Raise StartError if --quantization does not go with the device or with the implementation of the model."""
+    """Raise StartError if --quantization does not go with the weights, the implementation or the device of the model.
+
+    Weights that are quantised already are not rounded again: only the value of the stored format is accepted.
+    """
     if settings.quantization == "none":
         return
     given = f"--quantization {settings.quantization}"
+    quantization = config.quantization if isinstance(config, ModelConfig) else None
+    if quantization is not None and quantization.stored_as != settings.quantization:
+        raise StartError(
+            f"{given}: the weights of the model are quantised already ({quantization.label}); leave it out, or give "
+            "the model that this one was made from, which is not quantised"
+        )
     if device.type == "cuda" and settings.quantization != FP8:
         raise StartError(f"{given} is for CPUs: on a GPU take --quantization fp8, or leave it out")
-    if isinstance(config, ModelConfig) and isinstance(config.quantization, GGUFQuantization):
-        raise StartError(
-            f"{given}: the weights of the model are quantised already ({config.quantization.label}); leave it out, or "
-            "give a file with F16, BF16 or F32 weights"
-        )
     if isinstance(config, TransformersConfig):
         raise StartError(
             f"{given}: {config.architecture} is computed by Transformers, whose layers are not quantised; leave it "

@@ -54,6 +54,7 @@ class StatefulBlockManager(BlockManager):
         ends = {*range(first - first % interval + interval, end + 1, interval)}
         # The last full block, and the last one that an equal prompt can use.
         ends |= {prompt_end // size * size, (prompt_end - 1) // size * size}
+        ends.add(self._branch_point(sequence, first, end, prompt_end))
         taken = []
         for count in sorted((at for at in ends if first < at <= end), reverse=True):  # the last one matters most
             if self.states.find(self._hash(sequence, count // size - 1)) is None:
@@ -61,6 +62,17 @@ class StatefulBlockManager(BlockManager):
                 if slot is not None:
                     taken.append((count, slot))
         return taken
+
+    def _branch_point(self, sequence: Sequence, first: int, end: int, prompt_end: int) -> int:
+        """Return the number of tokens in first .. end at which an earlier prompt takes another way; else at most first.
+
+        The cached blocks of the sequence's tokens end there. Later prompts with this beginning are likely to part at
+        the same place.
+        """
+        size, index = self.block_size, first // self.block_size
+        while (index + 1) * size <= min(end + size, prompt_end) and self._hash(sequence, index) in self._block_of:
+            index += 1
+        return index * size if index * size <= end else first
 
     def cache_full_blocks(self, sequence: Sequence, num_computed: int) -> None:
         """Add full blocks to the prefix cache, and the snapshots that the sequence holds of them."""

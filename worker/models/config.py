@@ -170,7 +170,7 @@ def read_config(folder: Path) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=max_position_embeddings,
+        max_position_embeddings=rope.longest_context(max_position_embeddings),
         rms_norm_eps=fields.number("rms_norm_eps", family.default("rms_norm_eps") or 1e-6),
         rope=with_divisors(rope, gguf, head_dim) if gguf else rope,
         sliding_windows=_sliding_windows(fields, family, num_layers),
@@ -237,16 +237,16 @@ def _ropes(fields: Fields, family: Family, max_position_embeddings: int) -> tupl
     """The rotations of the layers, and those of layers with a window if a family has both."""
     theta = family.default("rope_theta")
     if not family.local_rope:
-        return parse_rope(fields, max_position_embeddings, theta, family.yarn), None
+        return parse_rope(fields, max_position_embeddings, theta), None
     both = fields.section("rope_parameters")
     full, local = both.get("full_attention"), both.get("sliding_attention")
     if full is None and local is None:
         own = RopeConfig(theta=fields.number("rope_local_base_freq", DEFAULT_THETA))
-        return parse_rope(fields, max_position_embeddings, theta), own
+        return parse_rope(fields, max_position_embeddings, theta, yarn=False), own
     if not isinstance(full, dict) or not isinstance(local, dict):
         raise fields.fault("rope_parameters", "an object for full_attention and one for sliding_attention")
     of_full, of_local = (
-        parse_rope(Fields({"rope_parameters": own}, fields.where), max_position_embeddings, default)
+        parse_rope(Fields({"rope_parameters": own}, fields.where), max_position_embeddings, default, yarn=False)
         for own, default in ((full, theta), (local, DEFAULT_THETA))
     )
     return of_full, of_local

@@ -151,8 +151,15 @@ class Decoder(PagedModel):
         return decoder
 
     @property
-    def supports_adapters(self) -> bool:
-        return self._ranks is None and self.config.experts is None and not self.config.post_norms
+    def why_no_adapters(self) -> str:
+        if self.config.experts is not None:
+            return (
+                f"LoRA adapters are not computed for layers with experts, which {self.config.architecture} has; merge "
+                "the adapter into the model (merge_and_unload() of peft) and serve that folder"
+            )
+        if self._ranks is not None:
+            return "LoRA adapters are not served with --tensor-parallel-size above 1; set it to 1, or merge the adapter"
+        return ""
 
     def load_adapter(self, name: str, folder: Path, max_rank: int) -> Adapter:
         return load_adapter(name, folder, self.config, self.ops, max_rank)

@@ -20,7 +20,7 @@ def load_experts(config: ExpertsConfig, reader: WeightReader, layer: str) -> Pac
     except ValueError as error:  # the experts of a quantised checkpoint may differ
         if isinstance(error, CheckpointError):
             raise
-        remedy = "give --quantization int8, or a checkpoint whose experts are quantised alike"
+        remedy = "give a checkpoint whose experts are quantised alike, or the one that is not quantised"
         raise CheckpointError(layer, str(error), remedy) from None
 
 

@@ -56,7 +56,6 @@ class Family:
     sinks: bool = False
     gate: str = SILU
     is_gemma: bool = False  # norms are offsets from 1 and follow attention and MLP, too; embeddings are scaled
-    yarn: bool = False
     local_rope: bool = False  # layers with a window have rotations of their own
     experts: str = ""  # names of the experts' tensors: a key of `experts.STYLES`
     defaults: tuple[tuple[str, Any], ...] = ()
@@ -125,7 +124,6 @@ FAMILIES = {
         qkv_bias=None,
         window="types",
         sinks=True,
-        yarn=True,
         experts="gpt_oss",
         defaults=(
             ("attention_bias", True),

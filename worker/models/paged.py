@@ -112,12 +112,15 @@ class PagedModel(ABC):
         return False
 
     @property
-    def supports_adapters(self) -> bool:
-        """True if batches may have LoRA adapters."""
-        return False
+    def why_no_adapters(self) -> str:
+        """Why batches have no LoRA adapters, with the remedy; "" if they may have some."""
+        return (
+            "LoRA adapters need Quire's own decoder, and Transformers computes this model; merge the adapter into the "
+            "model (merge_and_unload() of peft) and serve that folder"
+        )
 
     def load_adapter(self, name: str, folder: Path, max_rank: int) -> Adapter:
-        """Load a LoRA adapter in the format of PEFT. Only models that support adapters do. Raises CheckpointError."""
+        """Load a LoRA adapter in the format of PEFT. Only models that take adapters do. Raises CheckpointError."""
         raise NotImplementedError(f"{type(self).__name__} has no adapters")
 
     @property

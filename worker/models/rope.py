@@ -15,6 +15,12 @@ from quire.worker.models.fields import Fields
 
 SUPPORTED = "default, linear, llama3"
 DEFAULT_THETA = 10_000.0
+ORIGINAL = "original_max_position_embeddings"
+# Fields of the type yarn. M-RoPE gives a token of text one position, so that its sections have no effect.
+YARN_FIELDS = (
+    *("rope_type", "type", "rope_theta", "factor", ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "truncate"),
+    *("partial_rotary_factor", "finetuned"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,14 +41,19 @@ class RopeConfig:
     truncate: bool = True
     divisors: tuple[float, ...] = ()  # of the frequencies, one for each pair of dimensions; none in config.json
 
+    def longest_context(self, max_position_embeddings: int) -> int:
+        """Return the longest context in tokens. Model cards add YaRN without changing max_position_embeddings."""
+        if self.rope_type != "yarn":
+            return max_position_embeddings
+        return max(max_position_embeddings, int(self.original_max_position_embeddings * self.factor))
+
 
 def parse_rope(
-    fields: Fields, max_position_embeddings: int, default_theta: float | None = None, yarn: bool = False
+    fields: Fields, max_position_embeddings: int, default_theta: float | None = None, yarn: bool = True
 ) -> RopeConfig:
     """Read `rope_parameters` with theta inside (Transformers 5), or `rope_theta` and `rope_scaling`.
 
-    default_theta: of the family; None: DEFAULT_THETA. yarn: the family supports the type yarn, with a
-    max_position_embeddings that is the stretched context.
+    default_theta: of the family; None: DEFAULT_THETA. yarn: these layers may have the type yarn.
 
     Raises CheckpointError for an unsupported type, and for a missing field of the type.
     """
@@ -65,30 +76,33 @@ def parse_rope(
     if rope_type == "linear":
         return RopeConfig("linear", theta, rope.number("factor"))
     if rope_type == "llama3":
-        original = "original_max_position_embeddings"
         return RopeConfig(
             "llama3",
             theta,
             factor=rope.number("factor"),
             low_freq_factor=rope.number("low_freq_factor"),
             high_freq_factor=rope.number("high_freq_factor"),
-            original_max_position_embeddings=fields.integer(original, rope.integer(original, max_position_embeddings)),
+            original_max_position_embeddings=fields.integer(ORIGINAL, rope.integer(ORIGINAL, max_position_embeddings)),
         )
     if rope_type == "yarn" and yarn:
-        return _parse_yarn(rope, theta)
-    raise rope.unsupported(key, SUPPORTED) if isinstance(rope_type, str) else rope.fault(key, SUPPORTED)
+        original = fields.integer(ORIGINAL, rope.integer(ORIGINAL, max_position_embeddings))
+        return _parse_yarn(rope, theta, original)
+    supported = f"{SUPPORTED}, yarn" if yarn else SUPPORTED
+    raise rope.unsupported(key, supported) if isinstance(rope_type, str) else rope.fault(key, supported)
 
 
-def _parse_yarn(rope: Fields, theta: float) -> RopeConfig:
-    for name in ("mscale", "mscale_all_dim"):
-        if rope.get(name) is not None:
+def _parse_yarn(rope: Fields, theta: float, original: int) -> RopeConfig:
+    for name in rope.names():  # such as mscale, and the scale of queries by position
+        if name not in YARN_FIELDS and rope.get(name) is not None:
             raise rope.unsupported(name, "no such field")
+    if rope.get("factor") is None:  # Transformers derives it
+        raise rope.unsupported("factor", "a number")
     factor = rope.number("factor")
     return RopeConfig(
         "yarn",
         theta,
         factor=factor,
-        original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
+        original_max_position_embeddings=original,
         attention_factor=rope.number("attention_factor", 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0),
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),

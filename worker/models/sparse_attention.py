@@ -1,5 +1,7 @@
 """Attention to the keys that an index selects (DeepSeek-V3.2), in contexts so short that it selects all of them.
 
+Attention to compressed keys (DeepSeek-V4) is refused.
+
 The indexer of a layer scores all keys and selects `index_topk` of them for each query. A context of up to `index_topk`
 tokens is attended to as a whole, so the indexers are left out, and the attention is that of DeepSeek-V3.
 """
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 TAKES_INDICES = "its attention takes indices"
+COMPRESSED = "compressed"  # part of the names of such layers in `layer_types`
 
 
 def leave_out_indexers(model: nn.Module, max_model_len: int) -> None:
@@ -25,6 +28,21 @@ def leave_out_indexers(model: nn.Module, max_model_len: int) -> None:
     for module in modules:
         module.indexer.forward = _no_indices
         module.register_forward_pre_hook(_with_mask, with_kwargs=True)
+
+
+def compressed_keys(config: Any) -> str:
+    """Return why a model whose layers attend to compressed keys is refused; "" if no layer does.
+
+    config: of Transformers.
+    """
+    kinds = [kind for kind in getattr(config, "layer_types", None) or () if COMPRESSED in str(kind)]
+    if not kinds:
+        return ""
+    named = ", ".join(dict.fromkeys(kinds))
+    return (
+        f"its layers attend to compressed keys, one for several tokens (layer_types {named}), which Quire neither "
+        "computes nor caches"
+    )
 
 
 def _no_indices(*_: Any, **__: Any) -> torch.Tensor:

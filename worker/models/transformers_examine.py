@@ -8,6 +8,7 @@ import torch
 
 from quire.worker.models import transformers_attention as attention
 from quire.worker.models import transformers_trial as trial
+from quire.worker.models.sparse_attention import compressed_keys
 from quire.worker.models.transformers_attention import (
     AttentionProbe,
     AttentionRecorder,
@@ -30,6 +31,8 @@ def examine(
 
     Returns the states of layers that keep some, too, and None if no layer does; and the module of each call.
     """
+    if why := compressed_keys(model.config.get_text_config()):
+        raise UnsupportedAttention(why)
     attention.register()
     probe = AttentionProbe(dtype, max_model_len)
     replace_attention(model, attention.EXAMINED)

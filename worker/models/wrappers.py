@@ -13,6 +13,7 @@ from quire.worker.models.fields import Fields
 
 # Wrappers whose text model computes text as its family does, and the type of a text model that does not name its own.
 WRAPPERS: dict[str, str | None] = {
+    "Gemma3ForConditionalGeneration": "gemma3_text",
     "Idefics3ForConditionalGeneration": None,
     "InternVLForConditionalGeneration": None,
     "LlavaForConditionalGeneration": None,
@@ -27,6 +28,7 @@ WRAPPERS: dict[str, str | None] = {
 }
 # Type of a text model to the architecture and the type that the decoder knows.
 TEXT_MODELS = {
+    "gemma3_text": ("Gemma3ForCausalLM", "gemma3_text"),
     "llama": ("LlamaForCausalLM", "llama"),
     "mistral": ("MistralForCausalLM", "mistral"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
@@ -34,6 +36,19 @@ TEXT_MODELS = {
     "qwen2_5_vl_text": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
     "qwen3_vl_text": ("Qwen3ForCausalLM", "qwen3"),
+}
+# Text models whose defaults are the same in each wrapper; other defaults are those of the family.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "rope_theta": 1_000_000.0,
+        "vocab_size": 262_208,
+    }
 }
 # The defaults of these fields depend on the wrapper, so that Transformers must supply them if they are absent.
 NEEDED = (
@@ -75,10 +90,12 @@ def text_fields(fields: Fields) -> Fields:
     if not isinstance(text_type, str) or text_type not in TEXT_MODELS:
         raise inner.unsupported("model_type", f"one of {', '.join(TEXT_MODELS)} in {name}")
     has_rope = inner.get("rope_parameters") is not None or inner.get("rope_theta") is not None
+    defaults = DEFAULTS.get(text_type, {})
     for field in (*NEEDED, *([] if has_rope else ["rope_theta"])):
-        if inner.get(field) is None:
+        if inner.get(field) is None and field not in defaults:
             raise inner.unsupported(field, "a number, as its default depends on the model")
     values = {key: fields.get(key) for key in SHARED if fields.get(key) is not None}
+    values |= {key: defaults[key] for key in NEEDED if key in defaults and not inner.has(key)}
     values |= {key: inner.get(key) for key in inner.names()}
     values["architectures"], values["model_type"] = [TEXT_MODELS[text_type][0]], TEXT_MODELS[text_type][1]
     # Without the field, a head that is absent or equals the embedding is tied to it: `Decoder.load` compares them.

@@ -115,8 +115,8 @@ class AdapterLoader:
     def _read(self, one: Announcement) -> Adapter:
         if self._settings.folder is None:
             raise StartError("this worker has no --lora-dir, so no adapter can be loaded at run time; set it")
-        if not self._model.supports_adapters:
-            raise StartError(why_no_adapters(self._model))
+        if fault := self._model.why_no_adapters:
+            raise StartError(fault)
         root = os.path.realpath(self._settings.folder)
         folder = os.path.realpath(os.path.join(root, one.path))
         if os.path.commonpath([root, folder]) != root:
@@ -126,13 +126,3 @@ class AdapterLoader:
     async def _on_engine(self, change: Callable[[], None]) -> None:
         """Run a quick change of the adapters between two steps."""
         await asyncio.wrap_future(self._thread.call(lambda engine: change()))
-
-
-def why_no_adapters(model: PagedModel) -> str:
-    """Return why a model takes no adapters, with the remedy."""
-    if model.implementation != "quire":
-        return (
-            "LoRA adapters need Quire's own decoder, and Transformers computes this model; merge the adapter into the "
-            "model (merge_and_unload() of peft) and serve that folder"
-        )
-    return "LoRA adapters are not served with --tensor-parallel-size above 1; set it to 1, or merge the adapter"

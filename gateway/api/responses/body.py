@@ -11,6 +11,7 @@ from quire.gateway.api.errors import ApiError, Cancelled
 from quire.gateway.api.responses.output_items import OutputItems
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
+from quire.shared.states import OutcomeName
 
 PREFIX = "resp_"
 

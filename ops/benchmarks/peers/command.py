@@ -42,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", help="type of Quire's weights, passed to `quire serve`")
     group.add_argument("--quantization", help="quantization of Quire's weights, passed to `quire serve`")
     group.add_argument("--kv-cache-dtype", help="type of Quire's KV cache, passed to `quire serve`")
+    group.add_argument(
+        "--quire-args",
+        action="append",
+        default=[],
+        metavar="[LABEL:]FLAGS",
+        help="flags of one more side of Quire, added to those above; several times to compare settings. LABEL is its "
+        "name in the table, by default its flags",
+    )
     group.add_argument("--gguf", type=Path, help="the model for llama.cpp, a GGUF file of any type")
     group.add_argument("--llamacpp", default="", metavar="PATH", help="llama-server; also LLAMA_SERVER, or on PATH")
     group.add_argument(
@@ -76,9 +84,13 @@ def _compare(args: argparse.Namespace, output: Path, folder: Path) -> int:
     made = Path(args.model) if args.model else make_checkpoint(folder / args.shape, args.shape)
     sides = [side for given in args.peer for side in peer_sides(given, args, made)]
     if not args.no_quire:
-        sides.insert(0, Side("quire", Quire(made, quire_arguments(args), folder / "state")))
-    if len({side.name for side in sides}) < len(sides):
-        raise SettingError("--peer names a server twice")
+        sides = [*quire_sides(args, made, folder), *sides]
+    elif args.quire_args:
+        raise SettingError("--quire-args needs Quire: leave --no-quire out")
+    names = [side.name for side in sides]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        flag = "--quire-args" if twice.startswith("quire") else "--peer"
+        raise SettingError(f"{flag} names a server twice: {twice!r}; give each its own label or flags")
     seed = random.randrange(1 << 32) if args.seed is None else args.seed
     vocab_size = json.loads((made / "config.json").read_text())["vocab_size"]
     found = measure(sides, cases, args.rounds, seed, vocab_size, lambda line: print(line, flush=True))
@@ -117,6 +129,31 @@ def peer_sides(given: str, args: argparse.Namespace, model: Path) -> list[Side]:
         Side(f"{name} {flags}".strip() if several else name, LlamaCpp(path, gguf, shlex.split(flags)))
         for flags in args.llamacpp_args
     ]
+
+
+def quire_sides(args: argparse.Namespace, model: Path, folder: Path) -> list[Side]:
+    """Return one side of Quire for each --quire-args, or one without. Each has a folder of its own for its state.
+
+    Raises SettingError for a side without flags and label.
+    """
+    common = quire_arguments(args)
+    if not args.quire_args:
+        return [Side("quire", Quire(model, common, folder / "state"))]
+    sides = []
+    for number, given in enumerate(args.quire_args):
+        label, flags = split_label(given)
+        if not label:
+            raise SettingError(f"--quire-args is {given!r}: it must have flags, or a label before a colon")
+        sides.append(Side(f"quire {label}", Quire(model, common + shlex.split(flags), folder / f"state-{number}")))
+    return sides
+
+
+def split_label(given: str) -> tuple[str, str]:
+    """Return the label and the flags of one --quire-args. A label has no dash at its start and no space."""
+    label, colon, flags = given.partition(":")
+    if colon and label and not label.startswith("-") and " " not in label:
+        return label, flags.strip()
+    return given.strip(), given.strip()
 
 
 def quire_arguments(args: argparse.Namespace) -> list[str]:

@@ -29,17 +29,18 @@ def tables(measurements: Sequence[dict[str, Any]]) -> str:
 def _section(label: str, measurements: Sequence[dict[str, Any]]) -> str:
     cases = [case for one in measurements for case in one["cases"]]
     servers = list(dict.fromkeys(server["name"] for case in cases for server in case["servers"]))
-    peers = [name for name in servers if name != QUIRE]
+    base = next((name for name in servers if name.split()[0] == QUIRE), "")
+    peers = [name for name in servers if name != base]
     head = ["case", "rounds", "measure", *map(_title, servers)]
-    head += [f"Quire / {_title(name)}" for name in peers] if QUIRE in servers else []
+    head += [f"{_title(base)} / {_title(name)}" for name in peers] if base else []
     rows = [head, ["---"] * len(head)]
     for name in (name for name in CASES if any(case["case"] == name for case in cases)):
         rounds = _rounds([case for case in cases if case["case"] == name])
         for shown, field, _ in MEASURES:
             row = [f"`{name}`", str(len(rounds)), shown] if field == RATIO else ["", "", shown]
             row += [_spread([one[server][field] for one in rounds if server in one], _number) for server in servers]
-            if QUIRE in servers:
-                row += [_ratio(rounds, peer) if field == RATIO else "" for peer in peers]
+            if base:
+                row += [_ratio(rounds, base, peer) if field == RATIO else "" for peer in peers]
             rows.append(row)
     lines = [f"**{label}**", "", *_facts(measurements), "", *(f"| {' | '.join(row)} |" for row in rows), ""]
     return "\n".join([*lines, *_servers(cases)])
@@ -56,10 +57,10 @@ def _rounds(cases: Iterable[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     return found
 
 
-def _ratio(rounds: Sequence[dict[str, dict[str, Any]]], peer: str) -> str:
-    """Return Quire's throughput divided by the peer's, in each round."""
+def _ratio(rounds: Sequence[dict[str, dict[str, Any]]], base: str, peer: str) -> str:
+    """Return the throughput of `base`, the first side of Quire, divided by the peer's, in each round."""
     return _spread(
-        [one[QUIRE][RATIO] / one[peer][RATIO] for one in rounds if QUIRE in one and peer in one], "{:.2f}".format
+        [one[base][RATIO] / one[peer][RATIO] for one in rounds if base in one and peer in one], "{:.2f}".format
     )
 
 
@@ -116,4 +117,6 @@ def _servers(cases: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _title(name: str) -> str:
-    return TITLES.get(name, name)
+    """Return the name of a server for a table: of the program, and of its settings if a comparison has several."""
+    program, space, settings = name.partition(" ")
+    return f"{TITLES.get(program, program)}{space}{settings}"

@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--serve-args", default="", help="further arguments of `quire serve`")
     add_arguments(parser)
     args = parser.parse_args()
-    if args.peer:
+    if args.peer or args.quire_args:
         return compare(args, RESULTS / "peers.json")
     cases = [CASES[name] for name in args.cases.split(",")]
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:

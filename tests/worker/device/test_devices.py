@@ -15,9 +15,12 @@ from quire.shared.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.topology import Core, Topology
 from quire.worker.models.config import ModelConfig, read_config
+from quire.worker.models.fields import Fields
+from quire.worker.models.quantized.config import read_quantization
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
+from tests.support.quantized import FORMATS, STORED_AS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -114,6 +117,37 @@ def test_quantised_gguf_files_are_not_quantised_again(tmp_path: Path) -> None:
     file = write_gguf(folder, tmp_path / "q8.gguf", "Q8_0")
     with pytest.raises(StartError, match=r"--quantization int4: .* quantised already \(GGUF, Q8_0\); leave it out"):
         devices.check_quantization(settings, CPU, read_config(file))
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "mxfp4"])
+def test_quantised_checkpoints_are_not_quantised_again(name: str) -> None:
+    """Each format takes only the value that names what it stores."""
+    stored = {"quant_method": "mxfp4"} if name == "mxfp4" else FORMATS[name][1]
+    quantization = read_quantization(Fields({"quantization_config": stored}, "config.json"))
+    config = Mock(spec=ModelConfig, quantization=quantization)
+    for value in ("none", "int8", "int4", "fp8"):
+        settings = WorkerSettings(quantization=value)
+        if value in ("none", STORED_AS.get(name)):
+            devices.check_quantization(settings, CPU, config)
+            continue
+        with pytest.raises(
+            StartError, match=f"--quantization {value}: .* quantised already .*; leave it out"
+        ) as caught:
+            devices.check_quantization(settings, CPU, config)
+        assert quantization is not None
+        assert f"({quantization.label})" in str(caught.value)
+
+
+@pytest.mark.parametrize("second", ["float", "int"])
+def test_layers_of_several_formats_take_a_value_that_names_all(second: str) -> None:
+    def weights(bits: int, kind: str, target: str) -> dict[str, Any]:
+        return {"targets": [target], "weights": {"num_bits": bits, "type": kind, "strategy": "channel"}}
+
+    groups = {"one": weights(8, "int", "re:.*mlp.*"), "other": weights(8, second, "re:.*self_attn.*")}
+    stored = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
+    quantization = read_quantization(Fields({"quantization_config": stored}, "config.json"))
+    assert quantization is not None
+    assert quantization.stored_as == ("int8" if second == "int" else "")
 
 
 def test_the_log_names_the_card_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

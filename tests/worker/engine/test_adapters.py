@@ -46,7 +46,7 @@ def make_engine(path: Path, prefer: str = "auto", bits: int = 0, **limits: Any) 
     return engine
 
 
-@pytest.fixture(scope="module", params=["llama-bias", "qwen3"])
+@pytest.fixture(scope="module", params=["llama-bias", "qwen3", "gemma2", "gemma3"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A checkpoint, adapters for it, and the greedy outputs of the checkpoint merged with each."""
     folder = tmp_path_factory.mktemp("adapters")

@@ -81,6 +81,37 @@ def test_a_snapshot_is_not_taken_twice() -> None:
     assert compute(blocks, sequence(30)) == [28, 24]
 
 
+def branch(shared: int, first: int) -> Sequence:
+    """A prompt with the first `shared` tokens of `sequence`, and ten others."""
+    tokens = (*range(1, 1 + shared), *range(first, first + 10))
+    return Sequence(SequenceGroup("r", tokens, SamplingParams(max_tokens=1)), 0, tokens)
+
+
+@pytest.mark.parametrize("shared", [12, 14])
+def test_a_snapshot_is_taken_where_prompts_part(shared: int) -> None:
+    """The third prompt with a common beginning computes none of its full blocks again."""
+    blocks = manager(num_blocks=40, num_slots=30)
+    compute(blocks, sequence(22))
+    second = branch(shared, 100)
+    assert blocks.find_prefix(second, shared + 10).num_tokens == 8
+    assert 12 in compute(blocks, second)
+    third = branch(shared, 200)
+    assert blocks.find_prefix(third, shared + 10).num_tokens == 12
+    assert 12 not in compute(blocks, third)
+
+
+def test_where_prompts_part_is_found_in_a_later_chunk() -> None:
+    blocks = manager(num_blocks=40, num_slots=30)
+    compute(blocks, sequence(38))
+    one = branch(28, 100)
+    blocks.start(one, blocks.find_prefix(one, 38), 38)
+    assert one.num_stored == 24
+    other = branch(28, 200)
+    assert blocks.plan_snapshots(other, 0, 20, 38) == [], "they part in a later chunk"
+    assert [at for at, _ in blocks.plan_snapshots(other, 20, 30, 38)] == [28]
+    assert [at for at, _ in blocks.plan_snapshots(other, 30, 38, 38)] == [36, 32]
+
+
 def test_a_pinned_prefix_keeps_its_last_snapshot() -> None:
     blocks, one = manager(num_slots=4), sequence(10)
     blocks.start(one, blocks.find_prefix(one, 10), 10)

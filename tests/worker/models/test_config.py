@@ -75,7 +75,7 @@ def test_json_that_is_not_an_object_is_refused(tmp_path):
         ("llama", {"logits_scaling": 8.0}, "logits_scaling is 8.0; supported: no such field or 1"),
         ("llama", {"is_causal": False}, "is_causal is false; supported: no such field or true"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; supported: 1.0"),
-        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, 'rope_type is "yarn"; supported: def'),
+        ("llama", {"rope_parameters": {"rope_type": "su", "factor": 2.0}}, 'rope_type is "su"; supported: default, l'),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_scaling: type is "dynamic"; supported'),
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing; supported: a number above 0"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is missing"),

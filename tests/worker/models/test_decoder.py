@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from quire.kernels import CpuOps, KernelsUnavailable, Ops, ReferenceOps
 from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.rope import cos_sin_table
 from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
+from tests.support.quantized import edit_config
 
 transformers = pytest.importorskip("transformers")
 
@@ -270,3 +273,42 @@ def test_swapping_without_host_memory_is_a_mistake_of_the_caller(checkpoints):
     for swap in (cache.swap_out, cache.swap_in):
         with pytest.raises(AssertionError, match="no host blocks"):
             swap([0], [0])
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "reason"),
+    [
+        ("llama", None, ""),
+        ("gemma3", None, ""),
+        ("llama", object(), "--tensor-parallel-size above 1; set it to 1, or merge the adapter"),
+        ("mixtral", None, "layers with experts, which MixtralForCausalLM has; merge the adapter"),
+        ("mixtral", object(), "layers with experts, which MixtralForCausalLM has; merge the adapter"),
+    ],
+)
+def test_a_model_says_why_it_takes_no_adapters(family, ranks, reason, tmp_path):
+    model = SimpleNamespace(config=read_config(make_checkpoint(tmp_path, family)), _ranks=ranks)
+    found = Decoder.why_no_adapters.fget(model)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-full", "qwen2", "qwen3"])
+@pytest.mark.parametrize("ops", ["cpu", "reference"])
+def test_yarn_that_a_model_card_adds_is_computed_to_its_full_length(family, ops, tmp_path):
+    """The card leaves max_position_embeddings at the original length, and names the type as older versions did."""
+    # YaRN makes scores larger, and with them the effect of another order of sums: so these weights are smaller.
+    path = make_checkpoint(tmp_path, family, max_position_embeddings=32, initializer_range=0.2)
+    card = {"type": "yarn", "factor": 6.0, "original_max_position_embeddings": 32}
+    edit_config(path, rope_parameters=None, rope_theta=500.0, rope_scaling=card)
+    assert read_config(path).max_position_embeddings == 192
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator) for length in (192, 30)]
+    decoder = Decoder.load(path, operations(ops), torch.float32, "cpu")
+    assert decoder.max_model_len == 192
+    steps = [{0: 20}, {0: 100, 1: 30}, {0: 72}]
+    found, expected = Stepper(decoder, prompts).run(steps), transformers_logits(path, prompts, torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+    edit_config(path, rope_scaling=None)
+    plain = transformers_logits(path, [prompts[1]], torch.float32)
+    assert (plain[0] - found[1]).abs().max() > 0.1, "YaRN changes all positions"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -85,19 +86,56 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
         Decoder.load(folder, kernels.ReferenceOps("cpu", torch.float32), torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "w4a16", "fp8-block", "ct-fp8-channel"])
-def test_experts_of_quantised_checkpoints_are_computed_as_their_dequantised_weights(name: str, tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "moe", "qwen3-moe", moe_intermediate_size=64)
-    folder = quantize_checkpoint(source, tmp_path / name, name)
-    quantization = json.loads((folder / "config.json").read_text())["quantization_config"]
+SIZES: dict[str, dict[str, int]] = {"qwen3-moe": {"moe_intermediate_size": 64}, "mixtral": {"intermediate_size": 64}}
+
+
+def quantized(folder: Path, family: str, name: str, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a checkpoint with quantised experts and attention; the router is not quantised."""
+    source = make_checkpoint(folder / "moe", family, num_hidden_layers=2, **SIZES[family])
+    made = quantize_checkpoint(source, folder / name, name, dtype)
+    quantization = json.loads((made / "config.json").read_text())["quantization_config"]
     if quantization["quant_method"] == "compressed-tensors":
-        edit_config(folder, quantization_config=quantization | {"ignore": ["lm_head", "re:.*mlp.gate$"]})
+        edit_config(made, quantization_config=quantization | {"ignore": ["lm_head", "re:.*(mlp|moe).gate$"]})
+    return made
+
+
+@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        *((name, "uint4 without further rounding") for name in ("gptq", "gptq-asym", "awq", "w4a16")),
+        *((name, "fp8 without further rounding") for name in ("fp8-block", "fp8-tensor", "ct-fp8-channel")),
+        ("gptq-order", "float16"),
+        ("w4a16-order", "bfloat16"),
+    ],
+)
+def test_experts_of_quantised_checkpoints_are_computed_as_their_dequantised_weights(
+    family: str, name: str, kept: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = quantized(tmp_path, family, name, getattr(torch, kept, torch.float32))
     prompts = draw_prompts(1)
     expected = transformers_logits(folder / "plain", prompts, torch.float32)
-    decoder = Decoder.load(folder, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu", 64)
+    with caplog.at_level(logging.INFO):
+        decoder = Decoder.load(folder, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu", 64)
+    assert f"{2 * (4 + 3 * 5)} layers: " in caplog.text
+    assert f" as {kept}" in caplog.text
     found = Stepper(decoder, prompts).run(WHOLE)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_experts_of_8_bits_with_rounded_activations_are_computed_in_integers(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = quantized(tmp_path, family, "w8a8")
+    prompts = draw_prompts(1)
+    with caplog.at_level(logging.INFO):
+        decoder = Decoder.load(folder, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu", 64)
+    assert "38 layers: 8 bits, per channel as int8 without further rounding" in caplog.text
+    found = torch.cat(Stepper(decoder, prompts).run(WHOLE))
+    expected = torch.cat(transformers_logits(folder / "plain", prompts, torch.float32))
+    assert float(torch.cosine_similarity(found, expected, dim=1).median()) > 0.99
 
 
 def test_experts_that_are_quantised_differently_are_refused(tmp_path: Path) -> None:
@@ -114,7 +152,7 @@ def test_experts_that_are_quantised_differently_are_refused(tmp_path: Path) -> N
         tensors[f"{layers}.down_proj.weight"] = plain
 
     edit_tensors(folder, change)
-    with pytest.raises(CheckpointError, match="several formats in down: bfloat16, int8; give --quantization int8"):
+    with pytest.raises(CheckpointError, match="several formats in down: bfloat16, int8; give a checkpoint whose"):
         Decoder.load(folder, kernels.CpuOps(torch.float32), torch.float32, "cpu", 64)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.worker.models.errors import CheckpointError
+from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.fields import Fields
 from quire.worker.models.rope import RopeConfig, cos_sin_table, inverse_frequencies, parse_rope
 
@@ -36,7 +36,7 @@ def test_llama3_needs_its_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, {"partial_rotary_factor": 0.5}]
+    "fields", [{"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, {"partial_rotary_factor": 0.5}]
 )
 def test_other_kinds_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="supported: "):
@@ -79,14 +79,25 @@ def test_yarn_has_the_frequencies_of_transformers_bit_for_bit(truncate: bool, ex
     rope |= {"truncate": truncate} | extra
     config = transformers.GptOssConfig(head_dim=64, rope_parameters=dict(rope))
     expected, factor = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["yarn"](config)
-    found = parse_rope(Fields({"rope_parameters": rope}, "here"), 131072, None, yarn=True)
+    found = parse_rope(Fields({"rope_parameters": rope}, "here"), 131072)
     assert torch.equal(inverse_frequencies(found, 64), expected)
     table = cos_sin_table(found, 64, 9)
     angles = torch.arange(9.0)[:, None] * expected
     assert torch.equal(table, torch.cat([angles.cos() * factor, angles.sin() * factor], dim=-1))
 
 
-def test_yarn_with_scales_of_other_models_is_refused() -> None:
-    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "mscale": 0.7}
-    with pytest.raises(CheckpointError, match=r"mscale is 0\.7"):
-        parse_rope(Fields({"rope_parameters": rope}, "here"), 256, None, yarn=True)
+@pytest.mark.parametrize("changes", [{"mscale": 0.7}, {"llama_4_scaling_beta": 0.1}, {"factor": None}])
+def test_yarn_with_fields_of_other_models_is_left_to_transformers(changes: dict[str, Any]) -> None:
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64} | changes
+    with pytest.raises(NotSupported, match=f"{next(iter(changes))} is "):
+        parsed(rope_parameters=rope)
+
+
+def test_yarn_stretches_the_context() -> None:
+    yarn = {"type": "yarn", "factor": 4.0}
+    assert parsed(rope_scaling=yarn).longest_context(8192) == 32768, "as model cards add it"
+    trained = parsed(rope_scaling=yarn | {"original_max_position_embeddings": 2048})
+    assert trained.longest_context(8192) == trained.longest_context(2048) == 8192
+    assert RopeConfig("linear", factor=4.0).longest_context(8192) == 8192
+    with pytest.raises(NotSupported, match=r"supported: default, linear, llama3$"):
+        parse_rope(Fields({"rope_scaling": yarn}, "here"), 64, yarn=False)

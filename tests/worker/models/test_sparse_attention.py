@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
+from quire.worker.models.sparse_attention import compressed_keys
 from quire.worker.models.transformers_attention import AttentionProbe, UnsupportedAttention
 from tests.support.architectures import ARCHITECTURES
 from tests.support.teacher_forcing import assert_greedy, load_reference
@@ -43,6 +45,15 @@ def test_longer_contexts_are_refused_with_the_number(tmp_path: Path) -> None:
     said = refusal(make(tmp_path, "deepseek_v32", index_topk=128), 129)
     assert "its attention takes indices" in said
     assert said.endswith("give --max-model-len 128, the number of tokens that its index selects, or less")
+
+
+def test_compressed_keys_are_refused_by_name(tmp_path: Path) -> None:
+    said = refusal(make(tmp_path, "deepseek_v4"), 64)
+    assert "attend to compressed keys, one for several tokens (layer_types heavily_compressed_attention)" in said
+    assert "see docs/quickstart.md" in said
+    both = ["full_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+    assert "compressed_sparse_attention, heavily" in compressed_keys(SimpleNamespace(layer_types=both))
+    assert compressed_keys(SimpleNamespace(layer_types=None)) == compressed_keys(SimpleNamespace()) == ""
 
 
 def test_indices_of_keys_are_not_taken_for_none() -> None:

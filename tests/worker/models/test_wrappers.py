@@ -19,6 +19,7 @@ from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig, read_config
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.errors import NotSupported
+from quire.worker.models.rope import RopeConfig
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.models.wrappers import text_tensor_name
 from tests.support.teacher_forcing import assert_greedy, load_reference
@@ -70,6 +71,29 @@ def test_a_configuration_without_a_part_for_text_is_read_as_on_the_hub(tmp_path:
     names = ("architectures", "model_type", "vision_config", "tie_word_embeddings")
     (path / "config.json").write_text(json.dumps(inner | {name: values[name] for name in names if name in values}))
     assert answers(path) == found
+
+
+def test_gemma_3_as_published_leaves_sizes_to_the_defaults_of_transformers(tmp_path: Path) -> None:
+    """The text_config of gemma-3-4b-it has six fields. The others are those of Gemma3TextConfig."""
+    transformers = pytest.importorskip("transformers")
+    inner = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
+    values = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106]}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"text_config": inner, "vision_config": {}}))
+    expected = transformers.Gemma3TextConfig(**inner)
+    config = read_config(tmp_path)
+    for name in ("hidden_size", "intermediate_size", "max_position_embeddings", "vocab_size", "head_dim"):
+        assert getattr(config, name) == getattr(expected, name), name
+    assert (config.num_heads, config.num_kv_heads, config.num_layers) == (8, 4, 34)
+    kinds = ["sliding_attention" if window else "full_attention" for window in config.sliding_windows]
+    assert kinds == expected.layer_types
+    assert (config.query_scalar, max(config.sliding_windows)) == (expected.query_pre_attn_scalar, 1024)
+    full, local = expected.rope_parameters["full_attention"], expected.rope_parameters["sliding_attention"]
+    assert (config.rope.rope_type, config.rope.factor, config.rope.theta) == ("linear", 8.0, full["rope_theta"])
+    assert config.local_rope == RopeConfig(theta=local["rope_theta"])
+    assert config.eos_token_ids == (1, 106)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from quire.shared.model.adapter_names import Announcement
 from quire.shared.redis.clients import command_client
 from quire.worker.engine.adapters import Adapters
 from quire.worker.models.errors import CheckpointError
-from quire.worker.queue.adapter_loader import AdapterLoader, AdapterSettings, why_no_adapters
+from quire.worker.queue.adapter_loader import AdapterLoader, AdapterSettings
 
 
 class Thread:
@@ -33,7 +33,7 @@ class Model:
     """Loads an adapter from any folder that is not called broken."""
 
     implementation = "quire"
-    supports_adapters = True
+    why_no_adapters = ""
 
     def __init__(self) -> None:
         self.folders: list[Path] = []
@@ -127,8 +127,13 @@ async def test_without_a_folder_nothing_is_loaded(redis_url: str) -> None:
     await client.aclose()
 
 
-def test_the_reason_of_a_refusal_has_a_remedy() -> None:
-    other: Any = SimpleNamespace(implementation="transformers")
-    ranks: Any = SimpleNamespace(implementation="quire")
-    assert "merge the adapter into the model" in why_no_adapters(other)
-    assert "--tensor-parallel-size above 1" in why_no_adapters(ranks)
+async def test_a_model_without_adapters_gives_its_reason(redis_url: str, tmp_path: Path) -> None:
+    client = command_client(redis_url)
+    broker = Broker(client, "m")
+    loader, adapters, model = make(broker, tmp_path)
+    model.why_no_adapters = "no adapters for layers with experts; merge the adapter"
+    await broker.announce_adapter(Announcement("a", "x", "1"))
+    await loader.refresh()
+    assert loader.faults == ("1 no adapters for layers with experts; merge the adapter",)
+    assert (adapters.held, model.folders) == ((), [])
+    await client.aclose()

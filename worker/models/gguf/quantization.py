@@ -23,6 +23,11 @@ class GGUFQuantization:
         return f"GGUF, {' and '.join(name for name, _ in self.weights)}"
 
     @property
+    def stored_as(self) -> str:
+        """Return "": a table that is also the head would be rounded again by each value of --quantization."""
+        return ""
+
+    @property
     def rounds_activations(self) -> bool:
         """True if most weights stay integers: llama.cpp rounds activations to 8 bits for them, as the kernels do."""
         of_type = dict(self.weights)

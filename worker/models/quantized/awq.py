@@ -40,6 +40,7 @@ class AwqLayer:
 
     group_size: int
     scale: str = "scales"
+    stored_as: str = ""  # integers with zero points
     integer_bits: int = 0
 
     @property
@@ -68,6 +69,7 @@ class Awq:
 
     layout: AwqLayer
     label: str = "AWQ"
+    stored_as: str = ""
     rounds_activations: bool = False
 
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:

@@ -23,6 +23,7 @@ from quire.worker.models.quantized.layout import (
     StoredType,
     TensorFault,
     group_order,
+    integers_stored_as,
     num_groups,
     refuse_unknown,
     required,
@@ -62,6 +63,10 @@ class IntegerLayer:
             f"groups of {self.group_size}" if self.group_size else "per tensor" if self.per_tensor else "per channel"
         )
         return f"{self.bits} bits, {groups}" + (", act-order" if self.act_order else "")
+
+    @property
+    def stored_as(self) -> str:
+        return integers_stored_as(self.bits, self.group_size, not self.act_order) if self.symmetric else ""
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups, per_word = num_groups(k, self.group_size), 32 // self.bits
@@ -109,6 +114,11 @@ class CompressedTensors:
     label: str
     ignored: LayerNames
     groups: tuple[tuple[LayerNames, LayerLayout], ...]
+
+    @property
+    def stored_as(self) -> str:
+        kinds = {layout.stored_as for _, layout in self.groups}
+        return kinds.pop() if len(kinds) == 1 else ""
 
     @property
     def rounds_activations(self) -> bool:

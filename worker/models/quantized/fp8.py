@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from quire.kernels.grouped_weight import FP8
 from quire.worker.models.fields import Fields
 from quire.worker.models.quantized.layout import (
     FLOATS,
@@ -35,6 +36,7 @@ class Fp8Layer:
 
     scale: str
     block: tuple[int, ...] = ()
+    stored_as: str = FP8
     integer_bits: int = 0
 
     @property
@@ -65,6 +67,7 @@ class Fp8:
 
     label: str
     block: tuple[int, ...]
+    stored_as: str = FP8
     rounds_activations: bool = False
 
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:

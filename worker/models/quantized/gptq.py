@@ -20,6 +20,7 @@ from quire.worker.models.quantized.layout import (
     Stored,
     StoredType,
     group_order,
+    integers_stored_as,
     layout_of_qweight,
     num_groups,
     refuse_unknown,
@@ -46,6 +47,7 @@ class GptqLayer:
     group_size: int
     act_order: bool
     is_v1: bool
+    symmetric: bool = False
     scale: str = "scales"
     integer_bits: int = 0
 
@@ -53,6 +55,10 @@ class GptqLayer:
     def label(self) -> str:
         groups = f"groups of {self.group_size}" if self.group_size else "one group per channel"
         return f"{self.bits} bits, {groups}" + (", act-order" if self.act_order else "")
+
+    @property
+    def stored_as(self) -> str:
+        return integers_stored_as(self.bits, self.group_size, not self.act_order) if self.symmetric else ""
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups, per_word = num_groups(k, self.group_size), 32 // self.bits
@@ -82,6 +88,10 @@ class Gptq:
     label: str
     rounds_activations: bool = False
 
+    @property
+    def stored_as(self) -> str:
+        return self.layout.stored_as
+
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:
         return layout_of_qweight(self.layout, name, stored_type)
 
@@ -109,6 +119,6 @@ def read_gptq(fields: Fields) -> Gptq:
     if any(not pattern.startswith("-:") for pattern in dynamic):
         raise fields.fault("dynamic", "only patterns of layers that are not quantised, which start with -:")
     act_order = fields.flag("desc_act", False)
-    fields.flag("sym", True)
-    layout = GptqLayer(bits, max(group_size, 0), act_order, is_v1=version == "gptq")
+    symmetric = fields.flag("sym", True)
+    layout = GptqLayer(bits, max(group_size, 0), act_order, version == "gptq", symmetric)
     return Gptq(layout, version.upper())

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quire.kernels.quantization import INT4_GROUP
 from quire.worker.models.fields import Fields
 from quire.worker.models.quantized.weight import ScaledWeight
 
@@ -44,6 +45,10 @@ class LayerLayout(Protocol):
         """Bits and groups for the log, such as "4 bits in groups of 128"."""
 
     @property
+    def stored_as(self) -> str:
+        """The value of --quantization that keeps these weights as they are stored; "": no value does."""
+
+    @property
     def scale(self) -> str:
         """The end of the name of the tensor of scales."""
 
@@ -66,6 +71,10 @@ class Quantization(Protocol):
         """The format for the log and for errors."""
 
     @property
+    def stored_as(self) -> str:
+        """The value of --quantization that keeps all quantised layers as they are stored; "": no value does."""
+
+    @property
     def rounds_activations(self) -> bool:
         """True if activations are rounded to 8 bits, as the integer kernels do, for some layers."""
 
@@ -74,6 +83,18 @@ class Quantization(Protocol):
 
         Raises CheckpointError if the configuration contradicts the tensors.
         """
+
+
+def integers_stored_as(bits: int, group_size: int, has_plain_order: bool) -> str:
+    """Return the value of --quantization whose layout holds symmetric integers; "": none does.
+
+    group_size: 0 for one scale per channel. has_plain_order: neighbouring input features share a group.
+    """
+    if not has_plain_order:
+        return ""
+    if bits == 8:
+        return "" if group_size else "int8"
+    return "" if group_size % INT4_GROUP else "int4"
 
 
 def refuse_unknown(fields: Fields, known: Collection[str]) -> None:

@@ -55,6 +55,7 @@ class Mxfp4:
     """A checkpoint whose stacked experts are MXFP4. All linear layers are plain."""
 
     label: str = "MXFP4"
+    stored_as: str = ""
     rounds_activations: bool = False
 
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:

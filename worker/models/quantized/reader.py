@@ -1,9 +1,10 @@
 """Packs the weights of a quantised checkpoint for the kernels, and logs how they are kept.
 
-Weights are never rounded twice unless the user asks for it. A format that rounds activations to 8 bits, as the kernels
+Weights are never rounded twice. A format that rounds activations to 8 bits, as the kernels
 do, is kept in its integers. Codes of 4 bits or FP8 in groups are kept as they are, and activations are not rounded. All
 other layers are dequantised and kept in 16 bits, and activations are not rounded, either.
-With --quantization the user chooses the integers: a layer that fits is kept as stored, and another is rounded again.
+--quantization may name the stored format: then the integer kernels multiply its integers, and the other layers are
+rounded on load.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from quire.kernels.grouped_weight import FP8, MXFP4, GroupedWeight, LinearWeight
+from quire.kernels.grouped_weight import MXFP4, GroupedWeight, LinearWeight
 from quire.kernels.ops import Ops
 from quire.kernels.quantization import QuantizedWeight
 from quire.shared.gguf.model_files import is_gguf
@@ -97,27 +98,26 @@ class QuantizedReader(WeightReader):
                 self._count(names, f"{stored} as {grouped.kind} without further rounding")
                 self._has_float_activations = True
                 return grouped
-        weight = super()._weight(names, bits)
-        if not isinstance(weight, torch.Tensor):
-            kind = f"int{weight.bits}" if isinstance(weight, QuantizedWeight) else weight.kind
-            kept = f"{kind}, " + ("rounded again" if any(layouts) else "rounded on load")
+            weight: LinearWeight = self._read(names, self._kept(names))
+            self._has_float_activations = True
         else:
+            weight = super()._weight(names, bits)
+        if isinstance(weight, torch.Tensor):
             kept = f"{str(weight.dtype).removeprefix('torch.')}"
-            self._has_float_activations |= any(layouts)
+        else:
+            kept = (f"int{weight.bits}" if isinstance(weight, QuantizedWeight) else weight.kind) + ", rounded on load"
         self._count(names, f"{stored} as {kept}")
         return weight
 
     def _grouped(self, names: Sequence[str], parts: Sequence[tuple[slice, ...]]) -> GroupedWeight | None:
-        """Return layers as codes with a scale per group, unless the user asks for another format."""
-        if not isinstance(self._checkpoint, QuantizedCheckpoint) or self._bits not in (0, FP8):
+        """Return layers as codes with a scale per group; None if they are not stored so, or the kernels lack them."""
+        if not isinstance(self._checkpoint, QuantizedCheckpoint):
             return None
         grouped = self._checkpoint.grouped(names, parts)
-        if grouped is None or grouped.kind not in self._ops.grouped_kinds or self._bits not in (0, grouped.kind):
-            return None
-        return grouped
+        return grouped if grouped is not None and grouped.kind in self._ops.grouped_kinds else None
 
     def grouped_entry(self, name: str, index: int, part: tuple[slice, ...]) -> GroupedWeight | None:
-        if self._bits or MXFP4 not in self._ops.grouped_kinds or not isinstance(self._checkpoint, QuantizedCheckpoint):
+        if MXFP4 not in self._ops.grouped_kinds or not isinstance(self._checkpoint, QuantizedCheckpoint):
             return None
         return self._checkpoint.grouped_entry(name, index, part)
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from quire.ops.benchmarks.peers import command
 from quire.ops.benchmarks.peers import programs as known
+from quire.ops.benchmarks.peers.rounds import Side
 from quire.ops.benchmarks.stack import __main__ as stack
 from quire.ops.benchmarks.stack.load import CASES
 from quire.ops.local.ports import free_port
@@ -96,6 +98,74 @@ def test_flags_of_llamacpp_are_compared_with_each_other(
     assert run(monkeypatch, *arguments, *peer, *flags) == 0
     [one] = written(tmp_path)
     assert [server["name"] for server in one["cases"][0]["servers"]] == ["llamacpp -fa off", "llamacpp -np 2"]
+
+
+def test_settings_of_quire_are_compared_with_each_other(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Side] = []
+
+    def measured(sides: list[Side], *_: object) -> list[dict[str, Any]]:
+        seen.extend(sides)
+        return []
+
+    monkeypatch.setattr(command, "measure", measured)
+    given = [
+        "--model",
+        str(model),
+        "--json",
+        str(tmp_path / "out" / "r.json"),
+        "--peer",
+        "vllm=http://a",
+        "--rounds",
+        "1",
+    ]
+    given += [
+        "--dtype",
+        "float32",
+        "--quire-args=narrow:--quantization int8 --kv-cache-dtype int8",
+        "--quire-args=wide:",
+    ]
+    assert run(monkeypatch, *given, "--quire-args=--threads 1") == 0
+    assert [side.name for side in seen] == ["quire narrow", "quire wide", "quire --threads 1", "vllm"]
+    own = [side.program for side in seen if isinstance(side.program, known.Quire)]
+    assert [one.arguments[2:] for one in own] == [
+        ["--quantization", "int8", "--kv-cache-dtype", "int8"], [], ["--threads", "1"],
+    ]  # fmt: skip
+    assert all(one.arguments[:2] == ["--dtype", "float32"] for one in own)
+    assert len({one.state for one in own}) == 3, "Redis and logs of one side are not those of another"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--quire-args=a:--threads 1", "--quire-args=a:--threads 2"], "--quire-args names a server twice: 'quire a'"),
+        (["--quire-args="], "--quire-args is '': it must have flags, or a label before a colon"),
+        (["--quire-args=a:", "--no-quire"], "--quire-args needs Quire: leave --no-quire out"),
+    ],
+)
+def test_settings_of_quire_that_cannot_be_told_apart_give_one_line(
+    given: list[str], message: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert run(monkeypatch, "--model", str(model), "--peer", "vllm=http://a", *given) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"bench: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_two_settings_of_quire_are_measured_in_one_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setitem(CASES, "c1", stack.LoadCase("c1", 8, 4, requests=2, concurrency=1))
+    given = ["--shape", "tiny", "--json", str(tmp_path / "out" / "r.json"), "--cases", "c1", "--rounds", "1"]
+    sides = ["--quire-args=wide:--dtype float32", "--quire-args=narrow:--quantization int8"]
+    assert run(monkeypatch, *given, *sides) == 0
+    [one] = written(tmp_path)
+    wide, narrow = one["cases"][0]["servers"]
+    assert wide["format"].startswith("float32")
+    assert narrow["format"].startswith("int8 weights")
+    assert "| Quire wide | Quire narrow | Quire wide / Quire narrow |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -52,3 +52,10 @@ def test_each_set_of_flags_is_listed_with_its_cases() -> None:
     assert "| llama.cpp 1 | f16 | `c1` | `-a` | 2.5 | `c1` 1,200 |" in text
     assert "| llama.cpp 1 | f16 | `c32` | `-b` |" in text
     assert "Quire /" not in text
+
+
+def test_the_first_of_several_sides_of_quire_is_compared_with_all_others() -> None:
+    text = tables([one("A", "c1", {"quire int8": [30.0], "quire bfloat16": [20.0], "llamacpp": [10.0]})])
+    assert "| Quire int8 | Quire bfloat16 | llama.cpp | Quire int8 / Quire bfloat16 | Quire int8 / llama.cpp |" in text
+    assert "| `c1` | 1 | output tokens/s | 30.0 | 20.0 | 10.0 | 1.50 | 3.00 |" in text
+    assert "| Quire int8 1 | f16 | `c1` |" in text

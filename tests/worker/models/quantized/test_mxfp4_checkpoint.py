@@ -105,11 +105,10 @@ def test_experts_stay_in_4_bits_with_the_products_of_their_values(checkpoint: Pa
     assert packed.nbytes < 0.45 * wide.nbytes
 
 
-@pytest.mark.parametrize(("bits", "limit"), [(8, 0.03), (4, 0.3), ("fp8", 0.06)])
-def test_experts_are_rounded_again_on_demand(checkpoint: Path, bits: int | str, limit: float) -> None:
+@pytest.mark.parametrize("bits", [8, 4, "fp8"])
+def test_experts_are_not_rounded_again(checkpoint: Path, bits: int | str) -> None:
     x, ops = torch.randn(9, 64), kernels.select_ops("cpu", torch.float32)
-    found, exact = ops.moe(x, load(checkpoint, ops, bits)), ops.moe(x, load(checkpoint, ops))
-    assert 0 < float((found - exact).norm() / exact.norm()) < limit
+    assert torch.equal(ops.moe(x, load(checkpoint, ops, bits)), ops.moe(x, load(checkpoint, ops)))
 
 
 def test_parts_of_ranks_add_up_to_the_whole(checkpoint: Path) -> None:

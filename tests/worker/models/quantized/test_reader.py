@@ -13,8 +13,9 @@ from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.quantized.reader import make_reader
 from quire.worker.models.sharding import Shard
+from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
-from tests.support.quantized import FORMATS, PROJECTIONS
+from tests.support.quantized import FORMATS, PROJECTIONS, STORED_AS, quantize_checkpoint
 from tests.worker.models.quantized.conftest import open_quantized
 from tests.worker.models.test_decoder import TOLERANCE, Stepper, draw_prompts, operations, transformers_logits
 
@@ -79,16 +80,33 @@ def integer_logits(plain, checkpoint):
         return [model(prompt[None]).logits[0] for prompt in draw_prompts(1)]
 
 
-@pytest.mark.parametrize(("name", "kept"), [("w4a16", "without further rounding"), ("awq", "rounded again")])
-def test_4_bits_on_request_are_kept_as_stored_or_said_to_be_rounded_again(quantized, name, kept, caplog):
+@pytest.mark.parametrize("name", [name for name, value in STORED_AS.items() if value])
+def test_the_setting_that_names_what_is_stored_keeps_it(quantized, name, caplog):
     folder = quantized(name)
+    bits = {"int8": 8, "int4": 4}.get(STORED_AS[name], STORED_AS[name])
     with caplog.at_level(logging.INFO):
-        found = logits(folder, bits=4)
-    assert f"14 layers: 4 bits, groups of 32 as int4{', ' if 'again' in kept else ' '}{kept}" in caplog.text
-    assert "1 layers: not quantised as int8, rounded on load" in caplog.text
+        found = logits(folder, bits=bits)
+    assert "14 layers: " in caplog.text
+    assert f" as {STORED_AS[name]} without further rounding" in caplog.text
+    assert f"1 layers: not quantised as {'fp8' if bits == 'fp8' else 'int8'}, rounded on load" in caplog.text
     expected = transformers_logits(folder / "plain", draw_prompts(1), torch.float32)
     similarity = torch.cosine_similarity(torch.cat(found), torch.cat(expected), dim=1)
-    assert float(similarity.mean()) > (0.97 if "again" not in kept else 0.8)
+    assert float(similarity.mean()) > 0.97
+
+
+def test_quantised_weights_with_yarn_are_computed_as_the_dequantised_ones(tmp_path):
+    source = make_checkpoint(tmp_path / "yarn", "llama-yarn", num_hidden_layers=2, initializer_range=0.2)
+    folder = quantize_checkpoint(source, tmp_path / "awq", "awq")
+    expected = transformers_logits(folder / "plain", draw_prompts(1), torch.float32)
+    assert largest_difference(logits(folder), expected) < TOLERANCE
+
+
+def test_no_layer_is_rounded_twice(quantized, caplog):
+    """Zero points do not fit the integer kernels. If 4 bits are asked for, these layers stay as they are stored."""
+    folder = quantized("awq")
+    with caplog.at_level(logging.INFO):
+        logits(folder, bits=4)
+    assert "14 layers: 4 bits, groups of 32 as uint4 without further rounding" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "limit"), [("awq", 5), ("fp8-block", 9), ("w8a8", 16)])
