@@ -1,0 +1,242 @@
+"""The endpoints below /v1/batches: create, show, list and cancel batches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from quire.gateway.api.caller import Caller, caller_of
+from quire.gateway.api.errors import ApiError, NotFound, TooManyBatches, of_check, refused
+from quire.gateway.api.labels import Metadata
+from quire.gateway.api.paging import read_page_query
+from quire.gateway.api.parsing import read_object
+from quire.gateway.batches.batch import ENDPOINTS, PREFIX, Batch
+from quire.gateway.batches.batch_runner import BatchRunner
+from quire.gateway.batches.batch_store import BatchStore, Place
+from quire.gateway.batches.jsonl import RawLine, read_lines
+from quire.gateway.batches.line import call_id_of, read_line
+from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.files.file_routes import not_found as no_file
+from quire.gateway.files.file_routes import storage_down
+from quire.gateway.files.file_service import FileService
+from quire.gateway.files.file_store import BATCH, WHOLE, new_file_id, read_id
+from quire.gateway.files.file_store import PREFIX as FILE_PREFIX
+from quire.gateway.files.storage import StorageError
+from quire.gateway.files.upload import check_expiry
+from quire.shared.validators import InvalidValue, shown
+
+PATH = "/v1/batches"
+MAX_BODY_BYTES = 65_536
+DEFAULT_PAGE, MAX_PAGE = 20, 100
+PARAMETERS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
+# Longest completion window: lines are kept in Redis for a day more.
+MAX_WINDOW_S = 14 * 86_400
+UNITS = {"m": 60, "h": 3600, "d": 86_400}
+# Lines that are cancelled in Redis at the same time.
+CANCELLATIONS = 32
+
+_WINDOW = re.compile(r"([1-9][0-9]{0,4})([mhd])", re.ASCII)
+
+
+class BatchRoutes:
+    """Handlers of one gateway process. A caller finds only the batches that its key has made."""
+
+    def __init__(self, directory: ModelDirectory, files: FileService) -> None:
+        self._directory = directory
+        self._settings = directory.process.settings
+        self._files = files
+        self._batches: BatchStore | None = None
+        self._runner: BatchRunner | None = None
+
+    def use(self, store: BatchStore, runner: BatchRunner) -> None:
+        """Note store and runner, which exist once the process has started."""
+        self._batches, self._runner = store, runner
+
+    @property
+    def _store(self) -> BatchStore:
+        """The store. Raises FilesAreOff without a storage."""
+        self._files.check_on()
+        assert self._batches is not None, "the process has started"
+        return self._batches
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes. Without a storage each answers with the error that names the setting."""
+        one = f"{PATH}/{{id}}"
+        return [
+            web.post(PATH, self.create),
+            web.get(PATH, self.all, allow_head=False),
+            web.get(one, self.show, allow_head=False),
+            web.post(f"{one}/cancel", self.cancel),
+        ]
+
+    async def create(self, request: web.Request) -> web.Response:
+        """POST /v1/batches: creates a batch of an uploaded file, which is validated next."""
+        store, caller, settings = self._store, caller_of(request), self._settings
+        given = _read_body(await read_object(request, MAX_BODY_BYTES, settings.body_timeout_s))
+        found = await self._files.retry(partial(self._files.store.get, given["input"], caller.owner))
+        if found is None:
+            raise no_file(FILE_PREFIX + given["input"])
+        if found.purpose != BATCH:
+            raise refused("input_file_id", f"input_file_id names a file of the purpose {found.purpose}, not {BATCH}.")
+        lane, model = await self._model_of(found.id, given["endpoint"], caller)
+        batch_id = new_file_id()
+        window_s, input_id = given.pop("window_s"), given.pop("input")
+        given["output_expires_s"] = given["output_expires_s"] or settings.file_retention_s
+        reply = await self._files.retry(
+            partial(
+                store.add,
+                batch_id,
+                caller.owner,
+                input_id,
+                settings.max_batches,
+                window_s,
+                lane=lane,
+                model=model,
+                output=new_file_id(),
+                errors_file=new_file_id(),
+                **given,
+            )
+        )
+        if reply == "unknown":
+            raise no_file(FILE_PREFIX + input_id)
+        if reply == "full":
+            raise TooManyBatches(
+                f"{settings.max_batches} batches have not ended, as many as this server's setting --max-batches "
+                "allows; wait for the end of one, or cancel one.",
+                headers={"Retry-After": "60"},
+            )
+        assert self._runner is not None
+        self._runner.look()
+        return web.json_response((await self._find(PREFIX + batch_id, caller)).shown())
+
+    async def _model_of(self, file_id: str, endpoint: str, caller: Caller) -> tuple[str, str]:
+        """Return the lane and the model that the first line of a file names; both empty if it names none.
+
+        The validation reports what is wrong with the line.
+        """
+        most = self._settings.max_body_bytes
+        try:
+            async for raw in read_lines(self._files.store.storage.read(file_id, WHOLE), most, Place(0, 1)):
+                if not isinstance(raw, RawLine):
+                    break
+                name = read_line(raw, endpoint, most).body.get("model")
+                return self._directory.choose(name, caller).model.name, name if type(name) is str else ""
+        except ApiError:
+            pass
+        except StorageError as error:
+            raise storage_down(error) from error
+        return "", ""
+
+    async def all(self, request: web.Request) -> web.Response:
+        """GET /v1/batches: the batches of the caller in pages, the newest first."""
+        store, owner = self._store, caller_of(request).owner
+        query = read_page_query(request, DEFAULT_PAGE, MAX_PAGE)
+        after = read_id(query.after, PREFIX) or "-" if query.after else ""
+        page = await self._files.retry(partial(store.page, owner, query.limit, after))
+        if page is None:
+            raise refused("after", f"after names no batch: {shown(query.after)}.")
+        data = []
+        for batch_id in page.ids:
+            found = await self._files.retry(partial(store.get, batch_id, owner))
+            if found is None:
+                await self._files.retry(partial(store.forget, owner, batch_id))
+            else:
+                data.append(found.shown())
+        return web.json_response(
+            {
+                "object": "list",
+                "data": data,
+                "first_id": data[0]["id"] if data else None,
+                "last_id": data[-1]["id"] if data else None,
+                "has_more": page.has_more,
+            }
+        )
+
+    async def show(self, request: web.Request) -> web.Response:
+        """GET /v1/batches/{id}: a batch as it is now."""
+        return web.json_response((await self._find(request.match_info["id"], caller_of(request))).shown())
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """POST /v1/batches/{id}/cancel: stops a batch; the answers until then are kept. One that has ended stays."""
+        store, caller = self._store, caller_of(request)
+        batch = await self._find(request.match_info["id"], caller)
+        _, windows = await self._files.retry(partial(store.cancel, batch.id, caller.owner))
+        assert self._runner is not None
+        # The lines of this gateway first; then those of others, which notice the cancellation a moment later.
+        await self._runner.cancelled(batch.id)
+        await self._cancel_lines(batch, windows)
+        return web.json_response((await self._find(PREFIX + batch.id, caller)).shown())
+
+    async def _cancel_lines(self, batch: Batch, windows: Sequence[tuple[Place, Place]]) -> None:
+        gateway = self._directory.find(batch.lane)
+        if gateway is None:
+            return
+        ids = [call_id_of(batch.id, line) for begin, end in windows for line in range(begin.line, end.line)]
+        for at in range(0, len(ids), CANCELLATIONS):
+            some = ids[at : at + CANCELLATIONS]
+            await asyncio.gather(*(gateway.retry(partial(gateway.broker.cancel, id_)) for id_ in some))
+
+    async def _find(self, public_id: str, caller: Caller) -> Batch:
+        batch_id = read_id(public_id, PREFIX)
+        found = await self._files.retry(partial(self._store.get, batch_id, caller.owner)) if batch_id else None
+        if found is None:
+            raise NotFound(f"No such Batch object: {public_id[:80]}.", param="id")
+        return found
+
+
+def _read_body(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a new batch from the body of a call. Raises InvalidRequest."""
+    for name in body:
+        if name not in PARAMETERS:
+            raise refused(name[:80], f"{name[:80]!r} is not a parameter of this call; it has {', '.join(PARAMETERS)}.")
+    for name in PARAMETERS[:3]:
+        if body.get(name) is None:
+            raise refused(name, f"{name} is required.", code="missing_required_parameter")
+    input_id, endpoint, window = (body[name] for name in PARAMETERS[:3])
+    file_id = read_id(input_id, FILE_PREFIX) if type(input_id) is str else ""
+    if not file_id:
+        raise refused("input_file_id", f"input_file_id must be the id of a file, not {shown(input_id)}.")
+    if endpoint not in ENDPOINTS:
+        raise refused("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}, not {shown(endpoint)}.")
+    given = {"input": file_id, "endpoint": endpoint, "window": window, "window_s": _window_s(window)}
+    return given | {"metadata": _metadata(body.get("metadata"))} | {"output_expires_s": _output_expiry(body)}
+
+
+def _window_s(value: Any) -> int:
+    match = _WINDOW.fullmatch(value) if type(value) is str else None
+    seconds = int(match[1]) * UNITS[match[2]] if match else 0
+    if not 0 < seconds <= MAX_WINDOW_S:
+        raise refused(
+            "completion_window",
+            f"completion_window must be minutes, hours or days up to 14d, such as 24h, not {shown(value)}.",
+        )
+    return seconds
+
+
+def _metadata(value: Any) -> str:
+    if value is None:
+        return ""
+    try:
+        return json.dumps(dict(Metadata()("metadata", value)))
+    except InvalidValue as error:
+        raise of_check(error) from None
+
+
+def _output_expiry(body: dict[str, Any]) -> int:
+    """The seconds of `output_expires_after`; 0 without it."""
+    given = body.get("output_expires_after")
+    if given is None:
+        return 0
+    name = "output_expires_after"
+    if type(given) is not dict or given.keys() != {"anchor", "seconds"} or given["anchor"] != "created_at":
+        raise refused(name, f"{name} must be an object with the anchor created_at and seconds.")
+    seconds = given["seconds"]
+    if type(seconds) is not int:
+        raise refused(f"{name}.seconds", f"{name}.seconds must be an integer, not {shown(seconds)}.")
+    return check_expiry(f"{name}.seconds", seconds)
