@@ -10,7 +10,7 @@ from quire.gateway.api.authentication import authentication
 from quire.gateway.api.cors import CorsOrigins
 from quire.gateway.api.messages.headers import add_answer_headers
 from quire.gateway.api.openapi import document
-from quire.gateway.batches.batch_service import BatchService
+from quire.gateway.batches.batch_service import BATCHES, BatchService
 from quire.gateway.directory.model_directory import DIRECTORY, ModelDirectory, Served
 from quire.gateway.http_server import add_headers
 from quire.gateway.pages import engine_page, static_files
@@ -39,7 +39,7 @@ def create_app(models: Served) -> web.Application:
         client_max_size=settings.max_body_bytes,
     )
     app[DIRECTORY] = directory
-    batches = BatchService(directory)
+    batches = app[BATCHES] = BatchService(directory)
     app.on_startup.append(_start)
     app.on_startup.append(batches.start)
     # Before the directory: its connections are used until then.

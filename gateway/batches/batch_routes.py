@@ -183,8 +183,8 @@ class BatchRoutes:
             await asyncio.gather(*(gateway.retry(partial(gateway.broker.cancel, id_)) for id_ in some))
 
     async def _find(self, public_id: str, caller: Caller) -> Batch:
-        batch_id = read_id(public_id, PREFIX)
-        found = await self._files.retry(partial(self._store.get, batch_id, caller.owner)) if batch_id else None
+        store, batch_id = self._store, read_id(public_id, PREFIX)
+        found = await self._files.retry(partial(store.get, batch_id, caller.owner)) if batch_id else None
         if found is None:
             raise NotFound(f"No such Batch object: {public_id[:80]}.", param="id")
         return found

@@ -22,7 +22,7 @@ class BatchService:
         self._files = FileService(settings, settings.redis_url)
         self._file_routes = FileRoutes(self._files, settings)
         self._batch_routes = BatchRoutes(directory, self._files)
-        self._runner: BatchRunner | None = None
+        self.runner: BatchRunner | None = None
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of /v1/files and /v1/batches."""
@@ -34,11 +34,14 @@ class BatchService:
         if self._files.is_on:
             store = BatchStore(self._files.store.client)
             meter = self._directory.process.batch_meter
-            self._runner = BatchRunner(self._directory, store, self._files.store.storage, meter)
-            self._batch_routes.use(store, self._runner)
-            self._runner.start()
+            self.runner = BatchRunner(self._directory, store, self._files.store.storage, meter)
+            self._batch_routes.use(store, self.runner)
+            self.runner.start()
 
     async def close(self, app: web.Application) -> None:
-        if self._runner is not None:
-            await self._runner.close()
+        if self.runner is not None:
+            await self.runner.close()
         await self._files.close()
+
+
+BATCHES = web.AppKey("batches", BatchService)
