@@ -8,7 +8,6 @@ from quire.gateway import completion_routes, embedding_calls, message_routes, re
 from quire.gateway.api import error_responses, headers
 from quire.gateway.api.authentication import authentication
 from quire.gateway.api.cors import CorsOrigins
-from quire.gateway.api.messages.headers import add_answer_headers
 from quire.gateway.api.openapi import document
 from quire.gateway.batches.batch_service import BATCHES, BatchService
 from quire.gateway.directory.model_directory import DIRECTORY, ModelDirectory, Served
@@ -72,7 +71,6 @@ def create_app(models: Served) -> web.Application:
     app.on_shutdown.append(directory.drain)
     app.on_cleanup.append(_close)
     app.on_response_prepare.append(add_headers)
-    app.on_response_prepare.append(add_answer_headers)
     app.on_response_prepare.append(origins.on_prepare())
     return app
 

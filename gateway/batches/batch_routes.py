@@ -12,7 +12,15 @@ from typing import Any
 from aiohttp import web
 
 from quire.gateway.api.caller import Caller, caller_of
-from quire.gateway.api.errors import ApiError, NotFound, TooManyBatches, of_check, refused
+from quire.gateway.api.errors import (
+    ApiError,
+    BrokerDown,
+    NotFound,
+    StorageDown,
+    TooManyBatches,
+    of_check,
+    refused,
+)
 from quire.gateway.api.labels import Metadata
 from quire.gateway.api.paging import read_page_query
 from quire.gateway.api.parsing import read_object
@@ -22,13 +30,10 @@ from quire.gateway.batches.batch_store import BatchStore, Place
 from quire.gateway.batches.jsonl import RawLine, read_lines
 from quire.gateway.batches.line import call_id_of, read_line
 from quire.gateway.directory.model_directory import ModelDirectory
-from quire.gateway.files.file_routes import not_found as no_file
-from quire.gateway.files.file_routes import storage_down
-from quire.gateway.files.file_service import FileService
-from quire.gateway.files.file_store import BATCH, WHOLE, new_file_id, read_id
+from quire.gateway.files.expiry import check_expiry
+from quire.gateway.files.file_service import FileService, not_found
+from quire.gateway.files.file_store import BATCH, StoredFile, new_file_id, read_id
 from quire.gateway.files.file_store import PREFIX as FILE_PREFIX
-from quire.gateway.files.storage import StorageError
-from quire.gateway.files.upload import check_expiry
 from quire.shared.validators import InvalidValue, shown
 
 PATH = "/v1/batches"
@@ -79,21 +84,19 @@ class BatchRoutes:
         """POST /v1/batches: creates a batch of an uploaded file, which is validated next."""
         store, caller, settings = self._store, caller_of(request), self._settings
         given = _read_body(await read_object(request, MAX_BODY_BYTES, settings.body_timeout_s))
-        found = await self._files.retry(partial(self._files.store.get, given["input"], caller.owner))
-        if found is None:
-            raise no_file(FILE_PREFIX + given["input"])
+        found = await self._files.find(given.pop("input"), caller.owner)
         if found.purpose != BATCH:
             raise refused("input_file_id", f"input_file_id names a file of the purpose {found.purpose}, not {BATCH}.")
-        lane, model = await self._model_of(found.id, given["endpoint"], caller)
+        lane, model = await self._model_of(found, given["endpoint"], caller)
         batch_id = new_file_id()
-        window_s, input_id = given.pop("window_s"), given.pop("input")
+        window_s = given.pop("window_s")
         given["output_expires_s"] = given["output_expires_s"] or settings.file_retention_s
         reply = await self._files.retry(
             partial(
                 store.add,
                 batch_id,
                 caller.owner,
-                input_id,
+                found.id,
                 settings.max_batches,
                 window_s,
                 lane=lane,
@@ -104,7 +107,7 @@ class BatchRoutes:
             )
         )
         if reply == "unknown":
-            raise no_file(FILE_PREFIX + input_id)
+            raise not_found(FILE_PREFIX + found.id)
         if reply == "full":
             raise TooManyBatches(
                 f"{settings.max_batches} batches have not ended, as many as this server's setting --max-batches "
@@ -115,22 +118,22 @@ class BatchRoutes:
         self._runner.look()
         return web.json_response((await self._find(PREFIX + batch_id, caller)).shown())
 
-    async def _model_of(self, file_id: str, endpoint: str, caller: Caller) -> tuple[str, str]:
+    async def _model_of(self, file: StoredFile, endpoint: str, caller: Caller) -> tuple[str, str]:
         """Return the lane and the model that the first line of a file names; both empty if it names none.
 
         The validation reports what is wrong with the line.
         """
         most = self._settings.max_body_bytes
         try:
-            async for raw in read_lines(self._files.store.storage.read(file_id, WHOLE), most, Place(0, 1)):
+            async for raw in read_lines(self._files.content(file), most, Place(0, 1)):
                 if not isinstance(raw, RawLine):
                     break
                 name = read_line(raw, endpoint, most).body.get("model")
                 return self._directory.choose(name, caller).model.name, name if type(name) is str else ""
+        except (StorageDown, BrokerDown):
+            raise
         except ApiError:
             pass
-        except StorageError as error:
-            raise storage_down(error) from error
         return "", ""
 
     async def all(self, request: web.Request) -> web.Response:
@@ -199,12 +202,11 @@ def _read_body(body: dict[str, Any]) -> dict[str, Any]:
         if body.get(name) is None:
             raise refused(name, f"{name} is required.", code="missing_required_parameter")
     input_id, endpoint, window = (body[name] for name in PARAMETERS[:3])
-    file_id = read_id(input_id, FILE_PREFIX) if type(input_id) is str else ""
-    if not file_id:
+    if type(input_id) is not str:
         raise refused("input_file_id", f"input_file_id must be the id of a file, not {shown(input_id)}.")
     if endpoint not in ENDPOINTS:
         raise refused("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}, not {shown(endpoint)}.")
-    given = {"input": file_id, "endpoint": endpoint, "window": window, "window_s": _window_s(window)}
+    given = {"input": input_id, "endpoint": endpoint, "window": window, "window_s": _window_s(window)}
     return given | {"metadata": _metadata(body.get("metadata"))} | {"output_expires_s": _output_expiry(body)}
 
 

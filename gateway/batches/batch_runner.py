@@ -23,8 +23,7 @@ from quire.gateway.batches.validation import validate
 from quire.gateway.batches.validation_check import check_of
 from quire.gateway.batches.window_run import WindowRun
 from quire.gateway.directory.model_directory import ModelDirectory
-from quire.gateway.files.file_store import WHOLE
-from quire.gateway.files.storage import Storage, StorageError
+from quire.gateway.files.storage import WHOLE, Storage, StorageError
 from quire.gateway.telemetry.batch_meter import BatchMeter
 from quire.shared.backoff import Backoff
 from quire.shared.keys import WINDOW_LEASE_S

@@ -30,7 +30,7 @@ class BatchService:
 
     async def start(self, app: web.Application) -> None:
         """Open the storage, and run batches. Raises StartError if the storage cannot be used."""
-        await self._files.start()
+        await self._files.start(self._directory.process.retry)
         if self._files.is_on:
             store = BatchStore(self._files.store.client)
             meter = self._directory.process.batch_meter

@@ -6,11 +6,13 @@ A line is the same call as over HTTP, so everything is done by the parts of the 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from quire.gateway import calls, embedding_calls
 from quire.gateway.api.call import Call
+from quire.gateway.api.call_metadata import CallMetadata, request_id
 from quire.gateway.api.chat import ChatDialect
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import CompletionDialect
@@ -52,6 +54,27 @@ class LineEndpoint(Protocol):
     ) -> Iterable[str]:
         """Return the JSON of the answer in parts. Raises ApiError if the call failed."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a line: its JSON in parts, and the tokens that it used."""
+
+    parts: Iterable[str]
+    prompt_tokens: int
+    completion_tokens: int
+
+
+async def read_answer(
+    endpoint: LineEndpoint, gateway: Gateway, call_id: str, about: CallMetadata, form: EmbeddingFormat | None
+) -> Answer:
+    """Read the answer of a call that has ended from its output logs. Raises ApiError if it failed."""
+    ids = [request_id(call_id, index) for index in range(about.requests)]
+    with gateway.listening(ids) as buffer:
+        buffer.accept(None, is_logged=True)
+        transcript = Transcript(about, gateway.model, buffer.cursors, is_joined=True)
+        parts = await endpoint.answer(call_id, buffer, transcript, form)
+        return Answer(parts, about.prompt_tokens, transcript.tokens)
 
 
 class DialectLines:

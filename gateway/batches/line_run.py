@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,7 +20,6 @@ from quire.gateway.admission.submission import AdmissionOptions
 from quire.gateway.api import resume
 from quire.gateway.api.call import Call
 from quire.gateway.api.call_metadata import request_id
-from quire.gateway.api.caller import Caller
 from quire.gateway.api.embeddings import EmbeddingCall, EmbeddingFormat
 from quire.gateway.api.errors import (
     ApiError,
@@ -34,11 +32,10 @@ from quire.gateway.api.errors import (
 )
 from quire.gateway.batches.batch import Batch
 from quire.gateway.batches.line import Line, call_id_of
-from quire.gateway.batches.line_endpoints import LineEndpoint, line_endpoint
+from quire.gateway.batches.line_endpoints import Answer, line_endpoint, read_answer
 from quire.gateway.directory.model_directory import ModelDirectory
 from quire.gateway.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer
-from quire.gateway.stream.transcript import Transcript
 from quire.shared.backoff import Backoff
 from quire.shared.broker import QueueBounds
 from quire.shared.keys import LINE_RETENTION_S
@@ -100,15 +97,6 @@ class RunLine:
     has_failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a line: its JSON in parts, and the tokens that it used."""
-
-    parts: Iterable[str]
-    prompt_tokens: int
-    completion_tokens: int
-
-
 class LineRunner:
     """Runs the lines of one batch."""
 
@@ -155,7 +143,7 @@ class LineRunner:
         ids = [request.id for request in requests]
         # 2) Listen before the requests are submitted, so that no frame is missed.
         with gateway.listening(ids) as buffer:
-            options = self._options(gateway, caller, call, line)
+            options = gateway.key_limits.charged(caller, call.options.model, self._options(gateway, call, line))
             metadata = call.metadata(endpoint.name, int(time.time()))
             await gateway.submission.submit(requests, metadata.encode(), options)
             self._open.update(dict.fromkeys(ids, gateway))
@@ -172,12 +160,12 @@ class LineRunner:
                 for id_ in ids:
                     self._open.pop(id_, None)
 
-    def _options(self, gateway: Gateway, caller: Caller, call: Call, line: Line) -> AdmissionOptions:
+    def _options(self, gateway: Gateway, call: Call, line: Line) -> AdmissionOptions:
         settings, left_ms = gateway.settings, max(1, math.ceil(1000 * self._state.left_s))
         options = read_admission_options(
             _NO_HEADERS, self._batch.endpoint, line.body, call.options, 0.0, settings.max_timeout_s
         )
-        options = replace(
+        return replace(
             options,
             deadline_ms=min(options.deadline_ms or left_ms, left_ms),
             retention_s=LINE_RETENTION_S,
@@ -186,7 +174,6 @@ class LineRunner:
                 max(1, settings.max_queued_requests // SHARE), max(1, settings.max_queued_tokens // SHARE)
             ),
         )
-        return gateway.key_limits.charged(caller, call.options.model, options)
 
     async def _attach(self, gateway: Gateway, buffer: OutputBuffer, call_id: str) -> None:
         """Have the output published to this gateway, and read what was published before. Raises LineLost."""
@@ -245,13 +232,8 @@ class LineRunner:
         if run.error is not None or gateway is None:
             raise run.error if isinstance(run.error, ApiError) else LineLost
         known = await self._look_up(gateway, run.call_id)
-        endpoint: LineEndpoint = line_endpoint(self._batch.endpoint, gateway, self._batch.owner)
-        ids = [request_id(run.call_id, index) for index in range(known.about.requests)]
-        with gateway.listening(ids) as buffer:
-            buffer.accept(None, is_logged=True)
-            transcript = Transcript(known.about, gateway.model, buffer.cursors, is_joined=True)
-            parts = await endpoint.answer(run.call_id, buffer, transcript, run.form)
-            return Answer(parts, known.about.prompt_tokens, transcript.tokens)
+        endpoint = line_endpoint(self._batch.endpoint, gateway, self._batch.owner)
+        return await read_answer(endpoint, gateway, run.call_id, known.about, run.form)
 
     def gateway_of_lane(self) -> Gateway | None:
         """Return the model of the batch; None if this process does not serve it."""

@@ -22,8 +22,7 @@ from quire.gateway.batches.jsonl import RawLine, read_lines
 from quire.gateway.batches.line import answer_line, call_id_of, error_line, read_line, unrun_line
 from quire.gateway.batches.line_run import BatchState, LineLost, LineRunner, RunLine
 from quire.gateway.batches.slots import LineSlots, Waiting
-from quire.gateway.files.file_store import WHOLE
-from quire.gateway.files.storage import CHUNK, ObjectWriter, Storage, StorageError
+from quire.gateway.files.storage import CHUNK, WHOLE, ObjectWriter, Storage, StorageError
 from quire.gateway.telemetry.batch_meter import BatchMeter
 from quire.shared.backoff import Backoff
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from aiohttp import hdrs, web
-from redis.exceptions import RedisError
 
-from quire.gateway.admission.retry import down
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.errors import FileInUse, NotFound, StorageDown, StorageIsFull, refused
+from quire.gateway.api.errors import ApiError, FileInUse, StorageIsFull, refused
 from quire.gateway.api.paging import read_page_query
-from quire.gateway.files.file_service import FileService
-from quire.gateway.files.file_store import PREFIX, PURPOSES, WHOLE, StorageFull, StoredFile, new_file_id, read_id
-from quire.gateway.files.storage import StorageError
+from quire.gateway.files.file_service import FileService, not_found
+from quire.gateway.files.file_store import PREFIX, PURPOSES, StorageFull, new_file_id, read_id
 from quire.gateway.files.upload import UploadReader
 from quire.gateway.settings import GatewaySettings
 from quire.shared.validators import shown
@@ -57,25 +55,12 @@ class FileRoutes:
             # 1) Reserve the largest size that the content can have: uploads at the same time share the bounds.
             await self._in_bounds(partial(store.reserve, file_id, owner, reader.most, int(time.time())))
             # 2) Write the content.
-            try:
-                async with store.storage.writing(file_id, WHOLE) as writer:
-                    found = await reader.read(writer)
-            except StorageError as error:
-                raise storage_down(error) from error
+            found = await self._files.write(file_id, reader.read)
             # 3) Make the file known, with its real size.
             expires_s = found.expires_s or settings.file_retention_s
             expires = int(time.time()) + expires_s if expires_s else 0
-            stored = await self._in_bounds(
-                partial(
-                    store.complete,
-                    file_id,
-                    owner,
-                    found.size,
-                    expires,
-                    filename=found.filename,
-                    purpose=found.purpose,
-                )
-            )
+            complete = partial(store.complete, filename=found.filename, purpose=found.purpose)
+            stored = await self._in_bounds(partial(complete, file_id, owner, found.size, expires))
             is_complete = True
         finally:
             if not is_complete:
@@ -91,7 +76,7 @@ class FileRoutes:
             raise refused("purpose", f"purpose must be {' or '.join(PURPOSES)}, not {shown(purpose)}.")
         if order not in ("asc", "desc"):
             raise refused("order", f"order must be asc or desc, not {shown(order)}.")
-        after, has_more = self._id(query.after) if query.after else "", True
+        after, has_more = read_id(query.after, PREFIX) or "-" if query.after else "", True
         data: list[dict[str, Any]] = []
         while has_more and len(data) <= query.limit:
             page = await self._files.retry(
@@ -118,61 +103,42 @@ class FileRoutes:
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/files/{id}: one file."""
-        return web.json_response((await self._find(request)).shown())
+        found = await self._files.find(request.match_info["id"], caller_of(request).owner)
+        return web.json_response(found.shown())
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/files/{id}/content: the content, piece by piece."""
-        store = self._files.store
-        found = await self._find(request)
-        parts = await self._files.retry(partial(store.parts, found.id))
+        found = await self._files.find(request.match_info["id"], caller_of(request).owner)
         response = web.StreamResponse(
             headers={
                 hdrs.CONTENT_TYPE: "application/octet-stream",
-                hdrs.CONTENT_LENGTH: str(sum(size for _, size in parts)),
+                hdrs.CONTENT_LENGTH: str(found.bytes),
                 hdrs.CONTENT_DISPOSITION: f"attachment; filename*=UTF-8''{quote(found.filename, safe='')}",
             }
         )
-        pieces = store.content(found.id, parts)
+        pieces = self._files.content(found)
+        # The first piece is read before the head is written, so that a storage that is away gives an error.
+        data: bytes | None = await anext(pieces, None)
+        await response.prepare(request)
         try:
-            # The first piece is read before the head is written, so that a storage that is away gives an error.
-            data: bytes | None = await anext(pieces, None)
-            await response.prepare(request)
             while data is not None:
                 await self._in_time(request, response.write(data))
                 data = await anext(pieces, None)
             await self._in_time(request, response.write_eof())
-        except StorageError as error:
-            if response.prepared:
-                raise ConnectionResetError("the storage failed in the middle of a file") from error
-            raise storage_down(error) from error
+        except ApiError as error:
+            raise ConnectionResetError("the storage failed in the middle of a file") from error
         return response
 
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/files/{id}: deletes a file, unless a batch that has not ended reads it."""
-        store, owner = self._files.store, caller_of(request).owner
         public_id = request.match_info["id"]
-        try:
-            reply = await self._files.retry(partial(store.delete, self._id(public_id), owner))
-        except StorageError:
-            reply = "deleted"  # the record is gone; the content is deleted once the storage answers
+        found = await self._files.find(public_id, caller_of(request).owner)
+        reply = await self._files.delete(found.id, found.owner)
         if reply == "used":
             raise FileInUse("A batch that has not ended reads this file; wait for its end, or cancel it.", param="id")
         if reply == "unknown":
             raise not_found(public_id)
         return web.json_response({"id": public_id, "object": "file", "deleted": True})
-
-    async def _find(self, request: web.Request) -> StoredFile:
-        public_id = request.match_info["id"]
-        store, owner = self._files.store, caller_of(request).owner
-        found = await self._files.retry(partial(store.get, self._id(public_id), owner))
-        if found is None:
-            raise not_found(public_id)
-        return found
-
-    def _id(self, public_id: str) -> str:
-        if not (found := read_id(public_id, PREFIX)):
-            raise not_found(public_id)
-        return found
 
     async def _in_bounds(self, command: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -187,10 +153,8 @@ class FileRoutes:
 
     async def _drop(self, file_id: str, owner: str) -> None:
         """Delete an upload that failed. If Redis is away, it is deleted when its reservation expires."""
-        try:
-            await self._files.store.delete(file_id, owner)
-        except (RedisError, OSError, StorageError) as error:
-            down(f"an upload that failed cannot be deleted: {error}")
+        with suppress(ApiError):
+            await self._files.delete(file_id, owner)
 
     async def _in_time(self, request: web.Request, written: Awaitable[None]) -> None:
         """Wait for a slow client, for the write timeout at most; then close its connection."""
@@ -201,14 +165,3 @@ class FileRoutes:
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("the client has not read for too long") from None
-
-
-def not_found(public_id: str) -> NotFound:
-    """Return the error for a file that the caller does not have. It hides whether others have it."""
-    return NotFound(f"No such File object: {public_id[:80]}.", param="id")
-
-
-def storage_down(error: StorageError) -> StorageDown:
-    """Return the error for a storage that cannot be reached; the log has the reason."""
-    down(f"the storage of files fails: {error}")
-    return StorageDown("The storage of files cannot be used now. Try again later.", headers={"Retry-After": "5"})

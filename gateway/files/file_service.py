@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from quire.gateway.admission.account_retry import AccountRetry
-from quire.gateway.api.errors import FilesAreOff
-from quire.gateway.files.file_store import FileStore, StorageBounds
+from quire.gateway.api.errors import FilesAreOff, NotFound, StorageDown
+from quire.gateway.api.responses.store import Retry
+from quire.gateway.files.file_store import PREFIX, FileStore, StorageBounds, StoredFile, read_id
 from quire.gateway.files.folder_storage import FolderStorage
 from quire.gateway.files.s3_storage import S3Storage
-from quire.gateway.files.storage import Storage, StorageError
+from quire.gateway.files.storage import WHOLE, ObjectWriter, Storage, StorageError
 from quire.gateway.settings import FileSettings
 from quire.shared.broker.lane import text
 from quire.shared.keys import BATCHES_TAG
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import command_client
+
+T = TypeVar("T")
 
 log = logging.getLogger("gateway")
 
@@ -40,7 +44,10 @@ def storage_of(settings: FileSettings) -> Storage | None:
 
 
 class FileService:
-    """The files of a process, between `start` and `close`. `retry` repeats commands while Redis is away."""
+    """The files of a process, between `start` and `close`."""
+
+    # Repeats commands while Redis is away.
+    retry: Retry
 
     def __init__(self, settings: FileSettings, redis_url: str) -> None:
         """Raises StartError for settings that contradict."""
@@ -49,7 +56,6 @@ class FileService:
         self._storage = storage_of(settings)
         self._store: FileStore | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        self.retry = AccountRetry()
 
     @property
     def is_on(self) -> bool:
@@ -71,8 +77,9 @@ class FileService:
                 "--files-s3 (QUIRE_FILES_S3) turns them on."
             )
 
-    async def start(self) -> None:
+    async def start(self, retry: Retry) -> None:
         """Connect to Redis and to the storage. Raises StartError if the storage cannot be used."""
+        self.retry = retry
         if self._storage is None:
             return
         await self._storage.start()
@@ -89,6 +96,39 @@ class FileService:
         await asyncio.gather(self._sweeper, return_exceptions=True)
         await self._client.aclose()
         await self._storage.close()
+
+    async def find(self, public_id: str, owner: str) -> StoredFile:
+        """Return a file of an owner. Raises NotFound, FilesAreOff and BrokerDown."""
+        store, file_id = self.store, read_id(public_id, PREFIX)
+        found = await self.retry(partial(store.get, file_id, owner)) if file_id else None
+        if found is None:
+            raise not_found(public_id)
+        return found
+
+    async def write(self, file_id: str, read: Callable[[ObjectWriter], Awaitable[T]]) -> T:
+        """Write the only object of an upload with what `read` passes on, and return its result. Raises StorageDown."""
+        try:
+            async with self.store.storage.writing(file_id, WHOLE) as writer:
+                return await read(writer)
+        except StorageError as error:
+            raise storage_down(error) from error
+
+    async def content(self, file: StoredFile) -> AsyncIterator[bytes]:
+        """Yield the content of a file. Raises StorageDown and BrokerDown."""
+        try:
+            for name, size in await self.retry(partial(self.store.parts, file.id)):
+                async for data in self.store.storage.read(file.id, name, 0, size):
+                    yield data
+        except StorageError as error:
+            raise storage_down(error) from error
+
+    async def delete(self, file_id: str, owner: str) -> str:
+        """Delete a file. Returns `deleted`, `used` or `unknown`. Raises BrokerDown."""
+        try:
+            return await self.retry(partial(self.store.delete, file_id, owner))
+        except StorageError as error:
+            log.warning("the content of file %s is deleted later: %s", file_id, error)
+            return "deleted"  # the record is gone
 
     async def _sweep_all(self) -> None:
         while True:
@@ -116,3 +156,14 @@ async def sweep(store: FileStore) -> None:
     doomed: Any = await client.srandmember(keys.doomed, SWEEP_COUNT)
     for one in doomed:
         await store.remove_content(text(one))
+
+
+def not_found(public_id: str) -> NotFound:
+    """Return the error for a file that the caller does not have. It hides whether others have it."""
+    return NotFound(f"No such File object: {public_id[:80]}.", param="id")
+
+
+def storage_down(error: StorageError) -> StorageDown:
+    """Return the error for a storage that cannot be reached; the log has the reason."""
+    log.warning("a call is refused, the storage of files fails: %s", error)
+    return StorageDown("The storage of files cannot be used now. Try again later.", headers={"Retry-After": "5"})

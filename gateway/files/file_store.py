@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,6 @@ from quire.shared.broker.scripts import load_script
 from quire.shared.keys import UPLOAD_S, BatchKeys
 
 PREFIX = "file-"
-# The only object of an uploaded file.
-WHOLE = "0"
 BATCH, BATCH_OUTPUT = "batch", "batch_output"
 PURPOSES = (BATCH, BATCH_OUTPUT)
 
@@ -143,12 +140,6 @@ class FileStore:
         found: Any = await self.client.hgetall(self.keys.parts(file_id))
         ordered = sorted((int(index), text(value).split(" ")) for index, value in found.items())
         return [(name, int(size)) for _, (name, size) in ordered]
-
-    async def content(self, file_id: str, parts: Sequence[tuple[str, int]]) -> AsyncIterator[bytes]:
-        """Yield the content of a file with these parts."""
-        for name, size in parts:
-            async for data in self.storage.read(file_id, name, 0, size):
-                yield data
 
     async def delete(self, file_id: str, owner: str) -> str:
         """Delete a file: record, then content. Returns `deleted`, `used` or `unknown`."""

@@ -13,6 +13,8 @@ from typing import Protocol
 
 # Bytes that are read or written at once. A reader holds a few of them.
 CHUNK = 256 * 1024
+# The only object of an uploaded file.
+WHOLE = "0"
 
 _NAME = re.compile(r"[0-9a-z-]{1,64}", re.ASCII)
 

@@ -12,6 +12,7 @@ from aiohttp import BodyPartReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from quire.gateway.api.errors import BodyTimeout, FileTooLarge, InvalidRequest, UnsupportedMedia, refused
+from quire.gateway.files.expiry import MAX_EXPIRY_S, MIN_EXPIRY_S, check_expiry
 from quire.gateway.files.file_store import BATCH
 from quire.gateway.files.storage import CHUNK, ObjectWriter
 from quire.shared.validators import shown
@@ -22,8 +23,6 @@ MAX_FILENAME = 255
 # Bytes of the value of a field that is no file, and bytes around the content that a body may have.
 MAX_FIELD_BYTES = 256
 OVERHEAD_BYTES = 64 * 1024
-# Bounds of the seconds until a file is deleted (OpenAI API reference).
-MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 FIELDS = ("purpose", ANCHOR, SECONDS)
 
@@ -156,10 +155,3 @@ def _expiry(fields: dict[str, str]) -> int:
     if seconds is None or not re.fullmatch(r"[0-9]{1,9}", seconds, re.ASCII):
         raise refused(SECONDS, f"{SECONDS} must be an integer from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}.")
     return check_expiry(SECONDS, int(seconds))
-
-
-def check_expiry(name: str, seconds: int) -> int:
-    """Return the seconds after which a file is deleted. Raises InvalidRequest."""
-    if not MIN_EXPIRY_S <= seconds <= MAX_EXPIRY_S:
-        raise refused(name, f"{name} must be an integer from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}, not {seconds}.")
-    return seconds
