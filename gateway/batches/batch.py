@@ -11,7 +11,6 @@ from typing import Any
 from quire.gateway.files.file_store import PREFIX as FILE_PREFIX
 
 PREFIX = "batch_"
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
 class BatchStatus(StrEnum):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from aiohttp import web
 
+from quire.gateway.api.batch_parameters import BATCHES, window_s
 from quire.gateway.api.caller import Caller, caller_of
 from quire.gateway.api.errors import (
     ApiError,
@@ -18,35 +17,27 @@ from quire.gateway.api.errors import (
     NotFound,
     StorageDown,
     TooManyBatches,
-    of_check,
     refused,
 )
-from quire.gateway.api.labels import Metadata
 from quire.gateway.api.paging import read_page_query
+from quire.gateway.api.parameters import read
 from quire.gateway.api.parsing import read_object
-from quire.gateway.batches.batch import ENDPOINTS, PREFIX, Batch
+from quire.gateway.batches.batch import PREFIX, Batch
 from quire.gateway.batches.batch_runner import BatchRunner
 from quire.gateway.batches.batch_store import BatchStore, Place
 from quire.gateway.batches.jsonl import RawLine, read_lines
 from quire.gateway.batches.line import call_id_of, read_line
 from quire.gateway.directory.model_directory import ModelDirectory
-from quire.gateway.files.expiry import check_expiry
 from quire.gateway.files.file_service import FileService, not_found
 from quire.gateway.files.file_store import BATCH, StoredFile, new_file_id, read_id
 from quire.gateway.files.file_store import PREFIX as FILE_PREFIX
-from quire.shared.validators import InvalidValue, shown
+from quire.shared.validators import shown
 
 PATH = "/v1/batches"
 MAX_BODY_BYTES = 65_536
 DEFAULT_PAGE, MAX_PAGE = 20, 100
-PARAMETERS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
-# Longest completion window: lines are kept in Redis for a day more.
-MAX_WINDOW_S = 14 * 86_400
-UNITS = {"m": 60, "h": 3600, "d": 86_400}
 # Lines that are cancelled in Redis at the same time.
 CANCELLATIONS = 32
-
-_WINDOW = re.compile(r"([1-9][0-9]{0,4})([mhd])", re.ASCII)
 
 
 class BatchRoutes:
@@ -83,14 +74,13 @@ class BatchRoutes:
     async def create(self, request: web.Request) -> web.Response:
         """POST /v1/batches: creates a batch of an uploaded file, which is validated next."""
         store, caller, settings = self._store, caller_of(request), self._settings
-        given = _read_body(await read_object(request, MAX_BODY_BYTES, settings.body_timeout_s))
-        found = await self._files.find(given.pop("input"), caller.owner)
+        given = read(await read_object(request, MAX_BODY_BYTES, settings.body_timeout_s), BATCHES, unsupported={})
+        endpoint, window = given["endpoint"], given["completion_window"]
+        found = await self._files.find(given["input_file_id"], caller.owner)
         if found.purpose != BATCH:
             raise refused("input_file_id", f"input_file_id names a file of the purpose {found.purpose}, not {BATCH}.")
-        lane, model = await self._model_of(found, given["endpoint"], caller)
+        lane, model = await self._model_of(found, endpoint, caller)
         batch_id = new_file_id()
-        window_s = given.pop("window_s")
-        given["output_expires_s"] = given["output_expires_s"] or settings.file_retention_s
         reply = await self._files.retry(
             partial(
                 store.add,
@@ -98,12 +88,15 @@ class BatchRoutes:
                 caller.owner,
                 found.id,
                 settings.max_batches,
-                window_s,
+                window_s(window),
+                endpoint=endpoint,
+                window=window,
                 lane=lane,
                 model=model,
                 output=new_file_id(),
                 errors_file=new_file_id(),
-                **given,
+                metadata=json.dumps(dict(given["metadata"])) if "metadata" in given else "",
+                output_expires_s=given.get("output_expires_after", settings.file_retention_s),
             )
         )
         if reply == "unknown":
@@ -191,54 +184,3 @@ class BatchRoutes:
         if found is None:
             raise NotFound(f"No such Batch object: {public_id[:80]}.", param="id")
         return found
-
-
-def _read_body(body: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a new batch from the body of a call. Raises InvalidRequest."""
-    for name in body:
-        if name not in PARAMETERS:
-            raise refused(name[:80], f"{name[:80]!r} is not a parameter of this call; it has {', '.join(PARAMETERS)}.")
-    for name in PARAMETERS[:3]:
-        if body.get(name) is None:
-            raise refused(name, f"{name} is required.", code="missing_required_parameter")
-    input_id, endpoint, window = (body[name] for name in PARAMETERS[:3])
-    if type(input_id) is not str:
-        raise refused("input_file_id", f"input_file_id must be the id of a file, not {shown(input_id)}.")
-    if endpoint not in ENDPOINTS:
-        raise refused("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}, not {shown(endpoint)}.")
-    given = {"input": input_id, "endpoint": endpoint, "window": window, "window_s": _window_s(window)}
-    return given | {"metadata": _metadata(body.get("metadata"))} | {"output_expires_s": _output_expiry(body)}
-
-
-def _window_s(value: Any) -> int:
-    match = _WINDOW.fullmatch(value) if type(value) is str else None
-    seconds = int(match[1]) * UNITS[match[2]] if match else 0
-    if not 0 < seconds <= MAX_WINDOW_S:
-        raise refused(
-            "completion_window",
-            f"completion_window must be minutes, hours or days up to 14d, such as 24h, not {shown(value)}.",
-        )
-    return seconds
-
-
-def _metadata(value: Any) -> str:
-    if value is None:
-        return ""
-    try:
-        return json.dumps(dict(Metadata()("metadata", value)))
-    except InvalidValue as error:
-        raise of_check(error) from None
-
-
-def _output_expiry(body: dict[str, Any]) -> int:
-    """The seconds of `output_expires_after`; 0 without it."""
-    given = body.get("output_expires_after")
-    if given is None:
-        return 0
-    name = "output_expires_after"
-    if type(given) is not dict or given.keys() != {"anchor", "seconds"} or given["anchor"] != "created_at":
-        raise refused(name, f"{name} must be an object with the anchor created_at and seconds.")
-    seconds = given["seconds"]
-    if type(seconds) is not int:
-        raise refused(f"{name}.seconds", f"{name}.seconds must be an integer, not {shown(seconds)}.")
-    return check_expiry(f"{name}.seconds", seconds)

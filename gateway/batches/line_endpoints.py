@@ -157,7 +157,7 @@ class ResponseLines:
 
 
 def line_endpoint(path: str, gateway: Gateway, owner: str) -> LineEndpoint:
-    """Return the endpoint at a path, one of `batch.ENDPOINTS`."""
+    """Return the endpoint at a path, one of BATCH_ENDPOINTS."""
     match path:
         case "/v1/chat/completions":
             return DialectLines(gateway, ChatDialect())

@@ -32,7 +32,7 @@ class Report:
     places: list[Place] = field(default_factory=list)
     lines: int = 0
 
-    def add(self, line: int | None, code: str | None, message: str, param: str | None = None) -> None:
+    def add(self, line: int | None, message: str, *, code: str, param: str | None = None) -> None:
         self.errors.append({"code": code, "message": message[:MAX_MESSAGE], "param": param, "line": line})
 
 
@@ -54,20 +54,19 @@ async def validate(
         if report.lines > max_lines:
             report.add(
                 raw.place.line,
-                "too_many_lines",
                 f"The file has more than {max_lines} lines (this server's setting --max-batch-lines).",
+                code="too_many_lines",
             )
             break
         try:
             line = read_line(raw, endpoint, max_bytes)
             check(line)
         except ApiError as error:
-            report.add(raw.place.line, error.code or "invalid_request", error.message, error.param)
+            report.add(raw.place.line, error.message, code=error.code or "invalid_value", param=error.param)
         else:
             if not ids.add(line.custom_id):
-                report.add(
-                    raw.place.line, "duplicate_custom_id", "An earlier line has the same custom_id.", "custom_id"
-                )
+                message = "An earlier line has the same custom_id."
+                report.add(raw.place.line, message, code="duplicate_custom_id", param="custom_id")
         if len(report.errors) >= MAX_ERRORS:
             break
         if not report.places or window_lines >= WINDOW_LINES or offset - window_from >= WINDOW_BYTES:
@@ -78,5 +77,5 @@ async def validate(
             rested_at = offset
             await asyncio.sleep(0)
     if not report.lines and not report.errors:
-        report.add(None, "empty_file", "The file has no lines.")
+        report.add(None, "The file has no lines.", code="empty_file")
     return report

@@ -11,11 +11,11 @@ from typing import TypeVar
 from aiohttp import BodyPartReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from quire.gateway.api.errors import BodyTimeout, FileTooLarge, InvalidRequest, UnsupportedMedia, refused
-from quire.gateway.files.expiry import MAX_EXPIRY_S, MIN_EXPIRY_S, check_expiry
+from quire.gateway.api.batch_parameters import MAX_EXPIRY_S, MIN_EXPIRY_S, expiry_s
+from quire.gateway.api.errors import BodyTimeout, FileTooLarge, InvalidRequest, UnsupportedMedia, of_check, refused
 from quire.gateway.files.file_store import BATCH
 from quire.gateway.files.storage import CHUNK, ObjectWriter
-from quire.shared.validators import shown
+from quire.shared.validators import InvalidValue, shown
 
 T = TypeVar("T")
 
@@ -154,4 +154,7 @@ def _expiry(fields: dict[str, str]) -> int:
         raise refused(ANCHOR, f"{ANCHOR} must be created_at.")
     if seconds is None or not re.fullmatch(r"[0-9]{1,9}", seconds, re.ASCII):
         raise refused(SECONDS, f"{SECONDS} must be an integer from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}.")
-    return check_expiry(SECONDS, int(seconds))
+    try:
+        return expiry_s(SECONDS, int(seconds))
+    except InvalidValue as error:
+        raise of_check(error) from None

@@ -46,6 +46,7 @@ class Request:
     retention_s: int = 0  # 0: the default
     is_hidden: bool = False
     is_stored: bool = False
+    counts_stored: bool = True
 
     @property
     def body(self) -> bytes:
@@ -111,7 +112,7 @@ class ProtocolModel:
         if key:
             self.keys[key] = (request_id, fingerprint)
         self.totals["accepted"] += 1
-        if request.retention_s:
+        if request.retention_s and request.counts_stored:
             self._store(request, bounds.stored_bytes)
         return request_id
 
@@ -364,7 +365,7 @@ class ProtocolModel:
 
     def _finish(self, request: Request, outcome: str) -> None:
         self._take_off(request.queue, request.entry)
-        if request.retention_s:
+        if request.retention_s and request.request_id in self.stored:
             self.written += LOG_BYTES_PER_TOKEN * request.emitted
         request.state, request.outcome = "done", outcome
         self.totals[outcome] += 1

@@ -160,6 +160,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         lost=losses,
         other=st.none() | picks,
         retention_s=st.sampled_from((0, 0, STORED_S)),
+        counts_stored=st.booleans(),
     )
     def submit(
         self,
@@ -172,11 +173,13 @@ class ProtocolMachine(RuleBasedStateMachine):
         lost: bool,
         other: int | None = None,
         retention_s: int = 0,
+        counts_stored: bool = True,
     ) -> None:
         key, fingerprint = call
         beside = "" if other is None or not self.has_requests() else self.pick(other).request_id
         request = Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
         request.retention_s, request.is_stored = retention_s, retention_s > 0
+        request.counts_stored = counts_stored
         self.call(
             lambda: self.lane.broker.submit(
                 request.request_id,
@@ -194,6 +197,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 beside=beside,
                 retention_s=retention_s,
                 conversation=request.conversation,
+                counts_stored=counts_stored,
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,
