@@ -13,6 +13,8 @@ from quire.shared.errors import StartError
 
 # Bytes of a part of an upload: S3 refuses smaller parts, except for the last one. 10,000 parts are an object of 80 GB.
 PART_BYTES = 8 * 1024 * 1024
+# Objects that one call lists and deletes.
+PAGE = 1000
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5.0, 30.0
 ATTEMPTS = 3
 
@@ -85,9 +87,12 @@ class S3Storage:
         check_names(file_id)
         with _errors():
             pages = self._client.get_paginator("list_objects_v2")
-            async for page in pages.paginate(Bucket=self._bucket, Prefix=self._key(file_id, "")):
-                for found in page.get("Contents", ()):
-                    await self._client.delete_object(Bucket=self._bucket, Key=found["Key"])
+            where = {"Bucket": self._bucket, "Prefix": self._key(file_id, "")}
+            async for page in pages.paginate(**where, PaginationConfig={"PageSize": PAGE}):
+                if found := [{"Key": one["Key"]} for one in page.get("Contents", ())]:
+                    reply = await self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": found})
+                    if errors := reply.get("Errors"):
+                        raise StorageError(f"{len(errors)} objects cannot be deleted: {errors[0].get('Code')}")
 
     def _key(self, file_id: str, name: str) -> str:
         return f"{self._prefix}{file_id}/{name}"
