@@ -47,7 +47,7 @@ class FolderStorage:
         check_names(file_id, name)
         folder = self._folder / file_id
         draft = folder / f"{DRAFT}{secrets.token_hex(8)}"
-        file = await _done(lambda: _create(draft))
+        file = await _done(lambda: _create(draft), undo=lambda created: _drop(created, draft))
         try:
             yield _FileWriter(file)
             await _done(lambda: _finish(file, draft, folder / name))
@@ -58,7 +58,7 @@ class FolderStorage:
     async def read(self, file_id: str, name: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         check_names(file_id, name)
         path = self._folder / file_id / name
-        file = await _done(lambda: _open(path, start))
+        file = await _done(lambda: _open(path, start), undo=lambda opened: opened.close())
         try:
             left = end - start if end is not None else None
             while left is None or left > 0:
@@ -88,8 +88,11 @@ class _FileWriter:
         await _done(lambda: self._file.write(data))
 
 
-async def _done(work: Callable[[], T]) -> T:
-    """Do work in a thread, and wait for its end even if the caller is cancelled. Raises StorageError."""
+async def _done(work: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+    """Do work in a thread, and wait for its end even if the caller is cancelled. Raises StorageError.
+
+    undo: called with the result if the caller was cancelled.
+    """
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
@@ -99,7 +102,8 @@ async def _done(work: Callable[[], T]) -> T:
         # The file must not be closed while the thread uses it.
         with suppress(Exception):
             await asyncio.wait([task])
-            task.exception()
+            if task.exception() is None and undo is not None:
+                undo(task.result())
         raise
 
 

@@ -12,7 +12,8 @@ end
 if tonumber(found[3] or 0) > 0 then
     return 'used'
 end
-add_used(prefix, owner, -tonumber(found[2] or 0))
+-- Not `-bytes`: Redis takes a negative zero for no integer.
+add_used(prefix, owner, 0 - tonumber(found[2] or 0))
 redis.call('DEL', KEYS[1], prefix .. 'parts:' .. id)
 redis.call('ZREM', prefix .. 'files:' .. owner, id)
 redis.call('ZREM', prefix .. 'expiring', id)

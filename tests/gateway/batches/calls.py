@@ -56,7 +56,7 @@ class BatchClient:
         return json.loads(data)
 
     async def upload(self, content: bytes, filename: str = "input.jsonl", **fields: str) -> Any:
-        form = aiohttp.FormData({"purpose": "batch", **fields})
+        form = aiohttp.FormData({"purpose": "batch", **fields}, quote_fields=False)
         form.add_field("file", content, filename=filename)
         return await self.json("POST", "/v1/files", data=form)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -40,7 +43,31 @@ class TestFolderStorage(StorageContract):
             await get(storage, "0")
 
 
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
 async def test_a_folder_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match="--files-dir"):
         await FolderStorage(tmp_path / "file" / "x").start()
+
+
+async def test_a_cancelled_writer_closes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the file was being opened, in a thread that cannot be stopped."""
+    storage, opened, release, create = FolderStorage(tmp_path), [], threading.Event(), folder_storage._create
+
+    def slow(path: Path) -> BinaryIO:
+        release.wait(10)
+        opened.append(create(path))
+        return opened[0]
+
+    monkeypatch.setattr(folder_storage, "_create", slow)
+    task = asyncio.create_task(put(storage, "0", b"x"))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.05, release.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [file.closed for file in opened] == [True]
+    assert names(tmp_path) == set()
