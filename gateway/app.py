@@ -39,6 +39,7 @@ def create_app(models: Served) -> web.Application:
     )
     app[DIRECTORY] = directory
     batches = app[BATCHES] = BatchService(directory)
+    app.on_startup.append(batches.open)
     app.on_startup.append(_start)
     app.on_startup.append(batches.start)
     # Before the directory: its connections are used until then.

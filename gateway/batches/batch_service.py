@@ -28,8 +28,12 @@ class BatchService:
         """Return the routes of /v1/files and /v1/batches."""
         return [*self._file_routes.routes(), *self._batch_routes.routes()]
 
+    async def open(self, app: web.Application) -> None:
+        """Open the storage, before anything else of the process. Raises StartError if it cannot be used."""
+        await self._files.open()
+
     async def start(self, app: web.Application) -> None:
-        """Open the storage, and run batches. Raises StartError if the storage cannot be used."""
+        """Run batches."""
         await self._files.start(self._directory.process.retry)
         if self._files.is_on:
             store = BatchStore(self._files.store.client)

@@ -77,12 +77,16 @@ class FileService:
                 "--files-s3 (QUIRE_FILES_S3) turns them on."
             )
 
+    async def open(self) -> None:
+        """Open the storage, before anything else of the process. Raises StartError if it cannot be used."""
+        if self._storage is not None:
+            await self._storage.start()
+
     async def start(self, retry: Retry) -> None:
-        """Connect to Redis and to the storage. Raises StartError if the storage cannot be used."""
+        """Connect to Redis."""
         self.retry = retry
         if self._storage is None:
             return
-        await self._storage.start()
         settings = self._settings
         self._client = command_client(self._redis_url, BATCHES_TAG, connections=4)
         bounds = StorageBounds(settings.max_file_bytes, settings.max_key_file_bytes, settings.max_stored_file_bytes)
