@@ -22,13 +22,13 @@ class FileSettings:
         help="Folder for files and batches (/v1/files, /v1/batches), which all gateways of a Redis share; in `quire "
         "serve` a folder in its state folder. By default there are none.",
     )
-    files_s3: str = option(
+    files_bucket: str = option(
         "",
         metavar="URL",
         help="Bucket for files and batches instead of a folder: s3://BUCKET/PREFIX. Credentials and region come from "
         "the environment, as for AWS' own programs.",
     )
-    files_s3_endpoint: str = option(
+    files_bucket_endpoint: str = option(
         "", metavar="URL", help="Endpoint of the bucket, such as that of a MinIO; by default that of AWS."
     )
     max_file_bytes: int = option(
@@ -62,9 +62,9 @@ class FileSettings:
     @property
     def has_files(self) -> bool:
         """True if files can be stored. Raises StartError for two settings that contradict."""
-        if self.files_dir and self.files_s3:
-            raise StartError("--files-dir and --files-s3 are both given; give one of them")
-        return bool(self.files_dir or self.files_s3)
+        if self.files_dir and self.files_bucket:
+            raise StartError("--files-dir and --files-bucket are both given; give one of them")
+        return bool(self.files_dir or self.files_bucket)
 
 
 @dataclass(frozen=True, kw_only=True)

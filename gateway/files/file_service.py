@@ -38,8 +38,8 @@ def storage_of(settings: FileSettings) -> Storage | None:
     """Return the storage that the settings name; None without one. Raises StartError."""
     if not settings.has_files:
         return None
-    if settings.files_s3:
-        return S3Storage(settings.files_s3, settings.files_s3_endpoint)
+    if settings.files_bucket:
+        return S3Storage(settings.files_bucket, settings.files_bucket_endpoint)
     return FolderStorage(settings.files_dir)
 
 
@@ -74,7 +74,7 @@ class FileService:
         if self._storage is None:
             raise FilesAreOff(
                 "This server stores no files, so it has no batches: its setting --files-dir (QUIRE_FILES_DIR) or "
-                "--files-s3 (QUIRE_FILES_S3) turns them on."
+                "--files-bucket (QUIRE_FILES_BUCKET) turns them on."
             )
 
     async def open(self) -> None:

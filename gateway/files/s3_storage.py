@@ -26,7 +26,7 @@ class S3Storage:
         """url: `s3://BUCKET/PREFIX`. endpoint: by default that of AWS. Raises StartError for a wrong URL."""
         parts = urlsplit(url)
         if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
-            raise StartError(f"--files-s3 (QUIRE_FILES_S3): {url!r} is not s3://BUCKET or s3://BUCKET/PREFIX")
+            raise StartError(f"--files-bucket (QUIRE_FILES_BUCKET): {url!r} is not s3://BUCKET or s3://BUCKET/PREFIX")
         self._bucket = parts.netloc
         # Without a prefix, the keys begin with the ids.
         self._prefix = f"{parts.path.strip('/')}/".removeprefix("/")
@@ -40,7 +40,7 @@ class S3Storage:
             from aiobotocore.session import get_session
         except ModuleNotFoundError as error:
             raise StartError(
-                "--files-s3 (QUIRE_FILES_S3) needs the package aiobotocore: install quire with its extra `s3`"
+                "--files-bucket (QUIRE_FILES_BUCKET) needs the package aiobotocore: install quire with its extra `s3`"
             ) from error
         config = AioConfig(
             connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries={"total_max_attempts": ATTEMPTS}
@@ -53,8 +53,8 @@ class S3Storage:
         except Exception as error:
             await self._stack.aclose()
             raise StartError(
-                f"--files-s3 (QUIRE_FILES_S3): the bucket {self._bucket} cannot be used: {error}; check its name, "
-                "--files-s3-endpoint (QUIRE_FILES_S3_ENDPOINT), and the credentials and region in the environment"
+                f"--files-bucket (QUIRE_FILES_BUCKET): the bucket {self._bucket} cannot be used: {error}; check its name, "
+                "--files-bucket-endpoint (QUIRE_FILES_BUCKET_ENDPOINT), and the credentials and region in the environment"
             ) from error
 
     async def close(self) -> None:

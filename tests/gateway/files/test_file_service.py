@@ -24,9 +24,9 @@ from tests.gateway.files.test_folder_storage import names
 def test_the_settings_name_a_storage_or_none() -> None:
     assert storage_of(GatewaySettings()) is None
     assert isinstance(storage_of(GatewaySettings(files_dir="x")), FolderStorage)
-    assert isinstance(storage_of(GatewaySettings(files_s3="s3://a")), S3Storage)
-    with pytest.raises(StartError, match="--files-dir and --files-s3"):
-        storage_of(GatewaySettings(files_dir="x", files_s3="s3://a"))
+    assert isinstance(storage_of(GatewaySettings(files_bucket="s3://a")), S3Storage)
+    with pytest.raises(StartError, match="--files-dir and --files-bucket"):
+        storage_of(GatewaySettings(files_dir="x", files_bucket="s3://a"))
 
 
 async def test_a_folder_that_cannot_be_written_stops_the_start(start_gateway: Start, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ async def test_a_server_that_is_gone_is_an_error_of_the_storage(storage: S3Stora
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(StartError, match="--files-s3"):
+    with pytest.raises(StartError, match="--files-bucket"):
         await S3Storage("s3://quire", url).start()
     await put(storage, "0", b"x")
     storage._bucket = "gone"
@@ -97,5 +97,5 @@ async def test_a_server_that_is_gone_is_an_error_of_the_storage(storage: S3Stora
 
 @pytest.mark.parametrize("url", ["bucket", "s3:", "s3://", "http://x/y", "s3://a?b", "s3://a#b"])
 def test_a_wrong_url_names_the_setting(url: str) -> None:
-    with pytest.raises(StartError, match=r"--files-s3 \(QUIRE_FILES_S3\)"):
+    with pytest.raises(StartError, match=r"--files-bucket \(QUIRE_FILES_BUCKET\)"):
         S3Storage(url)
