@@ -53,8 +53,9 @@ class S3Storage:
         except Exception as error:
             await self._stack.aclose()
             raise StartError(
-                f"--files-bucket (QUIRE_FILES_BUCKET): the bucket {self._bucket} cannot be used: {error}; check its name, "
-                "--files-bucket-endpoint (QUIRE_FILES_BUCKET_ENDPOINT), and the credentials and region in the environment"
+                f"--files-bucket (QUIRE_FILES_BUCKET): the bucket {self._bucket} cannot be used: {error}; check its "
+                "name, --files-bucket-endpoint (QUIRE_FILES_BUCKET_ENDPOINT), and the credentials and region in the "
+                "environment"
             ) from error
 
     async def close(self) -> None:
