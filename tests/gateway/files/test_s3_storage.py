@@ -12,7 +12,11 @@ from quire.gateway.files import s3_storage
 from quire.gateway.files.s3_storage import PART_BYTES, S3Storage
 from quire.gateway.files.storage import StorageError
 from quire.shared.errors import StartError
+from tests.gateway.batches.calls import BatchClient, chat_line, jsonl
+from tests.gateway.conftest import Start
+from tests.gateway.fake_worker import emit
 from tests.gateway.files.storage_contract import FILE, StorageContract, get, put
+from tests.gateway.files.test_file_routes import storage_of
 
 
 @pytest.fixture(scope="session")
@@ -99,3 +103,21 @@ async def test_a_server_that_is_gone_is_an_error_of_the_storage(storage: S3Stora
 def test_a_wrong_url_names_the_setting(url: str) -> None:
     with pytest.raises(StartError, match=r"--files-bucket \(QUIRE_FILES_BUCKET\)"):
         S3Storage(url)
+
+
+async def test_a_batch_with_its_files_in_a_bucket(start_gateway: Start, s3_url: str, bucket: str) -> None:
+    """Two gateways share a bucket, as they share a folder."""
+    first, second = [
+        await start_gateway(files_bucket=f"s3://{bucket}/q", files_bucket_endpoint=s3_url) for _ in range(2)
+    ]
+    client = BatchClient(second)
+    lines = [chat_line(number, **({"max_tokens": 100_000} if number == 5 else {})) for number in range(600)]
+    async with first.worker(emit([ord("a")])):
+        batch = await client.ended((await BatchClient(first).create(jsonl(lines)))["id"])
+    output, errors = await client.outputs(batch)
+    assert [one["custom_id"] for one in output] == [f"line-{number}" for number in range(600) if number != 5]
+    assert [one["custom_id"] for one in errors] == ["line-5"]
+    for file_id in (batch["input_file_id"], batch["output_file_id"], batch["error_file_id"]):
+        assert (await client.json("DELETE", f"/v1/files/{file_id}"))["deleted"] is True
+    storage = storage_of(first)
+    assert (await storage._client.list_objects_v2(Bucket=bucket))["KeyCount"] == 0
