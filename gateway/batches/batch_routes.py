@@ -72,7 +72,7 @@ class BatchRoutes:
         ]
 
     async def create(self, request: web.Request) -> web.Response:
-        """POST /v1/batches: creates a batch of an uploaded file, which is validated next."""
+        """POST /v1/batches: creates a batch of an uploaded file. Its validation begins at once."""
         store, caller, settings = self._store, caller_of(request), self._settings
         given = read(await read_object(request, MAX_BODY_BYTES, settings.body_timeout_s), BATCHES, unsupported={})
         endpoint, window = given["endpoint"], given["completion_window"]
@@ -114,7 +114,7 @@ class BatchRoutes:
     async def _model_of(self, file: StoredFile, endpoint: str, caller: Caller) -> tuple[str, str]:
         """Return the lane and the model that the first line of a file names; both empty if it names none.
 
-        The validation reports what is wrong with the line.
+        The validation reports the errors of the line.
         """
         most = self._settings.max_body_bytes
         try:

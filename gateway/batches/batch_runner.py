@@ -72,7 +72,7 @@ class BatchRunner:
         self._tasks = [asyncio.create_task(self._repeat(self._look)), asyncio.create_task(self._repeat(self._renew))]
 
     async def close(self) -> None:
-        """Stop, and hand all windows to other gateways. Their lines run on at the workers."""
+        """Stop, and hand all windows to other gateways. Lines in flight run on at the workers."""
         for task in self._tasks:
             task.cancel()
         opened = list(self._open.values())
@@ -128,7 +128,7 @@ class BatchRunner:
         return self._slots.has_room and not is_reading
 
     async def _begin_one(self) -> bool:
-        """Begin a window of the next batch that has one. Returns False if there is none."""
+        """Begin a window of the next batch that has one. Returns False if no batch has one."""
         active = await self._store.active()
         at = active.index(self._last) + 1 if self._last in active else 0
         for batch_id in active[at:] + active[:at]:

@@ -101,7 +101,7 @@ class BatchStore:
         return text(await self._add_batch(keys=[self.keys.batch(batch_id), self.keys.file(input_id)], args=args))
 
     async def get(self, batch_id: str, owner: str | None = None) -> Batch | None:
-        """Return a batch of an owner, or of any; None if there is none."""
+        """Return a batch of an owner, or of any; None for an unknown one."""
         pipe = self.client.pipeline(transaction=False)
         pipe.hgetall(self.keys.batch(batch_id))
         pipe.hgetall(self.keys.open(batch_id))
@@ -134,7 +134,7 @@ class BatchStore:
         return status, list(zip(read[::2], read[1::2], strict=True))
 
     async def claim(self, batch_id: str) -> Window | None:
-        """Begin a window, or the validation of the input, or take it over; None if there is none now."""
+        """Begin a window, or the validation of the input, or take it over; None while all windows have leases."""
         token = new_id()
         reply = await self._claim_window(
             keys=[self.keys.batch(batch_id)], args=[self.keys.prefix, batch_id, token, LEASE_MS]

@@ -64,7 +64,7 @@ class BatchEnded(Exception):
 
 @dataclass(slots=True)
 class BatchState:
-    """What the lines of a batch must know while they run. The runner sets `is_cancelled`."""
+    """The facts about a batch that its lines need while they run. The runner sets `is_cancelled`."""
 
     batch: Batch
     is_cancelled: bool = False

@@ -164,7 +164,7 @@ def summary(found: dict[str, Any]) -> str:
 
 
 def first_url(path: Path) -> str:
-    """Return the `url` of the first line of a file, which is the endpoint of the batch. Raises CommandError."""
+    """Return the `url` of the first line of a file: the endpoint of the batch. Raises CommandError."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.readline(MAX_FIRST_LINE))["url"]
