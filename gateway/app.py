@@ -8,8 +8,8 @@ from quire.gateway import completion_routes, embedding_calls, message_routes, re
 from quire.gateway.api import error_responses, headers
 from quire.gateway.api.authentication import authentication
 from quire.gateway.api.cors import CorsOrigins
-from quire.gateway.api.messages.headers import add_answer_headers
 from quire.gateway.api.openapi import document
+from quire.gateway.batches.batch_service import BATCHES, BatchService
 from quire.gateway.directory.model_directory import DIRECTORY, ModelDirectory, Served
 from quire.gateway.http_server import add_headers
 from quire.gateway.pages import engine_page, static_files
@@ -38,7 +38,12 @@ def create_app(models: Served) -> web.Application:
         client_max_size=settings.max_body_bytes,
     )
     app[DIRECTORY] = directory
+    batches = app[BATCHES] = BatchService(directory)
+    app.on_startup.append(batches.open)
     app.on_startup.append(_start)
+    app.on_startup.append(batches.start)
+    # Before the directory: its connections are used until then.
+    app.on_cleanup.append(batches.close)
     status, model_cards = Status(directory), ModelCards(directory)
     # Before the static files: if the engine view is off, its routes replace the page.
     engine_page.add_to(app, directory)
@@ -58,6 +63,7 @@ def create_app(models: Served) -> web.Application:
             web.get("/readyz", status.readyz),
             web.get("/status", status.show),
             *responses.routes(directory),
+            *batches.routes(),
             *admin_routes(directory),
             web.get("/openapi.json", document.handler(directory.title)),
             *static_files.routes(),
@@ -66,7 +72,6 @@ def create_app(models: Served) -> web.Application:
     app.on_shutdown.append(directory.drain)
     app.on_cleanup.append(_close)
     app.on_response_prepare.append(add_headers)
-    app.on_response_prepare.append(add_answer_headers)
     app.on_response_prepare.append(origins.on_prepare())
     return app
 

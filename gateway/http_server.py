@@ -14,6 +14,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from quire.gateway.api import error_responses, errors
 from quire.gateway.api.headers import add_request_headers
+from quire.gateway.api.messages.headers import add_answer_headers
 from quire.gateway.directory.model_directory import DIRECTORY
 from quire.gateway.service import GatewayProcess
 from quire.shared.validators import shown
@@ -28,6 +29,7 @@ MAX_HEADERS = 64
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Adds the headers of every response that the application prepares."""
     add_request_headers(request, response)
+    await add_answer_headers(request, response)
     _add_common_headers(response)
 
 

@@ -22,6 +22,7 @@ from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
+from quire.gateway.telemetry.batch_meter import BatchMeter
 from quire.gateway.telemetry.request_meter import RequestMeters
 from quire.shared.accounts.store import AccountStore
 from quire.shared.broker import Broker, QueueBounds, new_id
@@ -50,6 +51,7 @@ class GatewayProcess:
         self.draining = False
         self.user_hash_key = settings.user_hash_key.encode() or secrets.token_bytes(32)
         self.meters = RequestMeters()
+        self.batch_meter = BatchMeter()
         self.prices = read_prices(settings.prices)
 
     def start(self) -> None:

@@ -13,7 +13,62 @@ from quire.shared.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(ListenSettings, ServiceSettings):
+class FileSettings:
+    """Where a gateway stores files, how many, and how many lines of batches it runs."""
+
+    files_dir: str = option(
+        "",
+        metavar="FOLDER",
+        help="Folder for files and batches (/v1/files, /v1/batches), which all gateways of a Redis share; in `quire "
+        "serve` a folder in its state folder. By default there are none.",
+    )
+    files_bucket: str = option(
+        "",
+        metavar="URL",
+        help="Bucket for files and batches instead of a folder: s3://BUCKET/PREFIX. Credentials and region come from "
+        "the environment, as for AWS' own programs.",
+    )
+    files_bucket_endpoint: str = option(
+        "", metavar="URL", help="Endpoint of the bucket, such as that of a MinIO; by default that of AWS."
+    )
+    max_file_bytes: int = option(
+        2**30, minimum=1024, maximum=2**36, help="Largest file that a client may upload, in bytes."
+    )
+    max_stored_file_bytes: int = option(
+        2**36, minimum=0, maximum=2**60, help="Largest size of all files together, in bytes; 0 for no limit."
+    )
+    max_key_file_bytes: int = option(
+        0, minimum=0, maximum=2**60, help="Largest size of the files of one API key, in bytes; 0 for no limit."
+    )
+    file_retention_s: int = option(
+        30 * 86_400,
+        minimum=0,
+        maximum=10 * 366 * 86_400,
+        help="Seconds after which a file without `expires_after` is deleted; 0 for never.",
+    )
+    max_batches: int = option(
+        64, minimum=1, maximum=10_000, help="Largest number of batches of one API key that have not ended."
+    )
+    max_batch_lines: int = option(
+        50_000, minimum=1, maximum=5_000_000, help="Largest number of lines in the input of a batch."
+    )
+    batch_lines_in_flight: int = option(
+        128,
+        minimum=1,
+        maximum=4096,
+        help="Largest number of lines of batches that a gateway has in the queue or at workers.",
+    )
+
+    @property
+    def has_files(self) -> bool:
+        """True if files can be stored. Raises StartError for two settings that contradict."""
+        if self.files_dir and self.files_bucket:
+            raise StartError("--files-dir and --files-bucket are both given; give one of them")
+        return bool(self.files_dir or self.files_bucket)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
     """One gateway. A gateway keeps no state: any number of gateways may serve the same Redis."""
 
     discover_models: bool = option(

@@ -212,6 +212,77 @@ class LaneKeys:
         return f"{self.prefix}gateway:{gateway_id}:alive"
 
 
+# The hash tag of files and batches, which belong to no lane either; no model can have this name, because of its `!`.
+BATCHES_TAG = "batches!"
+# Lease of a gateway on a window of a batch, which it renews ten times as often.
+WINDOW_LEASE_S = 5.0
+# Life of a batch's record after its end, and of the record of a batch that no gateway ends: 40 days.
+BATCH_RETENTION_S = 40 * 86_400
+# Life of an ended line of a batch until a gateway has collected it: 15 days, a day longer than the longest batch.
+LINE_RETENTION_S = 15 * 86_400
+# Time after which an upload that has not ended is given up.
+UPLOAD_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKeys:
+    """The keys of files and batches, which share one hash tag. Scripts build them from `prefix`."""
+
+    prefix: str = f"{NAMESPACE}:{{{BATCHES_TAG}}}:"
+
+    def file(self, file_id: str) -> str:
+        """Hash: the record of a file."""
+        return f"{self.prefix}file:{file_id}"
+
+    def parts(self, file_id: str) -> str:
+        """Hash: the objects that are the content of a file, by number, each with its size."""
+        return f"{self.prefix}parts:{file_id}"
+
+    def files(self, owner: str) -> str:
+        """Sorted set: the complete files of an owner by the time (ms) at which they were created."""
+        return f"{self.prefix}files:{owner}"
+
+    @property
+    def expiring(self) -> str:
+        """Sorted set: files by the time (s) after which they are deleted, uploads that have not ended included."""
+        return f"{self.prefix}expiring"
+
+    @property
+    def doomed(self) -> str:
+        """Set: files whose records are deleted, and whose objects may still be stored."""
+        return f"{self.prefix}doomed"
+
+    @property
+    def used(self) -> str:
+        """Hash: the bytes of all files, in total and by owner, reservations of uploads included."""
+        return f"{self.prefix}used"
+
+    def batch(self, batch_id: str) -> str:
+        """Hash: the record of a batch."""
+        return f"{self.prefix}batch:{batch_id}"
+
+    def windows(self, batch_id: str) -> str:
+        """List: offset and line number at which each window of the input begins, and those of the end."""
+        return f"{self.prefix}windows:{batch_id}"
+
+    def leases(self, batch_id: str) -> str:
+        """Sorted set: the windows that a gateway has begun and not closed, by the end (ms) of its lease."""
+        return f"{self.prefix}leases:{batch_id}"
+
+    def open(self, batch_id: str) -> str:
+        """Hash: fencing token, progress and state of each window in `leases`."""
+        return f"{self.prefix}open:{batch_id}"
+
+    def batches(self, owner: str) -> str:
+        """Sorted set: the batches of an owner by the time (ms) at which they were created."""
+        return f"{self.prefix}batches:{owner}"
+
+    @property
+    def active(self) -> str:
+        """Sorted set: the batches that have not ended by the time (ms) at which they were created."""
+        return f"{self.prefix}active"
+
+
 # The name under which the registrations of all models are kept, as if it were a lane: no model can have it, because of
 # its `!`. All keys are in one slot of a Redis Cluster.
 REGISTRY_LANE = "models!"

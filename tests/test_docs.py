@@ -35,7 +35,7 @@ from quire.ops.cli.settings import ALL_SETTINGS
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
 from quire.ops.tools.settings_table import tables
-from quire.shared.keys import WAITING, AccountKeys, LaneKeys
+from quire.shared.keys import WAITING, AccountKeys, BatchKeys, LaneKeys
 from quire.shared.settings import load, options
 from tests.conftest import clean_environ
 
@@ -355,6 +355,12 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
         *(keys.load, keys.totals, keys.recoveries, keys.workers),
     ]
     assert set(re.findall(r"^\| `(quire:\{lane\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)
+    batches = BatchKeys()
+    made = [make("<id>") for make in (batches.file, batches.parts, batches.batch)]
+    made += [make("<id>") for make in (batches.windows, batches.leases, batches.open)]
+    made += [make("<owner>") for make in (batches.files, batches.batches)]
+    made += [batches.expiring, batches.doomed, batches.used, batches.active]
+    assert set(re.findall(r"^\| `(quire:\{batches!\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)
     accounts = AccountKeys()
     made = [accounts.accounts, accounts.audit, accounts.spent("<account>"), accounts.usage("<day>")]
     assert set(re.findall(r"^\| `(quire:\{accounts\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from functools import partial
 
-from quire.gateway.api.caller import Caller
+from quire.gateway.api.caller import ANONYMOUS, Caller
 from quire.gateway.api.errors import ApiKeyWrong
 from quire.gateway.api.responses.store import Retry
 from quire.shared.accounts.account import Account
@@ -47,6 +47,18 @@ class KeyRing:
             raise _wrong(f"The API key {key_id} has expired or was revoked; ask for a new one.")
         if fault:
             raise _wrong("The API key is not valid. Send one as Authorization: Bearer KEY or x-api-key: KEY.")
+        return Caller(key_id, chain)
+
+    async def owner(self, key_id: str) -> Caller:
+        """Return the caller that has a key now, without its secret: of work that goes on after the call.
+
+        key_id: empty for a caller without a key. Raises ApiKeyWrong if the key was revoked or has expired.
+        """
+        if not key_id:
+            return ANONYMOUS
+        chain = await self.accounts(key_id)
+        if not chain or chain[0].revoked or 0 < chain[0].expires <= time.time():
+            raise _wrong(f"The API key {key_id} has expired or was revoked.")
         return Caller(key_id, chain)
 
     async def accounts(self, key_id: str) -> tuple[Account, ...]:

@@ -36,8 +36,8 @@ class AdmissionOptions:
 
     is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
     idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.
-    traceparent: the span of the call; empty without tracing. retention_s, conversation, owner,
-    charge, share: as in `Broker.submit`.
+    traceparent: the span of the call; empty without tracing. retention_s, conversation, owner, charge, share,
+    counts_stored: as in `Broker.submit`. bounds: of the queue, in place of the server's.
     """
 
     priority_class: str
@@ -51,6 +51,8 @@ class AdmissionOptions:
     owner: str = ""
     charge: Charge | None = None
     share: Share = ANONYMOUS_SHARE
+    counts_stored: bool = True
+    bounds: QueueBounds | None = None
 
 
 class Submission:
@@ -159,7 +161,7 @@ class Submission:
                 request.encode(),
                 gateway=self._gateway_id,
                 cost=request.cost,
-                bounds=self._bounds,
+                bounds=options.bounds or self._bounds,
                 priority_class=options.priority_class,
                 deadline_ms=options.deadline_ms,
                 about=about,
@@ -170,6 +172,7 @@ class Submission:
                 beside=beside,
                 retention_s=options.retention_s,
                 conversation=options.conversation,
+                counts_stored=options.counts_stored,
                 owner=options.owner,
                 charge=options.charge,
                 share=options.share,

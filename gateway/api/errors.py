@@ -124,6 +124,40 @@ class BodyTooLarge(ApiError):
     closes = True
 
 
+class FileTooLarge(BodyTooLarge):
+    code = "file_too_large"
+
+
+class StorageIsFull(BodyTooLarge):
+    """The files of the caller, or all files, take as much as the server allows."""
+
+    code = "storage_full"
+
+
+class FilesAreOff(NotFound):
+    """The server has no storage for files."""
+
+    code = "files_off"
+
+
+class FileInUse(ApiError):
+    status = 409
+    type = "invalid_request_error"
+    code = "file_in_use"
+
+
+class TooManyBatches(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_batches"
+
+
+class StorageDown(ApiError):
+    status = 503
+    type = "server_error"
+    code = "storage_unavailable"
+
+
 class UnsupportedMedia(ApiError):
     status = 415
     type = "invalid_request_error"

@@ -17,6 +17,7 @@ from quire.ops.cli.settings import (
     ALL_SETTINGS,
     ApiKeySettings,
     ApiUsageSettings,
+    BatchCommandSettings,
     ChatSettings,
     DeadSettings,
     ParkedSettings,
@@ -57,6 +58,12 @@ def _chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
     from quire.ops.cli.chat import chat
 
     return chat(settings, environ)
+
+
+def _batch(settings: BatchCommandSettings, environ: Mapping[str, str]) -> int:
+    from quire.ops.cli.batches import batch
+
+    return batch(settings, environ)
 
 
 def _bench(settings: BenchSettings, environ: Mapping[str, str]) -> int:
@@ -114,6 +121,22 @@ COMMANDS: dict[str, Command[Any]] = {
         ),
         ChatSettings,
         _chat,
+    ),
+    "batch": Command(
+        "Submit files of calls, follow them, and fetch their output.",
+        "Run whole files of calls on any server with OpenAI's files and batches. Each line of the file is a call: "
+        '{"custom_id": ..., "method": "POST", "url": ..., "body": ...}. The exit code is 1 if the batch '
+        "failed or has expired.",
+        (
+            "{prog} submit --file calls.jsonl --wait",
+            "{prog}                                          # the newest batches",
+            "{prog} status --id batch_0123456789abcdef0123456789abcdef --wait",
+            "{prog} fetch --id batch_0123456789abcdef0123456789abcdef --output answers.jsonl --errors failed.jsonl",
+            "{prog} cancel --id batch_0123456789abcdef0123456789abcdef",
+            "{prog} submit --file calls.jsonl --completion-window 7d --metadata job=nightly --url http://gpu-host:8000",
+        ),
+        BatchCommandSettings,
+        _batch,
     ),
     "bench": Command(
         "Measure a server: throughput, latency, goodput.",

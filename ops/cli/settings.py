@@ -122,6 +122,64 @@ class ApiUsageSettings(ApiKeySettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchCommandSettings:
+    """The settings of `quire batch`, for any server with OpenAI's files and batches."""
+
+    action: str = option(
+        "list",
+        positional=True,
+        variable="QUIRE_BATCH_ACTION",
+        metavar="ACTION",
+        choices=("list", "submit", "status", "cancel", "fetch"),
+        help="List the newest batches; submit a file of calls; show, cancel or fetch a batch.",
+    )
+    file: str = option(
+        "", variable="QUIRE_BATCH_FILE", metavar="FILE", help="JSONL file with the calls of a new batch, one a line."
+    )
+    endpoint: str = option(
+        "",
+        variable="QUIRE_BATCH_ENDPOINT",
+        metavar="PATH",
+        help="Endpoint of the calls, such as /v1/chat/completions; by default the `url` of the first line.",
+    )
+    completion_window: str = option(
+        "24h",
+        variable="QUIRE_BATCH_COMPLETION_WINDOW",
+        metavar="TIME",
+        help="Minutes, hours or days until a new batch expires: 90m, 24h, 7d.",
+    )
+    metadata: str = option(
+        "",
+        variable="QUIRE_BATCH_METADATA",
+        metavar="KEY=VALUE",
+        repeatable=True,
+        help="Metadata of a new batch, which its answers repeat.",
+    )
+    id: str = option(
+        "", variable="QUIRE_BATCH_ID", metavar="ID", help="Batch to show, cancel or fetch: an id that `list` prints."
+    )
+    wait: bool = option(
+        False, variable="QUIRE_BATCH_WAIT", help="Wait for the end of the batch, with a progress bar on standard error."
+    )
+    output: str = option(
+        "-",
+        variable="QUIRE_BATCH_OUTPUT",
+        metavar="FILE",
+        help="File for the answers that `fetch` gets; - is standard output.",
+    )
+    errors: str = option(
+        "", variable="QUIRE_BATCH_ERRORS", metavar="FILE", help="File for the failed lines that `fetch` gets."
+    )
+    json: bool = option(False, variable="QUIRE_BATCH_JSON", help="Print batches as JSON.")
+    url: str = option(
+        "http://127.0.0.1:8000", variable="QUIRE_BATCH_URL", help="URL of the server, with or without /v1."
+    )
+    api_key: str = option(
+        "", variable="QUIRE_BATCH_API_KEY", metavar="KEY", secret=True, help="API key, sent as a bearer token."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChatSettings:
     """The settings of `quire chat`, for any server that speaks the OpenAI API."""
 
@@ -182,4 +240,5 @@ ALL_SETTINGS = (
     ParkedSettings,
     ApiKeySettings,
     ApiUsageSettings,
+    BatchCommandSettings,
 )

@@ -46,6 +46,8 @@ class Services:
         if len(self.models) > 1:
             self._environ |= {"QUIRE_MODEL": "models/demo", "QUIRE_SERVED_MODEL_NAME": ""}
             self._environ["QUIRE_DISCOVER_MODELS"] = "true"
+        if not self._environ.get("QUIRE_FILES_DIR") and not self._environ.get("QUIRE_FILES_BUCKET"):
+            self._environ["QUIRE_FILES_DIR"] = str(state_dir / "files")
         gateway = load(GatewaySettings, [], self._environ, prog="quire gateway", known=ALL_SETTINGS)
         self._worker = load(WorkerSettings, [], self._environ, prog="quire worker", known=ALL_SETTINGS)
         self.model_name = ", ".join(model.name for model in self.models)

@@ -33,6 +33,9 @@ VARIABLES = (
     Variable(
         "MODELS_DIR", "./models", "Folder that is mounted at /models in containers; name a model in it as models/NAME."
     ),
+    Variable("AWS_ACCESS_KEY_ID", "", "Key of the bucket that QUIRE_FILES_BUCKET names."),
+    Variable("AWS_SECRET_ACCESS_KEY", "", "Secret of that key."),
+    Variable("AWS_DEFAULT_REGION", "", "Region of that bucket."),
     Variable("HF_TOKEN", "", "Hugging Face token, for models that require one."),
     Variable(
         "REDIS_PASSWORD",

@@ -98,6 +98,7 @@ def gateway() -> Schema:
         replicas=count(0),
         autoscaling=group(enabled=FLAG, minReplicas=count(1), maxReplicas=count(1), targetCPUUtilization=count(1, 100)),
         settings=settings(GatewaySettings),
+        files=group(existingClaim=OBJECT_NAME, s3=group(url=TEXT, endpoint=TEXT, secret=OBJECT_NAME)),
         drainSeconds=DRAIN,
         preStopSeconds=count(0, 300),
         startSeconds=SECONDS,

@@ -87,6 +87,7 @@ class GatewayVerbs(Lane):
         beside: str = "",
         retention_s: int = 0,
         conversation: bytes = b"",
+        counts_stored: bool = True,
         owner: str = "",
         charge: Charge | None = None,
         prompt_tokens: int = 0,
@@ -100,7 +101,8 @@ class GatewayVerbs(Lane):
         idempotency_key, fingerprint: a key that the client chose, and a hash of the call.
         beside: another request, whose listeners become listeners of this one.
         retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
-        `LaneKeys.conversation`. owner: id of the API key of the call; empty without one.
+        `LaneKeys.conversation`. counts_stored: whether `stored_bytes` bounds the retention.
+        owner: id of the API key of the call; empty without one.
         charge, prompt_tokens, begins_call: what the request is charged to, the tokens of its prompt, and whether it
         counts as a call. share: who the request counts for while others wait.
         Returns the id of the request that stands for the call: an earlier one if the key was used before. Raises
@@ -111,7 +113,7 @@ class GatewayVerbs(Lane):
         args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
         args += [cost, bounds.requests, bounds.tokens, deadline_ms, about, "1" if is_background else ""]
         args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
-        args += [retention_s or "", conversation, bounds.stored_bytes, RETENTION_S, owner]
+        args += [retention_s or "", conversation, bounds.stored_bytes if counts_stored else "", RETENTION_S, owner]
         args.append(b"" if charge is None else charge.encode(prompt_tokens, begins_call=begins_call))
         args += [share.tenant, share.weight, share.user, prompt_tokens]
         reply = await self._submit(keys=keys, args=args)

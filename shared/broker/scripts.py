@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from quire.shared.keys import (
+    BATCH_RETENTION_S,
     DEFAULT_CLASS,
     FORGET_WORKER_S,
     GROUP,
@@ -37,6 +38,20 @@ from quire.shared.share import (
     USER_COUNTERS_S,
 )
 
+# Scripts about files and batches, which have the functions of `_batches.lua` besides.
+BATCH_SCRIPTS = frozenset(
+    (
+        "add_batch",
+        "begin_batch",
+        "cancel_batch",
+        "claim_window",
+        "close_window",
+        "delete_file",
+        "end_window",
+        "renew_window",
+        "write_file",
+    )
+)
 # Constants that Lua and Python share: local variables at the top of every script.
 _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "MESSAGE_VERSION": VERSION,
@@ -50,6 +65,7 @@ _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "MAX_DEAD": MAX_DEAD,
     "MAX_AUDIT": MAX_AUDIT,
     "USAGE_S": USAGE_S,
+    "BATCH_RETENTION_S": BATCH_RETENTION_S,
     "MAX_RETENTION_S": MAX_RETENTION_S,
     "HIDDEN_RETENTION_S": HIDDEN_RETENTION_S,
     "STORED_BYTES": STORED_BYTES,
@@ -85,11 +101,13 @@ def load_script(client: Redis, name: str) -> Script:
 
 
 def script_source(name: str) -> str:
-    """Return what Redis runs: the shared constants, the shared functions and the script."""
+    """Return what Redis runs: the shared constants, `_limits.lua`, `_fair.lua`, `_prelude.lua` and the script.
+
+    A script about files and batches has `_batches.lua` in place of these three.
+    """
     folder = files("quire.shared") / "scripts"
-    return constants() + "".join(
-        (folder / f"{part}.lua").read_text() for part in ("_limits", "_fair", "_prelude", name)
-    )
+    parts = ("_batches", name) if name in BATCH_SCRIPTS else ("_limits", "_fair", "_prelude", name)
+    return constants() + "".join((folder / f"{part}.lua").read_text() for part in parts)
 
 
 def constants() -> str:

@@ -159,7 +159,7 @@ local function finish(prefix, id, outcome, retention_s)
     end_share(prefix, {own[1], own[2], own[6], own[7], own[8], own[9], own[4]})
     take_off_queue(prefix, own[1], own[2])
     settle(prefix, id, whole(own[4]) or 0, outcome)
-    if own[3] then
+    if own[3] and redis.call('ZSCORE', prefix .. 'stored', id) then
         redis.call('ZINCRBY', prefix .. 'stored', LOG_BYTES_PER_TOKEN * (whole(own[4]) or 0), WRITTEN)
     end
     retention_s = math.min(whole(own[3]) or tonumber(retention_s), MAX_RETENTION_S)

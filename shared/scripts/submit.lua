@@ -6,9 +6,9 @@
 --         client), fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent (''
 --         = none), another request whose listeners become listeners of this one ('' = none), retention (s) of
 --         the request's keys after its end ('' = the default), conversation for later calls ('' = none), bytes
---         after which the retention of older requests ends, retention (s) of such requests, owner (id of the API key
---         of the call, '' = none), charge (see _limits.lua; '' = none), tenant, weight of the tenant, hash of the
---         user ('' = none), tokens of the prompt
+--         after which the retention of older requests ends ('' = the request is not counted among these), retention (s)
+--         of such requests, owner (id of the API key of the call, '' = none), charge (see _limits.lua; '' = none),
+--         tenant, weight of the tenant, hash of the user ('' = none), tokens of the prompt
 --   ->    {'accepted', now_ms, {state of the limits per minute of each account, see _limits.lua}}
 --         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
@@ -80,7 +80,9 @@ if ARGV[14] ~= '' then
 end
 if ARGV[16] ~= '' then
     redis.call('HSET', KEYS[1], 'retention', ARGV[16])
-    store(prefix, id, STORED_BYTES + #ARGV[10] + #ARGV[17], tonumber(ARGV[18]), ARGV[19])
+    if ARGV[18] ~= '' then
+        store(prefix, id, STORED_BYTES + #ARGV[10] + #ARGV[17], tonumber(ARGV[18]), ARGV[19])
+    end
 end
 if ARGV[17] ~= '' then
     redis.call('SET', prefix .. 'conversation:' .. id, ARGV[17])

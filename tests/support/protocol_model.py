@@ -56,6 +56,7 @@ class Request:
     retention_s: int = 0  # 0: the default
     is_hidden: bool = False
     is_stored: bool = False
+    counts_stored: bool = True
     has_lapsed: bool = False  # parked for longer than its retention
     share: Share = ANONYMOUS_SHARE
     prompt_tokens: int = 0
@@ -131,7 +132,7 @@ class ProtocolModel:
         self._enqueue_fairly(request)
         if key:
             self.keys[key] = (request_id, fingerprint)
-        if request.retention_s:
+        if request.retention_s and request.counts_stored:
             self._store(request, bounds.stored_bytes)
         return request_id
 
@@ -495,7 +496,7 @@ class ProtocolModel:
         if request.deliveries:
             self.fair.charge_user(request.priority_class, request.share, request.emitted)
         self._take_off(request.queue, request.entry)
-        if request.retention_s:
+        if request.retention_s and request.request_id in self.stored:
             self.written += LOG_BYTES_PER_TOKEN * request.emitted
         request.state, request.outcome = "done", outcome
         self.totals[outcome] += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from quire.gateway.api.call_metadata import TIERS
 from quire.gateway.api.errors import ERROR_TYPES
+from quire.gateway.api.openapi.batch_answers import BATCH_SCHEMAS
 from quire.gateway.api.openapi.message_answers import SCHEMAS as MESSAGE_SCHEMAS
 from quire.gateway.api.responses.schemas import ANSWERS as RESPONSE_SCHEMAS
 from quire.gateway.api.schema_parts import (
@@ -208,4 +209,5 @@ SCHEMAS: Schema = {
         usage=record(prompt_tokens=COUNT, total_tokens=COUNT),
     ),
     **RESPONSE_SCHEMAS,
+    **BATCH_SCHEMAS,
 }

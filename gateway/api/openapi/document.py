@@ -13,7 +13,16 @@ from quire.gateway.api.labels import NO_EFFECT
 from quire.gateway.api.messages.headers import ANSWER_ID, BETA, VERSION
 from quire.gateway.api.messages.parameters import WITHOUT_EFFECT
 from quire.gateway.api.openapi.answers import SCHEMAS
-from quire.gateway.api.openapi.endpoints import ENDPOINTS, EVENTS, EVERY, HTML, JSON, Endpoint
+from quire.gateway.api.openapi.endpoints import (
+    BYTES,
+    ENDPOINTS,
+    EVENTS,
+    EVERY,
+    FORM,
+    HTML,
+    JSON,
+    Endpoint,
+)
 from quire.gateway.api.openapi.parameter_schemas import body_schema
 from quire.gateway.api.schema_parts import TEXT, Schema, ref
 from quire.shared.version import installed_version
@@ -29,8 +38,9 @@ def _parameter(name: str, place: str, schema: Schema, what: str) -> Schema:
     return {"name": name, "in": place, "schema": schema, "description": what, **required}
 
 
-def _id(prefix: str) -> Schema:
-    return _parameter("id", "path", {"type": "string", "pattern": f"^{prefix}[0-9a-f]{{32}}$"}, "the id of the call")
+def _id(prefix: str, what: str = "call") -> Schema:
+    schema = {"type": "string", "pattern": f"^{prefix}[0-9a-f]{{32}}$"}
+    return _parameter("id", "path", schema, f"the id of the {what}")
 
 
 PARAMETERS: Schema = {
@@ -38,6 +48,10 @@ PARAMETERS: Schema = {
     "CompletionId": _id("cmpl-"),
     "MessageId": _id("msg_"),
     "ResponseId": _id("resp_"),
+    "FileId": _id("file-", "file"),
+    "BatchId": _id("batch_", "batch"),
+    "FileLimit": _parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000}, "files per page"),
+    "Purpose": _parameter("purpose", "query", {"enum": ["batch", "batch_output"]}, "only files of this purpose"),
     "Stream": _parameter("stream", "query", {"type": "boolean"}, "events instead of the response"),
     "StartingAfterNumber": _parameter(
         "starting_after", "query", _NUMBER, "the `sequence_number` of the last event that the client has"
@@ -158,6 +172,8 @@ def _operation(one: Endpoint) -> Schema:
     }
     if one.request:
         found["requestBody"] = {"required": True, "content": {JSON: {"schema": ref(one.request)}}}
+    if one.form:
+        found["requestBody"] = {"required": True, "content": {FORM: {"schema": ref(one.form)}}}
     if one.not_ready:
         content = {JSON: {"schema": ref(one.not_ready)}}
         found["responses"]["503"] = {"description": "Not ready", "headers": _IDS, "content": content}
@@ -171,7 +187,7 @@ def _answer(one: Endpoint) -> Schema:
     for kind, name in one.answers.items():
         if kind == EVENTS:
             content[kind] = {"schema": _event(name)}
-        elif kind == HTML:
+        elif kind in (HTML, BYTES):
             content[kind] = {"schema": TEXT}
         else:
             content[kind] = {"schema": ref(name) if name else {"type": "object"}}

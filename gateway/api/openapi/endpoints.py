@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quire.gateway.api.batch_parameters import BATCHES
 from quire.gateway.api.embeddings import EMBEDDINGS
 from quire.gateway.api.messages import parameters as messages
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
@@ -15,6 +16,7 @@ from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.shared.sampling_params import Parameter
 
 JSON, EVENTS, HTML = "application/json", "text/event-stream", "text/html"
+FORM, BYTES = "multipart/form-data", "application/octet-stream"
 
 # Statuses of errors that every endpoint may answer with, those of a body, and those of a call that needs Redis.
 EVERY = (400, 401, 417, 431, 500)
@@ -22,6 +24,7 @@ BODY = (408, 413, 415)
 MODEL = (404,)
 CALL = (402, 403, *BODY, *MODEL, 409, 429, 499, 503, 504)
 STORED = (404, 499, 503, 504)
+FILES = (404, 503)
 _VERSIONS = ("AnthropicVersion", "AnthropicBeta")
 
 
@@ -30,7 +33,8 @@ class Endpoint:
     """One method of one path.
 
     answers: the schema of an answer by its type. request: the schema of the body, whose parameters are `table`; empty
-    without a body. unsupported: parameters that are not honoured, each with the values that ask for nothing. errors:
+    without a body. form: the schema of a body that is a form.
+    unsupported: parameters that are not honoured, each with the values that ask for nothing. errors:
     statuses besides EVERY. error: the schema of errors. parameters: names of the document's parameters. headers: names
     of the document's headers that answers have besides the ids. not_ready: the schema of an answer with the status 503
     that is not an error.
@@ -42,6 +46,7 @@ class Endpoint:
     summary: str
     answers: Mapping[str, str]
     request: str = ""
+    form: str = ""
     table: Mapping[str, Parameter] = field(default_factory=dict)
     unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=UNSUPPORTED.copy)
     error: str = "Error"
@@ -190,6 +195,67 @@ def _responses() -> tuple[Endpoint, ...]:
     return create, count, read, cancel, delete, items, *_parking("/v1/responses", "ResponseId")
 
 
+def _files() -> tuple[Endpoint, ...]:
+    """The endpoints of files."""
+    path, one = "/v1/files", "/v1/files/{id}"
+    show = _get(one, "batches", "One file", JSON, "File", errors=FILES, parameters=("FileId",))
+    return (
+        Endpoint(
+            method="post",
+            path=path,
+            tag="batches",
+            summary="Upload a file",
+            form="FileUpload",
+            answers={JSON: "File"},
+            errors=(*BODY, *FILES),
+        ),
+        replace(
+            show,
+            path=path,
+            summary="The files of the API key",
+            answers={JSON: "FileList"},
+            parameters=("FileLimit", "After", "Order", "Purpose"),
+        ),
+        show,
+        replace(show, path=f"{one}/content", summary="The content of a file", answers={BYTES: ""}),
+        replace(
+            show,
+            method="delete",
+            summary="Delete a file",
+            answers={JSON: "FileDeletion"},
+            errors=(*FILES, 409),
+        ),
+    )
+
+
+def _batches() -> tuple[Endpoint, ...]:
+    """The endpoints of batches."""
+    path, one = "/v1/batches", "/v1/batches/{id}"
+    show = _get(one, "batches", "A batch as it is now", JSON, "Batch", errors=FILES, parameters=("BatchId",))
+    return (
+        Endpoint(
+            method="post",
+            path=path,
+            tag="batches",
+            summary="Run the calls of a file",
+            request="BatchRequest",
+            table=BATCHES,
+            unsupported={},
+            answers={JSON: "Batch"},
+            errors=(*BODY, *FILES, 429),
+        ),
+        replace(
+            show,
+            path=path,
+            summary="The batches of the API key",
+            answers={JSON: "BatchList"},
+            parameters=("Limit", "After"),
+        ),
+        show,
+        replace(show, method="post", path=f"{one}/cancel", summary="Stop a batch"),
+    )
+
+
 # The errors and headers of the Messages API.
 _OF_MESSAGES: dict[str, Any] = {"error": "MessageError", "headers": ("AnswerId",)}
 
@@ -241,6 +307,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         errors=CALL,
         parameters=("IdempotencyKey", "RequestTimeout", "Traceparent"),
     ),
+    *_files(),
+    *_batches(),
     Endpoint(
         method="post",
         path="/tokenize",

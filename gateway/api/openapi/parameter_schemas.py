@@ -145,7 +145,8 @@ def body_schema(
     nothing.
     """
     properties = {name: parameter_schema(parameter) for name, parameter in table.items()}
-    properties["model"] = properties["model"] | {"enum": [model] if table["model"].required else [model, None]}
+    if "model" in table:
+        properties["model"] = properties["model"] | {"enum": [model] if table["model"].required else [model, None]}
     for name, neutral in unsupported.items():
         if name not in table:
             what = "Not supported: only values that ask for nothing are accepted."

@@ -70,3 +70,25 @@ async def test_a_corrupt_account_is_refused() -> None:
     store.fault = InvalidValue("limits", "is corrupt")
     with pytest.raises(ApiKeyWrong):
         await keys.caller(SECRET)
+
+
+async def test_the_owner_of_work_that_goes_on_is_found_without_its_secret() -> None:
+    keys, store = ring()
+    assert (await keys.owner(KEY_ID)).owner == KEY_ID
+    assert (await keys.owner("")).owner == ""
+    assert store.reads == [KEY_ID]
+    with pytest.raises(ApiKeyWrong, match="expired or was revoked"):
+        await keys.owner("0" * 16)
+
+
+@pytest.mark.parametrize("change", [{"revoked": 1}, {"expires": 1}])
+async def test_work_of_a_key_that_is_gone_ends(change: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, store = ring()
+    account = Account(kind="key", id=KEY_ID, name="a", digest=digest_of(SECRET), **change)
+
+    async def chain(key_id: str) -> tuple[Account, ...]:
+        return (account,)
+
+    monkeypatch.setattr(store, "chain", chain)
+    with pytest.raises(ApiKeyWrong, match=f"The API key {KEY_ID} has expired or was revoked"):
+        await keys.owner(KEY_ID)

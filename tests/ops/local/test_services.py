@@ -118,3 +118,11 @@ def test_several_models_refuse_the_settings_of_one() -> None:
         services({"CUDA_VISIBLE_DEVICES": "0"}, model="/models/a,/models/b", served_model_name="a,b", device="cuda")
     shared = {"CUDA_VISIBLE_DEVICES": "0", "QUIRE_KV_CACHE_GB": "1"}
     assert services(shared, model="/models/a,/models/b", served_model_name="a,b", device="cuda").count == 2
+
+
+def test_files_are_in_the_state_folder_unless_a_setting_names_another_place() -> None:
+    assert given(services().gateway(0, ""), "FILES_DIR") == [str(STATE / "files")]
+    assert given(services({"QUIRE_FILES_DIR": "/x"}).gateway(0, ""), "FILES_DIR") == ["/x"]
+    bucket = services({"QUIRE_FILES_BUCKET": "s3://x"}).gateway(0, "")
+    assert given(bucket, "FILES_BUCKET") == ["s3://x"]
+    assert "QUIRE_FILES_DIR" not in bucket._environ

@@ -301,6 +301,16 @@ async def test_the_lease_of_a_gateway_ends_by_itself(broker: Broker, client: Red
     assert 0 < await client.ttl("quire:{lane}:gateway:g:alive") <= GATEWAY_TTL_S
 
 
+async def test_a_request_that_is_not_counted_keeps_its_retention(broker: Broker, client: Redis) -> None:
+    """The lines of batches: they are deleted when they are read, and must not end the retention of responses."""
+    bounds = replace(BOUNDS, stored_bytes=0)
+    for name in ("a", "b"):
+        await broker.submit(name, b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False)
+        assert await broker.cancel(name) == "cancelled"
+    assert await client.zcard(KEYS.stored) == 0
+    assert {await client.ttl(KEYS.request(name)) for name in ("a", "b")} == {5000}
+
+
 async def test_a_request_keeps_its_own_retention_and_its_conversation(broker: Broker, client: Redis) -> None:
     await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, retention_s=5000, conversation=b"[]")
     assert await client.get(KEYS.conversation("r")) == b"[]"

@@ -176,6 +176,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         other=st.none() | picks,
         retention_s=st.sampled_from((0, 0, STORED_S)),
         share=shares,
+        counts_stored=st.booleans(),
     )
     def submit(
         self,
@@ -189,12 +190,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         other: int | None = None,
         retention_s: int = 0,
         share: Share = SHARES[0],
+        counts_stored: bool = True,
     ) -> None:
         key, fingerprint = call
         beside = "" if other is None or not self.has_requests() else self.pick(other).request_id
         request = Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
         request.retention_s, request.is_stored = retention_s, retention_s > 0
         request.share, request.prompt_tokens = share, cost // 2
+        request.counts_stored = counts_stored
         self.call(
             lambda: self.lane.broker.submit(
                 request.request_id,
@@ -214,6 +217,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 conversation=request.conversation,
                 prompt_tokens=request.prompt_tokens,
                 share=share,
+                counts_stored=counts_stored,
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,

@@ -1,0 +1,241 @@
+"""Runs batches in the background of a gateway: begins windows, renews their leases, and takes over those of others.
+
+Any gateway runs windows of any batch whose model it serves. Redis decides who has which window; a gateway holds nothing
+that another one could not find there or in the storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from quire.gateway.api.errors import ApiError, BrokerDown
+from quire.gateway.batches.batch import Batch, BatchStatus
+from quire.gateway.batches.batch_store import LOST, VALIDATION, BatchStore, Window
+from quire.gateway.batches.line_run import BatchState, LineRunner
+from quire.gateway.batches.slots import LineSlots
+from quire.gateway.batches.validation import validate
+from quire.gateway.batches.validation_check import check_of
+from quire.gateway.batches.window_run import WindowRun
+from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.files.storage import WHOLE, Storage, StorageError
+from quire.gateway.telemetry.batch_meter import BatchMeter
+from quire.shared.backoff import Backoff
+from quire.shared.keys import WINDOW_LEASE_S
+from quire.shared.redis.cancellation import check_cancelled
+
+log = logging.getLogger("gateway")
+
+# Seconds between two looks for windows to begin, and between two renewals of the leases.
+POLL_S = 1.0
+RENEW_S = WINDOW_LEASE_S / 10
+# Windows that a gateway has at most: the answers of their lines wait in Redis.
+MAX_WINDOWS = 8
+PAUSE_S = (0.2, 5.0)
+
+
+@dataclass(slots=True)
+class OpenWindow:
+    """A window, or a validation, that this gateway has begun. run: None for a validation."""
+
+    window: Window
+    state: BatchState
+    task: asyncio.Task[None]
+    run: WindowRun | None = None
+
+
+class BatchRunner:
+    """The batches of a gateway process, between `start` and `close`."""
+
+    def __init__(self, directory: ModelDirectory, store: BatchStore, storage: Storage, meter: BatchMeter) -> None:
+        self._directory = directory
+        self._settings = directory.process.settings
+        self._store = store
+        self._storage = storage
+        self._meter = meter
+        self._wake = asyncio.Event()
+        self._slots = LineSlots(self._settings.batch_lines_in_flight, self._wake.set)
+        # By batch and number of the window.
+        self._open: dict[tuple[str, int], OpenWindow] = {}
+        # The state and the lines of each batch with an open window, which its windows share.
+        self._batches: dict[str, tuple[BatchState, LineRunner]] = {}
+        # The batch after which the next look begins, so that batches take turns.
+        self._last = ""
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._repeat(self._look)), asyncio.create_task(self._repeat(self._renew))]
+
+    async def close(self) -> None:
+        """Stop, and hand all windows to other gateways. Lines in flight run on at the workers."""
+        for task in self._tasks:
+            task.cancel()
+        opened = list(self._open.values())
+        for one in opened:
+            one.task.cancel()
+        await asyncio.gather(*self._tasks, *(one.task for one in opened), return_exceptions=True)
+        await asyncio.gather(*(self._store.release(one.window) for one in opened), return_exceptions=True)
+
+    def look(self) -> None:
+        """Look for windows now: a batch was added."""
+        self._wake.set()
+
+    async def cancelled(self, batch_id: str) -> None:
+        """Stop the lines of a batch that run through this gateway: it was cancelled."""
+        if (found := self._batches.get(batch_id)) is not None and not found[0].is_cancelled:
+            found[0].is_cancelled = True
+            await found[1].cancel_open()
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
+        is_down = False
+        while True:
+            try:
+                await work()
+                is_down = False
+            except (RedisError, OSError, BrokerDown) as error:
+                if not is_down:
+                    log.warning("batches wait, because Redis does not answer: %s", error)
+                is_down = True
+                await asyncio.sleep(POLL_S)
+            except Exception as error:
+                log.error("batches failed unexpectedly", exc_info=error)
+                await asyncio.sleep(POLL_S)
+            check_cancelled()
+
+    # --- begin windows ------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Begin windows while lines can be run; then wait until something has changed, for POLL_S at most."""
+        self._wake.clear()
+        while self._has_room:
+            if not await self._begin_one():
+                break
+        self._meter.windows, self._meter.lines_in_flight = len(self._open), self._slots.taken
+        with suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                await self._wake.wait()
+
+    @property
+    def _has_room(self) -> bool:
+        if len(self._open) >= MAX_WINDOWS or self._directory.process.draining:
+            return False
+        is_reading = any(one.run is not None and one.run.is_reading for one in self._open.values())
+        return self._slots.has_room and not is_reading
+
+    async def _begin_one(self) -> bool:
+        """Begin a window of the next batch that has one. Returns False if no batch has one."""
+        active = await self._store.active()
+        at = active.index(self._last) + 1 if self._last in active else 0
+        for batch_id in active[at:] + active[:at]:
+            found = self._batches.get(batch_id) or await self._known(batch_id)
+            if found is None:
+                continue
+            window = await self._store.claim(batch_id)
+            if window is None:
+                continue
+            self._last = batch_id
+            self._batches[batch_id] = found
+            self._open_window(window, *found)
+            return True
+        return False
+
+    async def _known(self, batch_id: str) -> tuple[BatchState, LineRunner] | None:
+        """Return the state of a batch whose model this process serves; else None."""
+        batch = await self._store.get(batch_id)
+        if batch is None or not batch.is_open or (batch.lane and self._directory.find(batch.lane) is None):
+            return None
+        state = BatchState(batch, batch.status == BatchStatus.CANCELLING)
+        return state, LineRunner(self._directory, state)
+
+    def _open_window(self, window: Window, state: BatchState, lines: LineRunner) -> None:
+        key = window.batch_id, window.index
+        if (old := self._open.pop(key, None)) is not None:  # its lease has ended here unnoticed
+            old.task.cancel()
+        if window.was_begun:
+            self._meter.taken_over += 1
+        run: WindowRun | None = None
+        if window.index == VALIDATION:
+            task = asyncio.create_task(self._validate(window, state.batch))
+        else:
+            run = WindowRun(
+                window,
+                state,
+                self._store,
+                self._storage,
+                lines,
+                self._slots,
+                self._meter,
+                self._settings.max_body_bytes,
+            )
+            task = asyncio.create_task(run.run())
+        self._open[key] = OpenWindow(window, state, task, run)
+        task.add_done_callback(lambda done: self._ended(key, done))
+
+    def _ended(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
+        if (found := self._open.get(key)) is not None and found.task is task:
+            del self._open[key]
+        if key[1] == VALIDATION or not any(batch_id == key[0] for batch_id, _ in self._open):
+            self._batches.pop(key[0], None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("window %d of batch %s failed unexpectedly", key[1], key[0], exc_info=error)
+        self._wake.set()
+
+    async def _validate(self, window: Window, batch: Batch) -> None:
+        """Validate the input of a batch, and have its windows begun."""
+        settings, backoff = self._settings, Backoff(*PAUSE_S, jitter=True)
+        while True:
+            try:
+                check = await check_of(self._directory, batch)
+                report = await validate(
+                    self._storage.read(batch.input, WHOLE),
+                    batch.endpoint,
+                    check,
+                    settings.max_batch_lines,
+                    settings.max_body_bytes,
+                )
+                if report.errors:
+                    await self._store.fail(window, report.errors, report.lines)
+                else:
+                    await self._store.begin(window, report.places, report.lines)
+                return
+            except ApiError as error:
+                if not isinstance(error, BrokerDown):
+                    await self._store.fail(
+                        window, [{"code": error.code, "message": error.message, "param": error.param, "line": None}], 0
+                    )
+                    return
+                problem: Exception = error
+            except (RedisError, OSError, StorageError) as error:
+                problem = error
+            log.warning("the validation of batch %s waits: %s", batch.id, problem)
+            await asyncio.sleep(backoff.next())
+
+    # --- renew leases -------------------------------------------------------------------------------------------------
+
+    async def _renew(self) -> None:
+        """Renew all leases. A window that another gateway has is given up, and one of a cancelled batch is told so."""
+        opened = list(self._open.items())
+        replies = await asyncio.gather(
+            *(self._store.renew(one.window, *_progress(one)) for _, one in opened), return_exceptions=True
+        )
+        failure: BaseException | None = None
+        for (key, one), reply in zip(opened, replies, strict=True):
+            if isinstance(reply, BaseException):
+                failure = reply
+            elif reply == LOST:
+                if self._open.get(key) is one and not one.task.done():
+                    one.task.cancel()
+            elif reply == BatchStatus.CANCELLING:
+                await self.cancelled(one.window.batch_id)
+        if failure is not None:
+            raise failure
+        await asyncio.sleep(RENEW_S)
+
+
+def _progress(one: OpenWindow) -> tuple[int, int]:
+    return (one.run.completed, one.run.failed) if one.run is not None else (0, 0)

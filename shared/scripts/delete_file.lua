@@ -1,0 +1,21 @@
+-- Delete the record of a file, and note that its objects are to be deleted.
+--   KEYS  file hash
+--   ARGV  prefix, id, owner
+--   ->    'deleted' | 'used' (a batch that has not ended reads it: nothing was done) | 'unknown' (there is no such file
+--         of this owner)
+-- Repeatable.
+local prefix, id, owner = ARGV[1], ARGV[2], ARGV[3]
+local found = redis.call('HMGET', KEYS[1], 'owner', 'bytes', 'uses')
+if not found[1] or found[1] ~= owner then
+    return 'unknown'
+end
+if tonumber(found[3] or 0) > 0 then
+    return 'used'
+end
+-- Not `-bytes`: Redis takes a negative zero for no integer.
+add_used(prefix, owner, 0 - tonumber(found[2] or 0))
+redis.call('DEL', KEYS[1], prefix .. 'parts:' .. id)
+redis.call('ZREM', prefix .. 'files:' .. owner, id)
+redis.call('ZREM', prefix .. 'expiring', id)
+redis.call('SADD', prefix .. 'doomed', id)
+return 'deleted'

@@ -1,0 +1,129 @@
+"""`quire batch` from the submission to the files with the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.ops.cli.batches import ProgressLine, batch, first_url, summary
+from quire.ops.cli.settings import BatchCommandSettings
+from quire.shared.command_line import CommandError
+from tests.gateway.batches.calls import chat_line, jsonl
+from tests.gateway.fake_worker import emit
+from tests.gateway.files.test_folder_storage import names
+from tests.gateway.running import RunningGateway
+from tests.ops.cli.test_batch_client import gateway, model_folder, redis_server, redis_url
+
+__all__ = ["gateway", "model_folder", "redis_server", "redis_url"]
+
+
+async def quire_batch(gateway: RunningGateway, action: str, **options: Any) -> int:
+    settings = BatchCommandSettings(action=action, url=gateway.url, **options)
+    return await asyncio.to_thread(batch, settings, {})
+
+
+@pytest.fixture(autouse=True)
+def _no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signal handlers can be set in the main thread only."""
+    monkeypatch.setattr("quire.ops.cli.batches.raise_at_ctrl_c", lambda: None)
+
+
+async def test_a_batch_from_the_submission_to_its_files(
+    gateway: RunningGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [chat_line(number, **({"max_tokens": 100_000} if number == 3 else {})) for number in range(5)]
+    path = tmp_path / "calls.jsonl"
+    path.write_bytes(jsonl(lines))
+    async with gateway.worker(emit([ord("a")])):
+        assert await quire_batch(gateway, "submit", file=str(path), wait=True, metadata="a=b,c=d") == 0
+    printed = capsys.readouterr()
+    batch_id = printed.out.strip()
+    assert batch_id.startswith("batch_")
+    assert "100% 5/5, 1 failed" in printed.err
+    assert await quire_batch(gateway, "status", id=batch_id, json=True) == 0
+    assert json.loads(capsys.readouterr().out)["metadata"] == {"a": "b", "c": "d"}
+    assert await quire_batch(gateway, "list") == 0
+    assert capsys.readouterr().out.startswith(f"{batch_id}  completed  /v1/chat/completions  4 of 5 lines completed, 1")
+    output, errors = tmp_path / "answers.jsonl", tmp_path / "failed.jsonl"
+    assert await quire_batch(gateway, "fetch", id=batch_id, output=str(output), errors=str(errors)) == 0
+    found = [json.loads(line)["custom_id"] for line in output.read_text().splitlines()]
+    assert found == [f"line-{number}" for number in (0, 1, 2, 4)]
+    assert json.loads(errors.read_text())["custom_id"] == "line-3"
+    assert names(tmp_path) == {"calls.jsonl", "files", "answers.jsonl", "failed.jsonl"}
+
+
+async def test_a_batch_that_is_wrong_prints_its_errors(
+    gateway: RunningGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_bytes(jsonl([chat_line(1), chat_line(1)]))
+    assert await quire_batch(gateway, "submit", file=str(path), wait=True) == 1
+    assert "line 2: An earlier line has the same custom_id." in capsys.readouterr().err
+
+
+async def test_a_cancelled_batch(gateway: RunningGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_bytes(jsonl([chat_line(1)]))
+    assert await quire_batch(gateway, "submit", file=str(path)) == 0
+    batch_id = capsys.readouterr().out.strip()
+    with pytest.raises(CommandError, match=r"has not ended .*--wait"):
+        await quire_batch(gateway, "fetch", id=batch_id)
+    assert await quire_batch(gateway, "cancel", id=batch_id) == 0
+    assert await quire_batch(gateway, "status", id=batch_id, wait=True) == 0
+    assert "cancelled" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    for action, name in (("submit", "--file"), ("status", "--id"), ("cancel", "--id"), ("fetch", "--id")):
+        with pytest.raises(CommandError, match=f"{name} is missing"):
+            batch(BatchCommandSettings(action=action), {})
+    with pytest.raises(CommandError, match=r"--file .* cannot be read"):
+        first_url(tmp_path / "none")
+    for content in (b"", b"{}\n", b"[]\n", b"x"):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(CommandError, match="--endpoint"):
+            first_url(tmp_path / "x")
+
+
+async def test_metadata_is_key_and_value(gateway: RunningGateway, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(jsonl([chat_line(1)]))
+    with pytest.raises(CommandError, match="--metadata: 'a' is not KEY=VALUE"):
+        await quire_batch(gateway, "submit", file=str(path), metadata="a")
+
+
+def test_a_terminal_shows_one_line() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    to = Terminal()
+    line = ProgressLine(to)
+    line.show("a longer text")
+    line.show("short")
+    line.end()
+    assert to.getvalue() == "\ra longer text\rshort        \n"
+    plain = io.StringIO()
+    line = ProgressLine(plain)
+    for number in range(3):
+        line.show(str(number))
+    line.show("last", is_last=True)
+    line.end()
+    assert plain.getvalue() == "0\nlast\n"
+
+
+def test_a_summary_is_one_line() -> None:
+    found = {
+        "id": "batch_1",
+        "status": "completed",
+        "endpoint": "/v1/x",
+        "request_counts": {"total": 3, "completed": 2, "failed": 1},
+        "output_file_id": "file-1",
+        "error_file_id": None,
+    }
+    assert summary(found) == "batch_1  completed  /v1/x  2 of 3 lines completed, 1 failed, output file-1"
