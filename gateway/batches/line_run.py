@@ -30,12 +30,13 @@ from quire.gateway.api.errors import (
     QueueIsFull,
     RateLimited,
 )
+from quire.gateway.api.labels import user_hash
 from quire.gateway.batches.batch import Batch
 from quire.gateway.batches.line import Line, call_id_of
 from quire.gateway.batches.line_endpoints import Answer, line_endpoint, read_answer
 from quire.gateway.directory.model_directory import ModelDirectory
 from quire.gateway.service import Gateway
-from quire.gateway.stream.buffer import OutputBuffer
+from quire.gateway.stream.buffer import OutputBuffer, ParkedOutcome
 from quire.shared.backoff import Backoff
 from quire.shared.broker import QueueBounds
 from quire.shared.keys import LINE_RETENTION_S
@@ -56,6 +57,10 @@ _NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
 
 class LineLost(Exception):
     """Redis has lost a call that it had accepted, so its window is run again."""
+
+
+class LineParked(Exception):
+    """A request of the line is parked, so the line waits until it is unparked."""
 
 
 class BatchEnded(Exception):
@@ -120,6 +125,8 @@ class LineRunner:
                 return run
             except _PASSING:
                 pause_s = backoff.next()
+            except LineParked:
+                was_begun, pause_s = True, PAUSE_S[1]
             except RateLimited as error:
                 if error.headers.get("X-Should-Retry") == "false":
                     run.error, run.has_failed = error, True
@@ -143,7 +150,8 @@ class LineRunner:
         ids = [request.id for request in requests]
         # 2) Listen before the requests are submitted, so that no frame is missed.
         with gateway.listening(ids) as buffer:
-            options = gateway.key_limits.charged(caller, call.options.model, self._options(gateway, call, line))
+            user = user_hash(call.options.labels.user, gateway.user_hash_key)
+            options = gateway.key_limits.charged(caller, call.options.model, self._options(gateway, call, line), user)
             metadata = call.metadata(endpoint.name, int(time.time()))
             await gateway.submission.submit(requests, metadata.encode(), options)
             self._open.update(dict.fromkeys(ids, gateway))
@@ -182,13 +190,19 @@ class LineRunner:
             raise LineLost
 
     async def _wait(self, gateway: Gateway, buffer: OutputBuffer) -> bool:
-        """Wait until all requests have ended. Returns False if one has failed: then the others are cancelled."""
-        unfinished, failed = set(buffer.cursors), False
+        """Wait until all requests have ended. Returns False if one has failed: then the others are cancelled.
+
+        Raises LineParked if none has failed and one is parked.
+        """
+        unfinished, failed, parked = set(buffer.cursors), False, False
 
         def drain() -> bool:
-            nonlocal failed
+            nonlocal failed, parked
             for item in buffer.take():
-                if item.outcome is not None:
+                if isinstance(item.outcome, ParkedOutcome):
+                    unfinished.discard(item.request_id)
+                    parked = True
+                elif item.outcome is not None:
                     unfinished.discard(item.request_id)
                     failed = failed or item.outcome.name not in (OutcomeName.STOP, OutcomeName.LENGTH)
             return bool(unfinished) and not failed
@@ -204,6 +218,8 @@ class LineRunner:
                     await self._cancel(dict.fromkeys(unfinished, gateway))
         finally:
             buffer.sink = None
+        if parked and not failed:
+            raise LineParked
         return not failed
 
     async def cancel_open(self) -> None:

@@ -40,6 +40,8 @@ class Access(Enum):
     OWN = auto()
     #: The maker of the call that the path names; for any other caller it does not exist.
     MAKER = auto()
+    #: The key that made the file or the batch; `batches/test_batch_routes.py` tries the others.
+    FILES = auto()
     #: Operators, by the admin key; API keys do not count.
     OPERATOR = auto()
 
@@ -62,6 +64,11 @@ ACCESS: dict[str, Access] = {
     f"GET {RESPONSE}/{{id}}": Access.MAKER,
     f"GET {RESPONSE}/{{id}}/input_items": Access.MAKER,
     f"DELETE {RESPONSE}/{{id}}": Access.MAKER,
+    **{f"{method} /v1/{name}": Access.OWN for name in ("files", "batches") for method in ("GET", "POST")},
+    **{f"GET /v1/files/{{id}}{rest}": Access.FILES for rest in ("", "/content")},
+    "DELETE /v1/files/{id}": Access.FILES,
+    "GET /v1/batches/{id}": Access.FILES,
+    "POST /v1/batches/{id}/cancel": Access.FILES,
     **{f"GET /admin/{name}": Access.OPERATOR for name in ("accounts", "audit", "usage", "keys", "adapters")},
     **{f"POST /admin/{name}": Access.OPERATOR for name in ("keys", "adapters")},
     "GET /admin/keys/{id}": Access.OPERATOR,
@@ -162,9 +169,9 @@ def test_every_route_has_an_entry_and_every_entry_a_route(model_folder: Any) -> 
         if route.method != "HEAD" and route.resource and route.resource.canonical not in files
     }
     assert routes == ACCESS.keys()
-    # A route below /v1/ with an id belongs to the maker of the call.
+    # A route below /v1/ with an id belongs to the maker of the call, the file or the batch.
     named_ids = {route for route in routes if "{id}" in route and " /v1/" in route}
-    assert named_ids == set(MAKERS)
+    assert named_ids == {route for route, access in ACCESS.items() if access in (Access.MAKER, Access.FILES)}
     assert {route for route in routes if " /admin/" in route} == set(OPERATORS)
 
 

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from quire.gateway.batches.line import call_id_of
+from quire.shared.broker.lane_state import read_lane
+from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import GROUP, BatchKeys
 from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.states import ParkReply, UnparkReply
 from tests.gateway.batches.calls import BatchClient, chat_line, completion_line, jsonl
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit, endless
@@ -71,7 +74,7 @@ async def test_lines_wait_in_the_class_batch(gateway: RunningGateway, client: Ba
     broker = gateway.gateway.broker
 
     async def both_wait() -> bool:
-        return int(await broker.client.xlen(broker.keys.queue("batch"))) == 2
+        return (await read_lane(broker)).waiting["batch"] == 2
 
     await until(both_wait)
     async with gateway.worker(emit([ord("a")])):
@@ -80,6 +83,37 @@ async def test_lines_wait_in_the_class_batch(gateway: RunningGateway, client: Ba
     assert first["response"]["body"]["service_tier"] == "flex"
     assert "service_tier" not in second["response"]["body"]
     assert (await broker.client.xpending(broker.keys.queue("batch"), GROUP))["pending"] == 0
+
+
+async def test_a_parked_line_waits_until_it_is_unparked(gateway: RunningGateway, client: BatchClient) -> None:
+    batch = await client.create(jsonl([chat_line(1)]))
+    broker = gateway.gateway.broker
+
+    async def is_queued() -> bool:
+        return (await read_lane(broker)).waiting["batch"] == 1
+
+    await until(is_queued)
+    [request] = [key.decode().rpartition(":")[2] async for key in broker.client.scan_iter("quire:*:req:*")]
+    assert await broker.park(request, retention_s=60) is ParkReply.PARKED
+    async with gateway.worker(emit([ord("a")])) as worker:
+
+        async def looked_again() -> bool:
+            return looks >= 1
+
+        looks, attach = 0, broker.attach
+
+        async def counted(*arguments: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return await attach(*arguments)
+
+        broker.attach = counted  # type: ignore[method-assign]
+        await until(looked_again)
+        assert (await client.show(batch["id"]))["status"] == "in_progress"
+        assert worker.claimed == []
+        assert await broker.unpark(request, NO_BOUNDS) is UnparkReply.QUEUED
+        batch = await client.ended(batch["id"])
+    assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 async def test_completions_with_several_prompts(gateway: RunningGateway, client: BatchClient) -> None:
