@@ -13,7 +13,7 @@ from quire.shared.interrupts import end_at_ctrl_c
 def main() -> int:
     """`quire-gateway`: start one gateway."""
     end_at_ctrl_c()
-    from quire.gateway.commands import GATEWAY
+    from quire.gateway.server.commands import GATEWAY
     from quire.shared.command_line import run_script
 
     return run_script("quire-gateway", GATEWAY)
@@ -22,7 +22,7 @@ def main() -> int:
 def dead_letters() -> int:
     """`quire-dead`: look at requests that were given up. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()
-    from quire.gateway.commands import DEAD_LETTERS, GATEWAY
+    from quire.gateway.server.commands import DEAD_LETTERS, GATEWAY
     from quire.shared.command_line import run_script
 
     return run_script("quire-dead", DEAD_LETTERS, known=[GATEWAY.settings])
@@ -31,7 +31,7 @@ def dead_letters() -> int:
 def parking() -> int:
     """`quire-parking`: park requests and queue them again. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()
-    from quire.gateway.commands import GATEWAY, PARKING
+    from quire.gateway.server.commands import GATEWAY, PARKING
     from quire.shared.command_line import run_script
 
     return run_script("quire-parking", PARKING, known=[GATEWAY.settings])
@@ -40,7 +40,7 @@ def parking() -> int:
 def api_keys() -> int:
     """`quire-keys`: make and limit API keys. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()
-    from quire.gateway.commands import GATEWAY, KEYS
+    from quire.gateway.server.commands import GATEWAY, KEYS
     from quire.shared.command_line import run_script
 
     return run_script("quire-keys", KEYS, known=[GATEWAY.settings])

@@ -12,20 +12,20 @@ import pytest
 import quire.gateway.pages.engine_page
 from quire.gateway.admission.admission_options import REQUEST_TIMEOUT
 from quire.gateway.api.embeddings import EMBEDDINGS
-from quire.gateway.api.errors import ApiError, InvalidRequest
 from quire.gateway.api.headers import CLIENT_ID_HEADER, IDEMPOTENCY_KEY, NO_EFFECT_HEADER, SERVER_ID_HEADER
 from quire.gateway.api.labels import NO_EFFECT
-from quire.gateway.api.messages.errors import error_type
 from quire.gateway.api.messages.parameters import CREATE, REFUSED, WITHOUT_EFFECT
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.resume import LAST_EVENT_ID
 from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
-from quire.gateway.app import create_app
+from quire.gateway.errors.api_errors import ApiError, InvalidRequest
+from quire.gateway.errors.message_errors import error_type
 from quire.gateway.model.served_model import load_model
 from quire.gateway.output.tools import ToolMode
 from quire.gateway.pages import static_files
 from quire.gateway.pages.model_cards import CAPABILITIES
-from quire.gateway.service import Gateway
+from quire.gateway.server.app import create_app
+from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 from redis.exceptions import RedisError
 
-from quire.gateway.directory.model_directory import ModelDirectory
-from quire.gateway.service import Gateway
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import Gateway
 from quire.shared.accounts.usage import UsageRow
 from quire.shared.broker.lane_state import LaneState, read_lane
 from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram

@@ -7,7 +7,7 @@ import socket
 from aiohttp import web
 
 from quire.gateway.admin.metrics import GatewayMetrics
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.telemetry.internal_server import InternalServer, json_response
 from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST
 

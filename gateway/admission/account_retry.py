@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from quire.gateway.admission.retry import RETRY_S, RetryPolicy
-from quire.gateway.api.errors import BrokerDown
+from quire.gateway.errors.api_errors import BrokerDown
 
 T = TypeVar("T")
 

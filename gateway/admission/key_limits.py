@@ -11,9 +11,9 @@ from aiohttp import web
 from quire.gateway.admission.submission import AdmissionOptions
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import Caller
-from quire.gateway.api.errors import PermissionDenied
 from quire.gateway.api.headers import ANSWER_HEADERS
 from quire.gateway.api.key_policy import restricted
+from quire.gateway.errors.api_errors import PermissionDenied
 from quire.shared.accounts.charge import Charge, Price
 from quire.shared.accounts.limits import COSTS, MAX_PRICE, nanos
 from quire.shared.errors import StartError

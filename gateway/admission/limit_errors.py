@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from quire.gateway.api.errors import ApiError, BudgetSpent, RateLimited
+from quire.gateway.errors.api_errors import ApiError, BudgetSpent, RateLimited
 from quire.shared.accounts.charge import LimitReached
 
 

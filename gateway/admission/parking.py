@@ -14,7 +14,7 @@ from quire.gateway.admission.limit_errors import error_of
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.submission import queue_is_full
-from quire.gateway.api.errors import ParkingIsFull
+from quire.gateway.errors.api_errors import ParkingIsFull
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker import Broker, QueueBounds, QueueFull

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from quire.gateway.api.errors import BrokerDown
+from quire.gateway.errors.api_errors import BrokerDown
 from quire.shared.backoff import Backoff
 
 log = logging.getLogger("gateway")

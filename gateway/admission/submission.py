@@ -15,8 +15,8 @@ from quire.gateway.admission.limit_errors import error_of
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import WorkerRegistry
-from quire.gateway.api.call_metadata import request_id
-from quire.gateway.api.errors import IdempotencyKeyReused, QueueIsFull
+from quire.gateway.errors.api_errors import IdempotencyKeyReused, QueueIsFull
+from quire.gateway.stream.call_metadata import request_id
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
 from quire.shared.broker.lane import text

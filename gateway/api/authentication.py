@@ -8,7 +8,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from quire.gateway.api.caller import CALLER, Caller
-from quire.gateway.api.errors import ApiKeyWrong
+from quire.gateway.errors.api_errors import ApiKeyWrong
 from quire.shared.accounts.secret import PREFIX
 
 API_KEY = "x-api-key"

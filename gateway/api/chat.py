@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.conversation import Conversation, read_call, template_variables, unknown_variables
-from quire.gateway.api.errors import ApiError, body
 from quire.gateway.api.logprobs import choice_prompt, of_chat, texts_of, token_ids_of
 from quire.gateway.api.options import make_options
 from quire.gateway.api.parameters import CHAT, read
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.tools import check_choice
+from quire.gateway.errors.api_errors import ApiError, body
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind, complete_calls, merged
 from quire.gateway.output.tools import ToolChoice
 from quire.gateway.stream import sse
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice

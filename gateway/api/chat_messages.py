@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quire.gateway.api.errors import invalid, of_check, refused
 from quire.gateway.api.given_grammars import only
 from quire.gateway.api.tools import tool_name
+from quire.gateway.errors.api_errors import invalid, of_check, refused
 from quire.shared.text.chat_template import Message
 from quire.shared.validators import InvalidValue, Text, shown
 

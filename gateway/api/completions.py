@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import ApiError, body
 from quire.gateway.api.logprobs import (
     TokenRow,
     choice_prompt,
@@ -23,10 +21,12 @@ from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import COMPLETION_DEFAULT_TOKENS, COMPLETIONS
 from quire.gateway.api.prompts import read_prompts
 from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.errors.api_errors import ApiError, body
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart
 from quire.gateway.stream import sse
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice

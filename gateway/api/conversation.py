@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.gateway.api.call import Call, Options
-from quire.gateway.api.errors import refused
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.tool_messages import as_plain_messages
+from quire.gateway.errors.api_errors import refused
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import RenderedChat, Renderer
 from quire.gateway.model.schema_fault import find_fault

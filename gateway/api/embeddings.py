@@ -11,17 +11,17 @@ from typing import Any
 
 from quire.gateway.api import request_schemas
 from quire.gateway.api.call import Call, Options
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import GenerationFailed, refused
 from quire.gateway.api.labels import LABELS, read_labels
 from quire.gateway.api.parameters import OF_THE_CALL, anything, read
 from quire.gateway.api.prompts import read_prompts
 from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.errors.api_errors import GenerationFailed, refused
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
 from quire.gateway.stream.answer_options import AnswerOptions
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.messages import MAX_PROMPT_TOKENS, POOLINGS, GenerationRequest, SamplingParams
 from quire.shared.sampling_params import Parameter
 from quire.shared.validators import Flag, Integer, OneOf

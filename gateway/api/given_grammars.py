@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from quire.gateway.api.errors import InvalidRequest, invalid, refused
+from quire.gateway.errors.api_errors import InvalidRequest, invalid, refused
 from quire.shared.sampling_params import MAX_SCHEMA_LENGTH
 from quire.shared.text import grammar, json_schema
 

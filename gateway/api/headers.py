@@ -12,7 +12,7 @@ import re
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from quire.gateway.api.errors import NO_EFFECT_NAMES, REQUEST_ID, refused
+from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, REQUEST_ID, refused
 from quire.shared.validators import shown
 
 CLIENT_ID_HEADER = "X-Request-Id"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import Caller
-from quire.gateway.api.errors import ModelNotFound, PermissionDenied, refused
+from quire.gateway.errors.api_errors import ModelNotFound, PermissionDenied, refused
 from quire.shared.keys import PRIORITY_CLASSES
 
 C = TypeVar("C", bound=Call)

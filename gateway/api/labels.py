@@ -14,7 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.gateway.api.call_metadata import (
+from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, USER_HASH, refused
+from quire.gateway.stream.call_metadata import (
     MAX_CACHE_KEY_LENGTH,
     MAX_METADATA_KEY,
     MAX_METADATA_PAIRS,
@@ -22,7 +23,6 @@ from quire.gateway.api.call_metadata import (
     TIERS,
     metadata_pairs,
 )
-from quire.gateway.api.errors import NO_EFFECT_NAMES, USER_HASH, refused
 from quire.shared.keys import DEFAULT_CLASS
 from quire.shared.sampling_params import Parameter
 from quire.shared.validators import Flag, OneOf, Text, shown, wrong

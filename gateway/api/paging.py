@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from quire.gateway.api.errors import InvalidRequest, refused
+from quire.gateway.errors.api_errors import InvalidRequest, refused
 from quire.shared.validators import shown
 
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from quire.gateway.api import grammar_schemas, request_schemas
-from quire.gateway.api.errors import invalid, of_check, refused
 from quire.gateway.api.given_grammars import only, read_choice, read_grammar, read_regex, read_schema_or_text
 from quire.gateway.api.labels import LABELS, NO_EFFECT
 from quire.gateway.api.prompt_parameters import OF_BOTH, OF_CHATS, OF_COMPLETIONS
 from quire.gateway.api.response_format import response_format
 from quire.gateway.api.structured_outputs import structured_outputs
 from quire.gateway.api.tools import read_tool_choice, read_tools
+from quire.gateway.errors.api_errors import invalid, of_check, refused
 from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from quire.shared.messages import MAX_SALT_LENGTH
 from quire.shared.sampling_params import GRAMMAR_PARAMETERS, PARAMETERS, Parameter

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 
 from aiohttp import web
 
-from quire.gateway.api.errors import ApiError, BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMedia
+from quire.gateway.errors.api_errors import ApiError, BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMedia
 
 # A body may have LEAST_MAX_VALUES values, or one per BYTES_PER_VALUE bytes of the size limit if that is more.
 LEAST_MAX_VALUES = 1 << 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.gateway.api.errors import refused
+from quire.gateway.errors.api_errors import refused
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.stream.answer_options import AnswerOptions
 from quire.shared.sampling_params import MAX_OUTPUT_TOKENS, Parameter, SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.gateway.api.errors import invalid, refused
+from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.model.renderer import Prompt
 
 

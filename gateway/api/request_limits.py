@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from quire.gateway.api.errors import InvalidRequest, ModelNotFound, refused
 from quire.gateway.api.tools import schema_size
+from quire.gateway.errors.api_errors import InvalidRequest, ModelNotFound, refused
 from quire.gateway.output.tools import Tool
 from quire.shared.logprobs import record_bytes
 from quire.shared.messages import MAX_FRAME_BYTES, SamplingParams

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from quire.gateway.api.errors import invalid, of_check
 from quire.gateway.api.given_grammars import GivenGrammar, only, read_schema, read_structural_tag
+from quire.gateway.errors.api_errors import invalid, of_check
 from quire.shared.text import grammar
 from quire.shared.validators import Flag, InvalidValue, Text
 

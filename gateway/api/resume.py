@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import InvalidRequest, NotFound
+from quire.gateway.errors.api_errors import InvalidRequest, NotFound
 from quire.gateway.stream.buffer import OutputBuffer
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quire.gateway.api.errors import invalid
 from quire.gateway.api.given_grammars import (
     GivenGrammar,
     only,
@@ -16,6 +15,7 @@ from quire.gateway.api.given_grammars import (
     read_schema_or_text,
     read_structural_tag,
 )
+from quire.gateway.errors.api_errors import invalid
 
 READERS: dict[str, Callable[[str, Any], GivenGrammar | tuple[()]]] = {
     "json": read_schema_or_text,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.errors import invalid, refused
 from quire.gateway.api.parameters import MESSAGES, read
+from quire.gateway.errors.api_errors import invalid, refused
 from quire.shared.sampling_params import Parameter
 from quire.shared.text.chat_template import Message
 from quire.shared.validators import Flag, Text, TokenIds

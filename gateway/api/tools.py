@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from quire.gateway.api.errors import invalid, refused
 from quire.gateway.api.given_grammars import only
+from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.output.tools import ANY_ARGUMENTS, Tool, ToolChoice, ToolMode
 from quire.shared.validators import Flag, Text
 

@@ -11,14 +11,6 @@ from aiohttp import web
 
 from quire.gateway.api.batch_parameters import BATCHES, window_s
 from quire.gateway.api.caller import Caller, caller_of
-from quire.gateway.api.errors import (
-    ApiError,
-    BrokerDown,
-    NotFound,
-    StorageDown,
-    TooManyBatches,
-    refused,
-)
 from quire.gateway.api.paging import read_page_query
 from quire.gateway.api.parameters import read
 from quire.gateway.api.parsing import read_object
@@ -27,10 +19,18 @@ from quire.gateway.batches.batch_runner import BatchRunner
 from quire.gateway.batches.batch_store import BatchStore, Place
 from quire.gateway.batches.jsonl import RawLine, read_lines
 from quire.gateway.batches.line import call_id_of, read_line
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.errors.api_errors import (
+    ApiError,
+    BrokerDown,
+    NotFound,
+    StorageDown,
+    TooManyBatches,
+    refused,
+)
 from quire.gateway.files.file_service import FileService, not_found
 from quire.gateway.files.file_store import BATCH, StoredFile, new_file_id, read_id
 from quire.gateway.files.file_store import PREFIX as FILE_PREFIX
+from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.validators import shown
 
 PATH = "/v1/batches"

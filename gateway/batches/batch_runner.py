@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from quire.gateway.api.errors import ApiError, BrokerDown
 from quire.gateway.batches.batch import Batch, BatchStatus
 from quire.gateway.batches.batch_store import LOST, VALIDATION, BatchStore, Window
 from quire.gateway.batches.line_run import BatchState, LineRunner
@@ -22,8 +21,9 @@ from quire.gateway.batches.slots import LineSlots
 from quire.gateway.batches.validation import validate
 from quire.gateway.batches.validation_check import check_of
 from quire.gateway.batches.window_run import WindowRun
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.errors.api_errors import ApiError, BrokerDown
 from quire.gateway.files.storage import WHOLE, Storage, StorageError
+from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.telemetry.batch_meter import BatchMeter
 from quire.shared.backoff import Backoff
 from quire.shared.keys import WINDOW_LEASE_S

@@ -7,9 +7,9 @@ from aiohttp import web
 from quire.gateway.batches.batch_routes import BatchRoutes
 from quire.gateway.batches.batch_runner import BatchRunner
 from quire.gateway.batches.batch_store import BatchStore
-from quire.gateway.directory.model_directory import ModelDirectory
 from quire.gateway.files.file_routes import FileRoutes
 from quire.gateway.files.file_service import FileService
+from quire.gateway.serving.model_directory import ModelDirectory
 
 
 class BatchService:

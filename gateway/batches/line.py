@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quire.gateway.api.errors import ApiError, InvalidRequest, refused
-from quire.gateway.api.errors import body as error_body
 from quire.gateway.api.parsing import max_values, parse_object
 from quire.gateway.batches.jsonl import RawLine
+from quire.gateway.errors.api_errors import ApiError, InvalidRequest, refused
+from quire.gateway.errors.api_errors import body as error_body
 from quire.gateway.stream import sse
 from quire.shared.validators import shown
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from quire.gateway import calls, embedding_calls
 from quire.gateway.api.call import Call
-from quire.gateway.api.call_metadata import CallMetadata, request_id
 from quire.gateway.api.chat import ChatDialect
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import CompletionDialect
@@ -27,8 +25,10 @@ from quire.gateway.api.parameters import CHAT, COMPLETIONS, read
 from quire.gateway.api.responses.dialect import ResponseDialect, StorageLimits
 from quire.gateway.api.responses.request import read_request
 from quire.gateway.api.responses.store import ResponseStore, add_delta
-from quire.gateway.service import Gateway
+from quire.gateway.serving import calls, embedding_calls
+from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer
+from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import collect
 

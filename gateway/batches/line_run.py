@@ -14,14 +14,16 @@ from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from quire.gateway import calls
 from quire.gateway.admission.admission_options import read_admission_options
 from quire.gateway.admission.submission import AdmissionOptions
 from quire.gateway.api import resume
 from quire.gateway.api.call import Call
-from quire.gateway.api.call_metadata import request_id
 from quire.gateway.api.embeddings import EmbeddingCall, EmbeddingFormat
-from quire.gateway.api.errors import (
+from quire.gateway.api.labels import user_hash
+from quire.gateway.batches.batch import Batch
+from quire.gateway.batches.line import Line, call_id_of
+from quire.gateway.batches.line_endpoints import Answer, line_endpoint, read_answer
+from quire.gateway.errors.api_errors import (
     ApiError,
     BrokerDown,
     Cancelled,
@@ -30,13 +32,11 @@ from quire.gateway.api.errors import (
     QueueIsFull,
     RateLimited,
 )
-from quire.gateway.api.labels import user_hash
-from quire.gateway.batches.batch import Batch
-from quire.gateway.batches.line import Line, call_id_of
-from quire.gateway.batches.line_endpoints import Answer, line_endpoint, read_answer
-from quire.gateway.directory.model_directory import ModelDirectory
-from quire.gateway.service import Gateway
+from quire.gateway.serving import calls
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer, ParkedOutcome
+from quire.gateway.stream.call_metadata import request_id
 from quire.shared.backoff import Backoff
 from quire.shared.broker import QueueBounds
 from quire.shared.keys import LINE_RETENTION_S

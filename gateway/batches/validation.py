@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.gateway.api.errors import ApiError
 from quire.gateway.batches.batch_store import Place
 from quire.gateway.batches.custom_ids import CustomIds
 from quire.gateway.batches.jsonl import read_lines
 from quire.gateway.batches.line import Line, read_line
+from quire.gateway.errors.api_errors import ApiError
 
 # A window ends after so many lines, or so many bytes.
 WINDOW_LINES = 256

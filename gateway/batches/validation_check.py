@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.gateway.api.errors import ApiError, refused
 from quire.gateway.api.key_policy import check_model
 from quire.gateway.batches.batch import Batch
 from quire.gateway.batches.line import Line
 from quire.gateway.batches.line_endpoints import LineEndpoint, line_endpoint
-from quire.gateway.directory.model_directory import ModelDirectory
-from quire.gateway.service import Gateway
+from quire.gateway.errors.api_errors import ApiError, refused
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import Gateway
 from quire.shared.validators import shown
 
 

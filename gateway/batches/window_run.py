@@ -16,12 +16,12 @@ from contextlib import AsyncExitStack
 
 from redis.exceptions import RedisError
 
-from quire.gateway.api.errors import ApiError, BrokerDown
 from quire.gateway.batches.batch_store import LOST, BatchStore, StoredPart, Window, WindowCounts
 from quire.gateway.batches.jsonl import RawLine, read_lines
 from quire.gateway.batches.line import answer_line, call_id_of, error_line, read_line, unrun_line
 from quire.gateway.batches.line_run import BatchState, LineLost, LineRunner, RunLine
 from quire.gateway.batches.slots import LineSlots, Waiting
+from quire.gateway.errors.api_errors import ApiError, BrokerDown
 from quire.gateway.files.storage import CHUNK, WHOLE, ObjectWriter, Storage, StorageError
 from quire.gateway.telemetry.batch_meter import BatchMeter
 from quire.shared.backoff import Backoff

@@ -13,8 +13,8 @@ from urllib.parse import quote
 from aiohttp import hdrs, web
 
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.errors import ApiError, FileInUse, StorageIsFull, refused
 from quire.gateway.api.paging import read_page_query
+from quire.gateway.errors.api_errors import ApiError, FileInUse, StorageIsFull, refused
 from quire.gateway.files.file_service import FileService, not_found
 from quire.gateway.files.file_store import PREFIX, PURPOSES, StorageFull, new_file_id, read_id
 from quire.gateway.files.upload import UploadReader

@@ -12,7 +12,14 @@ from aiohttp import BodyPartReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from quire.gateway.api.batch_parameters import MAX_EXPIRY_S, MIN_EXPIRY_S, expiry_s
-from quire.gateway.api.errors import BodyTimeout, FileTooLarge, InvalidRequest, UnsupportedMedia, of_check, refused
+from quire.gateway.errors.api_errors import (
+    BodyTimeout,
+    FileTooLarge,
+    InvalidRequest,
+    UnsupportedMedia,
+    of_check,
+    refused,
+)
 from quire.gateway.files.file_store import BATCH
 from quire.gateway.files.storage import CHUNK, ObjectWriter
 from quire.shared.validators import InvalidValue, shown

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from quire.gateway.api.errors import refused
+from quire.gateway.errors.api_errors import refused
 from quire.gateway.model.continued_message import render_continued
 from quire.gateway.model.grammar_check import GrammarTrials
 from quire.gateway.model.prompt_form import PromptForm

@@ -14,11 +14,11 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.gateway.api.errors import AdapterExists, DeadlinePassed, NotFound, NoWorkers, refused
 from quire.gateway.api.parsing import read_object
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.errors.api_errors import AdapterExists, DeadlinePassed, NotFound, NoWorkers, refused
 from quire.gateway.pages.admin_key import check_admin_key
-from quire.gateway.service import Gateway
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import Gateway
 from quire.shared.broker import new_id
 from quire.shared.model.adapter_names import Announcement, InvalidAdapter, check_adapter_name, check_adapter_path
 

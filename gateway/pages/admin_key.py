@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from quire.gateway.api.errors import AdminKeyWrong
+from quire.gateway.errors.api_errors import AdminKeyWrong
 from quire.shared.errors import StartError
 
 MIN_LENGTH = 16

@@ -6,12 +6,12 @@ from functools import partial
 
 from aiohttp import web
 
-from quire.gateway.directory.model_directory import ModelDirectory
 from quire.gateway.pages.adapter_calls import AdapterCalls
 from quire.gateway.pages.admin_key import read_admin_key
 from quire.gateway.pages.key_calls import KeyCalls
 from quire.gateway.pages.usage_calls import PATH as USAGE
 from quire.gateway.pages.usage_calls import UsageCalls
+from quire.gateway.serving.model_directory import ModelDirectory
 
 
 def admin_routes(directory: ModelDirectory) -> list[web.RouteDef]:

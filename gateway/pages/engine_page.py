@@ -16,12 +16,12 @@ from aiohttp import web
 
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.errors import ApiError, InvalidRequest, NotFound
 from quire.gateway.api.key_policy import check_model, may_use
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.errors.api_errors import ApiError, InvalidRequest, NotFound
 from quire.gateway.pages.engine_viewer import EngineViewer
 from quire.gateway.pages.view_subscriptions import ViewSubscriptions
-from quire.gateway.service import Gateway
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import Gateway
 from quire.gateway.stream import sse
 from quire.shared.service_settings import is_loopback
 

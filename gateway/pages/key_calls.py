@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from quire.gateway.api.errors import NotFound, of_check, refused
 from quire.gateway.api.parsing import read_object
+from quire.gateway.errors.api_errors import NotFound, of_check, refused
 from quire.gateway.pages.admin_key import check_admin_key
-from quire.gateway.service import GatewayProcess
+from quire.gateway.serving.service import GatewayProcess
 from quire.shared.accounts.account import DEFAULT_NAME
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore, UnknownAccount

@@ -9,10 +9,10 @@ from aiohttp import web
 
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.key_policy import check_model, may_use
-from quire.gateway.directory.model_directory import ModelDirectory
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.formats import FORMATS
-from quire.gateway.service import Gateway
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import Gateway
 
 
 def _any(model: ServedModel) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 from aiohttp import web
 from redis.exceptions import RedisError
 
-from quire.gateway.api.errors import InvalidRequest
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.errors.api_errors import InvalidRequest
+from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.broker import LastBeat
 from quire.shared.version import installed_version
 

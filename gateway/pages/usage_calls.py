@@ -7,9 +7,9 @@ from functools import partial
 from aiohttp import web
 
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.errors import ApiKeyWrong, refused
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.errors.api_errors import ApiKeyWrong, refused
 from quire.gateway.pages.admin_key import check_admin_key
+from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.accounts.usage import MAX_DAYS, as_csv
 from quire.shared.validators import shown
 

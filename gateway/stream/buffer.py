@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
-from quire.gateway.api.errors import Parked
+from quire.gateway.errors.api_errors import Parked
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
 from quire.shared.broker import Broker
 from quire.shared.broker.lane import text

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.logprobs import TokenLogprobs, read_records, record_size
 from quire.shared.messages import BY_TOKEN, Delta
 from quire.shared.states import OutcomeName

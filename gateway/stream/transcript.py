@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from quire.gateway.api import errors
-from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.errors import api_errors
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart
 from quire.gateway.stream.buffer import NoWorkerOutcome, ParkedOutcome
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
@@ -228,21 +228,21 @@ class Transcript:
         return self._open == 0 or self._failed
 
     @property
-    def error(self) -> errors.ApiError | None:
+    def error(self) -> api_errors.ApiError | None:
         """The error for the client if a request failed."""
         if self.outcome is None or not self._failed:
             return None
         detail = self.outcome.detail
         if isinstance(self.outcome, NoWorkerOutcome):
-            return errors.NoWorkers(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
+            return api_errors.NoWorkers(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
         if isinstance(self.outcome, ParkedOutcome):
-            return errors.Parked(PARKED_MESSAGE, headers={"X-Should-Retry": "false"})
+            return api_errors.Parked(PARKED_MESSAGE, headers={"X-Should-Retry": "false"})
         if self.outcome.name == OutcomeName.CANCELLED:
-            return errors.Cancelled(detail or "The request was cancelled.")
+            return api_errors.Cancelled(detail or "The request was cancelled.")
         if self.outcome.name == OutcomeName.DEADLINE:
-            return errors.DeadlinePassed(detail or "The deadline of the request passed.")
+            return api_errors.DeadlinePassed(detail or "The deadline of the request passed.")
         code = "quarantined" if self.outcome.name == OutcomeName.QUARANTINED else None
-        return errors.GenerationFailed(detail or "The request failed.", code=code)
+        return api_errors.GenerationFailed(detail or "The request failed.", code=code)
 
     @property
     def usage(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from quire.gateway.api import error_responses, errors
+from quire.gateway.errors import api_errors, error_responses
 from quire.gateway.output.parts import AnswerPart, merged
 from quire.gateway.stream import sse
 from quire.gateway.stream.buffer import OutputBuffer
@@ -59,7 +59,7 @@ class AnswerFormat(Protocol):
         """Events after the last choice has finished."""
         ...
 
-    def failure(self, error: errors.ApiError) -> list[str]:
+    def failure(self, error: api_errors.ApiError) -> list[str]:
         """Events after which the stream ends without a complete answer."""
         ...
 
@@ -128,7 +128,7 @@ class EventRenderer:
             self._end()
         return self._take()
 
-    def failure(self, error: errors.ApiError) -> list[str]:
+    def failure(self, error: api_errors.ApiError) -> list[str]:
         """Renders the end of a stream that this gateway cannot complete, as events without ids: a client resumes after
         the event before them."""
         return self._dialect.failure(error)
@@ -168,7 +168,7 @@ class EventRenderer:
 
     def _end(self) -> None:
         transcript = self._transcript
-        if isinstance(transcript.error, errors.Parked):  # without an id: a client resumes after the event before
+        if isinstance(transcript.error, api_errors.Parked):  # without an id: a client resumes after the event before
             self._parts += self._dialect.failure(transcript.error)
             return
         if transcript.error is not None:

@@ -12,9 +12,9 @@ from collections import Counter
 
 from aiohttp import web
 
-from quire.gateway.api.call_metadata import DIALECTS
-from quire.gateway.api.error_responses import reasons
-from quire.gateway.api.errors import Parked
+from quire.gateway.errors.api_errors import Parked
+from quire.gateway.errors.error_responses import reasons
+from quire.gateway.stream.call_metadata import DIALECTS
 from quire.shared.messages import OUTCOMES
 from quire.shared.states import COMPLETE
 from quire.shared.telemetry.prometheus import STEP_S, TOKEN_S, WAIT_S, Histogram

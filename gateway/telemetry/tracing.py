@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.error_responses import REASON
-from quire.gateway.api.errors import REQUEST_ID
+from quire.gateway.errors.api_errors import REQUEST_ID
+from quire.gateway.errors.error_responses import REASON
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER
 from quire.shared.states import OutcomeName

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.gateway.commands import DEAD_LETTERS, GATEWAY, KEYS, PARKING, USAGE
+from quire.gateway.server.commands import DEAD_LETTERS, GATEWAY, KEYS, PARKING, USAGE
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import (
     ALL_SETTINGS,

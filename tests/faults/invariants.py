@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import Tokenizer
 
-from quire.gateway.api.call_metadata import request_id
+from quire.gateway.stream.call_metadata import request_id
 from quire.shared.keys import BEAT_S, GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
 from quire.shared.logprobs import read_records
 from quire.shared.messages import OUTCOMES, PromptReport, StepItem, WorkerCard, decode_items

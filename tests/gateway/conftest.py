@@ -52,3 +52,11 @@ async def start_gateway(redis_url: str, model_folder: Path) -> AsyncIterator[Sta
 @pytest.fixture
 async def gateway(start_gateway: Start) -> RunningGateway:
     return await start_gateway()
+
+
+@pytest.fixture
+async def server(start_gateway: Start) -> AsyncIterator[RunningGateway]:
+    """A gateway whose queue must still be untouched when the test is over."""
+    gateway = await start_gateway(max_body_bytes=100_000, body_timeout_s=0.2, max_n=4, max_prompts=8, max_choices=16)
+    yield gateway
+    assert await gateway.accepted() == 0

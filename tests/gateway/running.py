@@ -14,10 +14,10 @@ import aiohttp
 import openai
 from tokenizers import Tokenizer
 
-from quire.gateway.app import create_app
-from quire.gateway.http_server import GatewayRunner, start_site
 from quire.gateway.model.served_model import load_model
-from quire.gateway.service import Gateway
+from quire.gateway.server.app import create_app
+from quire.gateway.server.http_server import GatewayRunner, start_site
+from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream.sse import EventId
 from tests.gateway.fake_worker import FakeWorker, Script

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.app import create_app
 from quire.gateway.model.served_model import load_model
 from quire.gateway.pages import static_files
-from quire.gateway.service import Gateway
+from quire.gateway.server.app import create_app
+from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.states import RequestState

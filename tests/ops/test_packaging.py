@@ -127,7 +127,7 @@ def test_the_wheel_of_a_service_holds_its_folders_and_no_others(service: str, wh
 @pytest.mark.parametrize(
     ("service", "module", "commands"),
     [
-        ("gateway", "quire.gateway.main", ["quire-gateway", "quire-dead", "quire-keys", "quire-parking"]),
+        ("gateway", "quire.gateway.server.main", ["quire-gateway", "quire-dead", "quire-keys", "quire-parking"]),
         ("worker", "quire.worker.service", ["quire-worker"]),
     ],
 )

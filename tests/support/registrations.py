@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from quire.gateway.app import create_app
-from quire.gateway.directory.model_directory import ModelDirectory
-from quire.gateway.http_server import GatewayRunner, start_site
-from quire.gateway.service import GatewayProcess
+from quire.gateway.server.app import create_app
+from quire.gateway.server.http_server import GatewayRunner, start_site
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import GatewayProcess
 from quire.gateway.settings import GatewaySettings
 from quire.shared.broker.models import ModelRegistry
 from quire.shared.keys import REGISTRY_LANE

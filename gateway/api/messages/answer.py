@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.conversation import read_call, render_prompt
-from quire.gateway.api.errors import ApiError
-from quire.gateway.api.messages.errors import error_json
 from quire.gateway.api.messages.events import BlockWriter, blocks, event
 from quire.gateway.api.messages.parameters import COUNT_TOKENS, CREATE
 from quire.gateway.api.messages.request import read_request
 from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.errors.api_errors import ApiError
+from quire.gateway.errors.message_errors import error_json
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import TOOL_CALLS, Choice

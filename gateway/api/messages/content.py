@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from quire.gateway.api.errors import invalid, refused
 from quire.gateway.api.messages.signature import hidden_text
+from quire.gateway.errors.api_errors import invalid, refused
 from quire.shared.text.chat_template import ChatTemplate, Message, TemplateFailure
 from quire.shared.validators import shown
 

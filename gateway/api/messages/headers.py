@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from quire.gateway.api.errors import REQUEST_ID, refused
-from quire.gateway.api.messages.errors import is_messages_path
+from quire.gateway.errors.api_errors import REQUEST_ID, refused
+from quire.gateway.errors.message_errors import is_messages_path
 from quire.shared.validators import shown
 
 VERSION = "anthropic-version"

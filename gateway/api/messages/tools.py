@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from quire.gateway.api.errors import invalid, refused
 from quire.gateway.api.messages.client_tools import client_tool
 from quire.gateway.api.messages.content import check_cache_control, unknown_key
+from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.validators import shown
 

@@ -5,8 +5,6 @@ A new dialect adds its schemas to `SCHEMAS`.
 
 from __future__ import annotations
 
-from quire.gateway.api.call_metadata import TIERS
-from quire.gateway.api.errors import ERROR_TYPES
 from quire.gateway.api.openapi.batch_answers import BATCH_SCHEMAS
 from quire.gateway.api.openapi.message_answers import SCHEMAS as MESSAGE_SCHEMAS
 from quire.gateway.api.responses.schemas import ANSWERS as RESPONSE_SCHEMAS
@@ -24,6 +22,8 @@ from quire.gateway.api.schema_parts import (
     record,
     ref,
 )
+from quire.gateway.errors.api_errors import ERROR_TYPES
+from quire.gateway.stream.call_metadata import TIERS
 
 LABELS: Schema = {
     "service_tier": {"enum": list(TIERS)},

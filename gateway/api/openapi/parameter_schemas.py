@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from functools import singledispatch
 from typing import Any
 
-from quire.gateway.api.call_metadata import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
 from quire.gateway.api.labels import JsonObject, Metadata
 from quire.gateway.api.parameters import UNSUPPORTED
 from quire.gateway.api.prompt_parameters import TruncatedLength
 from quire.gateway.api.schema_parts import Schema, or_null
+from quire.gateway.stream.call_metadata import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
 from quire.shared.sampling_params import (
     MAX_BIAS,
     MAX_BIASES,

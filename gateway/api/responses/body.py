@@ -6,11 +6,11 @@ import json
 from enum import StrEnum
 from typing import Any
 
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import ApiError, Cancelled
 from quire.gateway.api.responses.output_items import OutputItems
+from quire.gateway.errors.api_errors import ApiError, Cancelled
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.states import OutcomeName
 
 PREFIX = "resp_"

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.conversation import read_call
-from quire.gateway.api.errors import InvalidRequest, NotFound, refused
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.body import PREFIX
 from quire.gateway.api.responses.events import ResponseEvents
@@ -18,8 +16,10 @@ from quire.gateway.api.responses.items import Item, droppable, without_oldest
 from quire.gateway.api.responses.output_items import item_place
 from quire.gateway.api.responses.request import ResponseRequest, read_request
 from quire.gateway.api.responses.store import DIALECT, ResponseStore, StoredResponse, output_of
+from quire.gateway.errors.api_errors import InvalidRequest, NotFound, refused
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.stream.call_metadata import CallMetadata
 
 # Other responses that the item references of one call may name.
 MAX_REFERENCED = 64

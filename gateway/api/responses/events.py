@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
 from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, end_status
 from quire.gateway.api.responses.output_items import ItemChange, ItemStatus, ItemType, OutputItem, OutputItems
+from quire.gateway.errors.api_errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice

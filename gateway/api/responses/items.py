@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.api.chat_messages import MAX_CALL_ID_LENGTH, ROLES, call_arguments
-from quire.gateway.api.errors import invalid, of_check, refused
 from quire.gateway.api.tools import tool_name
+from quire.gateway.errors.api_errors import invalid, of_check, refused
 from quire.gateway.output.parts import is_complete
 from quire.shared.broker import new_id
 from quire.shared.text.chat_template import Message

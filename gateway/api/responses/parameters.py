@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from quire.gateway.api.errors import invalid, refused
 from quire.gateway.api.given_grammars import GivenGrammar, only
 from quire.gateway.api.labels import LABELS, NO_EFFECT, JsonObject
 from quire.gateway.api.parameters import OF_THE_CALL, OF_THE_CHAT, REASONING_EFFORTS, anything
 from quire.gateway.api.response_format import read_json_schema, response_format
 from quire.gateway.api.responses import schemas
 from quire.gateway.api.responses.tools import read_response_tool_choice, read_response_tools
+from quire.gateway.errors.api_errors import invalid, refused
 from quire.shared.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS, Parameter
 from quire.shared.validators import Flag, Integer, OneOf, Text
 

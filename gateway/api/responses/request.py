@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.gateway.api.call import Call, Options
-from quire.gateway.api.call_metadata import MAX_ECHO_LENGTH
 from quire.gateway.api.conversation import Conversation, template_variables, unknown_variables
-from quire.gateway.api.errors import InvalidRequest, refused
 from quire.gateway.api.labels import LABELS, NO_EFFECT
 from quire.gateway.api.options import make_options
 from quire.gateway.api.parameters import read
@@ -28,7 +26,9 @@ from quire.gateway.api.responses.parameters import (
 )
 from quire.gateway.api.responses.tools import GivenChoice, GivenTools
 from quire.gateway.api.tools import check_choice
+from quire.gateway.errors.api_errors import InvalidRequest, refused
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+from quire.gateway.stream.call_metadata import MAX_ECHO_LENGTH
 from quire.shared.text.chat_template import ChatTemplate
 
 # The name of a tool's schema in errors of a chat.

@@ -14,11 +14,11 @@ from typing import Protocol, TypeVar
 
 from quire.gateway.api import resume
 from quire.gateway.api.chat_messages import call_arguments
-from quire.gateway.api.errors import ApiError, GenerationFailed, InvalidRequest, NotFound
 from quire.gateway.api.responses.body import PREFIX, ResponseBody, ResponseStatus, is_stored
 from quire.gateway.api.responses.items import Item
 from quire.gateway.api.responses.output_items import OutputItems
 from quire.gateway.api.resume import StoredCall
+from quire.gateway.errors.api_errors import ApiError, GenerationFailed, InvalidRequest, NotFound
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.transcript import TextDelta, Transcript
 from quire.shared.broker import Broker

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.gateway.api.errors import invalid, refused
 from quire.gateway.api.given_grammars import only
 from quire.gateway.api.tools import read_function, tool_name
+from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.validators import shown
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem

@@ -25,7 +25,7 @@ from pathlib import Path
 import uvloop
 from redis.asyncio import Redis
 
-from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.ops.benchmarks.stack.flood import first_tokens
 from quire.ops.benchmarks.stack.pair import spread
 from quire.ops.benchmarks.stack.pair_processes import Pair, pair

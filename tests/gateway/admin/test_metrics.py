@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.gateway.admin import metrics
 from quire.gateway.admin.metrics import GatewayMetrics
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.serving.model_directory import ModelDirectory
 from tests.gateway.fake_worker import emit
 from tests.gateway.running import RunningGateway, tokens
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from quire.gateway.admin.server import GatewayAdminServer
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.telemetry.internal_server import bind
 from tests.gateway.running import RunningGateway
 

@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.admission import retry
 from quire.gateway.admission.account_retry import AccountRetry
-from quire.gateway.api.errors import BrokerDown
+from quire.gateway.errors.api_errors import BrokerDown
 
 
 class Command:

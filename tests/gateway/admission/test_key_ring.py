@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.gateway.admission import key_ring
-from quire.gateway.api.errors import ApiKeyWrong
+from quire.gateway.errors.api_errors import ApiKeyWrong
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.secret import digest_of, new_secret
 from quire.shared.validators import InvalidValue

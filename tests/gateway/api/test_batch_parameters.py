@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quire.gateway.api.batch_parameters import BATCHES, MAX_WINDOW_S, expires_after, window_s
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.parameters import read
+from quire.gateway.errors.api_errors import InvalidRequest
 
 GIVEN = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "24h"}
 

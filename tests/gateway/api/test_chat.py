@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.chat import ChatAnswer
 from quire.gateway.output.parts import AnswerPart, PartKind
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, emit

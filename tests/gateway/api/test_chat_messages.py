@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.errors import ApiError, body
 from quire.gateway.api.prompts import read_prompts
+from quire.gateway.errors.api_errors import ApiError, body
 from tests.gateway.api.refusals import CHAT, USER, check
 from tests.gateway.running import RunningGateway, chat_body
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from quire.gateway.api.embeddings import EMBEDDINGS, EmbeddingFormat
-from quire.gateway.api.errors import GenerationFailed, InvalidRequest
+from quire.gateway.errors.api_errors import GenerationFailed, InvalidRequest
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.running import CONTEXT, MODEL, Reply, RunningGateway, tokens, write_model

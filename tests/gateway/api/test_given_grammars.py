@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from quire.gateway.api import given_grammars
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.given_grammars import GivenGrammar
+from quire.gateway.errors.api_errors import InvalidRequest
 from quire.shared.sampling_params import MAX_GRAMMAR_LENGTH, MAX_SCHEMA_LENGTH
 from quire.shared.text.grammar import ANY_OBJECT
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.gateway.api.errors import ApiError
 from quire.gateway.api.grammar_schemas import CHOICE, GRAMMAR, JSON, REGEX, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from quire.gateway.api.schema_parts import Schema
 from quire.gateway.api.structured_outputs import READERS, structured_outputs
+from quire.gateway.errors.api_errors import ApiError
 
 TAG = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}
 OF_READERS = {"json": JSON, "regex": REGEX, "choice": CHOICE, "grammar": GRAMMAR}

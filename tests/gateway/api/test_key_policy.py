@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quire.gateway.api.caller import ANONYMOUS, Caller
-from quire.gateway.api.errors import ModelNotFound
 from quire.gateway.api.key_policy import check_model, may_use
+from quire.gateway.errors.api_errors import ModelNotFound
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
 

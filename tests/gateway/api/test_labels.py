@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.headers import NO_EFFECT_HEADER
 from quire.gateway.api.labels import USER_HASH_DIGITS, read_labels, user_hash
 from quire.gateway.api.parameters import CHAT, read
+from quire.gateway.errors.api_errors import InvalidRequest
+from quire.gateway.stream.call_metadata import CallMetadata
 from tests.gateway.api.refusals import CHAT as CHATS
 from tests.gateway.api.refusals import COMPLETIONS, check
 from tests.gateway.conftest import Start

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from quire.gateway.api import chat, completions
 from quire.gateway.api.call import Call
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.logprobs import LEAST, ScoredTokens, generated_rows, of_chat, of_completion
 from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import COMPLETIONS as COMPLETION_PARAMETERS
 from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.stream.buffer import MAX_WAITING
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quire.gateway.api import parameters
 from quire.gateway.api.call import Options
-from quire.gateway.api.errors import ApiError, body
 from quire.gateway.api.options import read_options
+from quire.gateway.errors.api_errors import ApiError, body
 from quire.shared.messages import GenerationRequest
 from tests.gateway.api.refusals import CHAT, COMPLETIONS, check
 from tests.gateway.running import MODEL, RunningGateway, chat_body

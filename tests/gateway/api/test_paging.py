@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.paging import PageQuery, read_page_query
+from quire.gateway.errors.api_errors import InvalidRequest
 
 
 def read(query: str, more: tuple[str, ...] = ()) -> PageQuery:

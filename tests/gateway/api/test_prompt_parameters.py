@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.logprobs import PROMPT_PORTION
 from quire.gateway.api.prompt_parameters import MAX_PROMPT_VALUES, MAX_STREAMED_VALUES, check_prompt_size
+from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.stream.answer_options import AnswerOptions
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome, PromptReport

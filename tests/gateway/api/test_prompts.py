@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.prompts import read_prompts
+from quire.gateway.errors.api_errors import InvalidRequest
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from jsonschema import Draft202012Validator
 
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import read_prompts
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.request_schemas import MESSAGES, PROMPT
+from quire.gateway.errors.api_errors import InvalidRequest
 
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

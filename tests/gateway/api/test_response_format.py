@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.given_grammars import GivenGrammar
 from quire.gateway.api.response_format import response_format
+from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.model.renderer import Renderer
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.shared.sampling_params import MAX_SCHEMA_LENGTH

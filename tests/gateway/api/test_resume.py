@@ -17,9 +17,9 @@ from openai.types.chat import ChatCompletionChunk
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.api import resume as joining
-from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.completions import CompletionAnswer
 from quire.gateway.model.served_model import ServedModel, load_model
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.cursor import SILENCE_S
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
@@ -28,7 +28,7 @@ from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps, emit, endless
 from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, texts, tokens, until
-from tests.gateway.test_main import running, settings
+from tests.gateway.server.test_main import running, settings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # The text has an emoji of several tokens in the middle, and ends with a prefix of the stop string.

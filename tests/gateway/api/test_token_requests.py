@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.token_requests import read_detokenize, read_tokenize
+from quire.gateway.errors.api_errors import InvalidRequest
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

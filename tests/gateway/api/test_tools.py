@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.tools import check_choice, read_tool_choice, read_tools, schema_size
+from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.validators import InvalidValue
 

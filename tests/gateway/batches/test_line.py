@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import InvalidRequest, refused
 from quire.gateway.batches.batch_store import Place
 from quire.gateway.batches.jsonl import RawLine
 from quire.gateway.batches.line import Line, answer_line, call_id_of, error_line, read_line, unrun_line
+from quire.gateway.errors.api_errors import InvalidRequest, refused
 
 URL = "/v1/chat/completions"
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": URL, "body": {"model": "m"}}

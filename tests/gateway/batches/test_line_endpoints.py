@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.gateway.api.batch_parameters import BATCH_ENDPOINTS
-from quire.gateway.api.errors import ApiError
 from quire.gateway.batches.line_endpoints import line_endpoint
+from quire.gateway.errors.api_errors import ApiError
 from quire.shared.messages import GenerationRequest, Outcome
 from tests.gateway.batches.calls import BatchClient, jsonl
 from tests.gateway.batches.test_batch_service import VECTOR

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import refused
 from quire.gateway.batches import validation
 from quire.gateway.batches.batch_store import Place
 from quire.gateway.batches.line import Line
 from quire.gateway.batches.validation import MAX_ERRORS, WINDOW_LINES, Report, validate
+from quire.gateway.errors.api_errors import refused
 from tests.gateway.batches.calls import CHAT, chat_line, jsonl
 
 

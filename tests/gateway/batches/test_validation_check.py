@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from quire.gateway.api.errors import ApiError, InvalidRequest, ModelNotFound
 from quire.gateway.batches.batch import Batch
 from quire.gateway.batches.line import Line
 from quire.gateway.batches.validation_check import check_of
-from quire.gateway.directory.model_directory import ModelDirectory
+from quire.gateway.errors.api_errors import ApiError, InvalidRequest, ModelNotFound
+from quire.gateway.serving.model_directory import ModelDirectory
 from tests.gateway.batches.calls import CHAT
 from tests.gateway.running import MODEL, RunningGateway
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from quire.gateway.api.errors import InvalidRequest
+from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import load_model

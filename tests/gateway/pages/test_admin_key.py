@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import AdminKeyWrong
+from quire.gateway.errors.api_errors import AdminKeyWrong
 from quire.gateway.pages.admin_key import check_admin_key, read_admin_key
 from quire.shared.errors import StartError
 

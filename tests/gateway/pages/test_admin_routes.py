@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.gateway.pages.admin_routes import admin_routes
-from quire.gateway.service import Gateway
+from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.shared.errors import StartError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.messages import decode_items
 from tests.gateway.conftest import Start

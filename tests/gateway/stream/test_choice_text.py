@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.model.served_model import ServedModel, load_model
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.shared.messages import Delta
 from tests.gateway.running import MODEL, tokens

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.gateway.api import errors
-from quire.gateway.api.call_metadata import CallMetadata
+from quire.gateway.errors import api_errors
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.stream.answer_options import AnswerOptions
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
 from quire.shared.messages import Delta, Outcome, StepItem
@@ -66,14 +66,14 @@ def test_text_that_may_become_a_stop_string_is_held_back(model: ServedModel) -> 
 @pytest.mark.parametrize(
     ("outcome", "error", "status", "code"),
     [
-        ("cancelled", errors.Cancelled, 499, "cancelled"),
-        ("deadline", errors.DeadlinePassed, 504, "deadline_exceeded"),
-        ("error", errors.GenerationFailed, 500, "generation_failed"),
-        ("quarantined", errors.GenerationFailed, 500, "quarantined"),
+        ("cancelled", api_errors.Cancelled, 499, "cancelled"),
+        ("deadline", api_errors.DeadlinePassed, 504, "deadline_exceeded"),
+        ("error", api_errors.GenerationFailed, 500, "generation_failed"),
+        ("quarantined", api_errors.GenerationFailed, 500, "quarantined"),
     ],
 )
 def test_a_failure_ends_the_call_with_its_error(
-    model: ServedModel, outcome: str, error: type[errors.ApiError], status: int, code: str
+    model: ServedModel, outcome: str, error: type[api_errors.ApiError], status: int, code: str
 ) -> None:
     transcript = Transcript(replace(COMPLETION, requests=2), model, ["a", "b"])
     transcript.feed(StepItem("b", 0, (), Outcome(outcome, "the reason")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.gateway.api.call_metadata import DIALECTS
+from quire.gateway.stream.call_metadata import DIALECTS
 from quire.gateway.telemetry import request_meter
 from quire.gateway.telemetry.request_meter import CALL_OUTCOMES, KINDS, RequestMeters
 

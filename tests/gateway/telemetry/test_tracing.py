@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
-from quire.gateway.api.error_responses import REASON
+from quire.gateway.errors.error_responses import REASON
 from quire.gateway.telemetry.access_log import recording
 from quire.gateway.telemetry.request_meter import RequestMeters
 from quire.gateway.telemetry.tracing import MAX_PATH, SPAN

@@ -67,7 +67,7 @@ def running_with(text: str) -> list[int]:
             pytest.param("worker", module, marks=pytest.mark.slow)
             for module in ("torch.functional", "quire.worker.build")
         ),
-        *(("gateway", module) for module in ("asyncio", "aiohttp.client", "quire.gateway.app")),
+        *(("gateway", module) for module in ("asyncio", "aiohttp.client", "quire.gateway.server.app")),
         *((command, "quire.shared.settings") for command in ("chat", "dead", "bench", "--help")),
     ],
 )

@@ -63,7 +63,7 @@ def test_an_endpoint_without_the_package_says_what_to_install(monkeypatch: pytes
 
 def test_without_an_endpoint_nothing_to_trace_with_is_imported() -> None:
     program = (
-        "import sys, quire.gateway.app, quire.worker.main, quire.worker.queue.attempt_spans\n"
+        "import sys, quire.gateway.server.app, quire.worker.main, quire.worker.queue.attempt_spans\n"
         "from quire.shared.telemetry.tracing import start\n"
         "assert start('gateway', 'g', '', {}) is None\n"
         # redis-py imports OpenTelemetry's metrics by itself where they are installed.

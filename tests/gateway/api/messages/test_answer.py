@@ -11,10 +11,10 @@ import pytest
 from anthropic.types import Message, MessageDeltaUsage, TextBlock, ThinkingBlock, ToolUseBlock, Usage
 from anthropic.types.raw_message_delta_event import Delta as MessageDelta
 
-from quire.gateway.api.call_metadata import CallMetadata
 from quire.gateway.api.messages.answer import MessageAnswer
 from quire.gateway.model.served_model import load_model
 from quire.gateway.output.parts import AnswerPart, PartKind
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.transcript import Choice
 from quire.shared.messages import Delta, Outcome
 from tests.gateway.api.messages.agents import (

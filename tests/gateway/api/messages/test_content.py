@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.gateway.api.errors import ApiError
 from quire.gateway.api.messages.content import (
     BILLING_LABEL,
     ERROR_MARK,
@@ -19,6 +18,7 @@ from quire.gateway.api.messages.content import (
     with_late_system,
 )
 from quire.gateway.api.messages.signature import sign
+from quire.gateway.errors.api_errors import ApiError
 from quire.shared.text.chat_template import ChatTemplate
 from tests.support.chat_templates import TEMPLATES, TOKENS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.messages.headers import KNOWN_BETAS, MAX_BETAS, check_headers
+from quire.gateway.errors.api_errors import InvalidRequest
 
 
 def check(*pairs: tuple[str, str]) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import ApiError
 from quire.gateway.api.messages.parameters import ALL, COUNT_TOKENS, CREATE, REFUSED, WITHOUT_EFFECT
+from quire.gateway.errors.api_errors import ApiError
 from quire.shared.validators import InvalidValue
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import ApiError
 from quire.gateway.api.messages.parameters import COUNT_TOKENS, CREATE
 from quire.gateway.api.messages.request import MessageRequest, read_request
+from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.output.tools import ToolMode
 from quire.shared.sampling_params import MODEL_DEFAULTS

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.gateway.api.errors import ApiError
 from quire.gateway.api.messages.content import read_messages, read_system
 from quire.gateway.api.messages.request_schemas import MESSAGES, SYSTEM, TOOL_CHOICE, TOOLS
 from quire.gateway.api.messages.tools import read_tool_choice, read_tools
 from quire.gateway.api.schema_parts import Schema
+from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.output.tools import ANY_ARGUMENTS, Tool
 
 TEXT = {"type": "text", "text": "x"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import ApiError
 from quire.gateway.api.messages.tools import read_tool_choice, read_tools
+from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.gateway.api.errors import ModelNotFound, QueueIsFull, body
 from quire.gateway.api.openapi.answers import SCHEMAS
 from quire.gateway.api.schema_parts import ref
+from quire.gateway.errors.api_errors import ModelNotFound, QueueIsFull, body
 from tests.gateway.api.messages.agents import ANSWER, TEMPLATE, WEATHER, saying
 from tests.gateway.api.test_prompt_parameters import answering, report
 from tests.gateway.conftest import Start

@@ -12,11 +12,11 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from quire.gateway.admission.admission_options import REQUEST_TIMEOUT
 from quire.gateway.api.headers import IDEMPOTENCY_KEY
-from quire.gateway.api.messages.errors import is_messages_path
 from quire.gateway.api.messages.headers import ANSWER_ID, BETA, VERSION
 from quire.gateway.api.openapi.document import document
 from quire.gateway.api.openapi.endpoints import ENDPOINTS, EVERY
 from quire.gateway.api.resume import LAST_EVENT_ID, STARTING_AFTER
+from quire.gateway.errors.message_errors import is_messages_path
 from tests.gateway.running import MODEL, RunningGateway
 
 DOCUMENT = document("served")

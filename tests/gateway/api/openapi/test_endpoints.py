@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from quire.gateway.api.openapi.endpoints import ENDPOINTS
-from quire.gateway.app import create_app
 from quire.gateway.model.served_model import load_model
 from quire.gateway.pages import static_files
-from quire.gateway.service import Gateway
+from quire.gateway.server.app import create_app
+from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.gateway.api.errors import ApiError
 from quire.gateway.api.messages.answer import TIERS
-from quire.gateway.api.messages.errors import error_type
 from quire.gateway.api.openapi.answers import SCHEMAS
 from quire.gateway.api.openapi.message_answers import ERROR_TYPES
 from quire.gateway.api.schema_parts import ref
+from quire.gateway.errors.api_errors import ApiError
+from quire.gateway.errors.message_errors import error_type
 from tests.gateway.api.messages.agents import ANSWER, TEMPLATE, WEATHER, body, saying, stream_events
 from tests.gateway.conftest import Start
 from tests.gateway.running import MODEL, RunningGateway, write_model

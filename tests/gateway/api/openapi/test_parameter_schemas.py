@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.gateway.api.errors import ApiError
 from quire.gateway.api.messages.parameters import CREATE, REFUSED, WITHOUT_EFFECT
 from quire.gateway.api.openapi.parameter_schemas import body_schema, parameter_schema, schema_of
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
+from quire.gateway.errors.api_errors import ApiError
 from quire.shared.sampling_params import Parameter
 from quire.shared.validators import InvalidValue
 

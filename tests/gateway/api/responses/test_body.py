@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
 from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, is_stored
 from quire.gateway.api.responses.output_items import OutputItems
+from quire.gateway.errors.api_errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind
+from quire.gateway.stream.call_metadata import CallMetadata
 from tests.gateway.running import MODEL
 from tests.support.tokenizers import byte_level
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.call_metadata import CallMetadata
-from quire.gateway.api.errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
 from quire.gateway.api.responses.events import START, ResponseEvents
+from quire.gateway.errors.api_errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.output.parts import AnswerPart, PartKind
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.transcript import Choice
 
 ABOUT = CallMetadata("response", 5, 1, False, (), 3, 1, False, echo='{"store":true}')

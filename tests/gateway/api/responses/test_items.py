@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.responses.items import droppable, messages_of, read_items, without_oldest
+from quire.gateway.errors.api_errors import InvalidRequest
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "2"}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.gateway.api.errors import ApiError, InvalidRequest
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.api.responses.request import read_request
+from quire.gateway.errors.api_errors import ApiError, InvalidRequest
 from tests.gateway.api.test_conversation import answering
 from tests.gateway.response_calls import TOOL, create, prompt
 from tests.gateway.running import MODEL, RunningGateway

@@ -19,7 +19,7 @@ from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Steps, endless
 from tests.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, raw_events
 from tests.gateway.running import MODEL, RunningGateway, tokens, until
-from tests.gateway.test_main import running, settings
+from tests.gateway.server.test_main import running, settings
 
 
 async def test_background_poll_and_read_again(gateway: RunningGateway, client: Any) -> None:

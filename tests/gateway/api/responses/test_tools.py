@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.api.errors import InvalidRequest
 from quire.gateway.api.responses.tools import read_response_tool_choice, read_response_tools
+from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.output.tools import ToolMode
 from quire.shared.validators import InvalidValue
 

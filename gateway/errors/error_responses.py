@@ -1,0 +1,101 @@
+"""Error responses: the middleware that turns exceptions into them, and their labels in metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from quire.gateway.errors.api_errors import (
+    REQUEST_ID,
+    ApiError,
+    BodyTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    body,
+)
+from quire.gateway.errors.message_errors import error_json, is_messages_path
+
+log = logging.getLogger("gateway")
+
+# The label of the error with which an HTTP request was refused, for metrics.
+REASON = web.RequestKey("reason", str)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def response(error: ApiError, request: web.Request | None = None) -> web.Response:
+    """The HTTP response for an error, in the shape of the API whose path the request has."""
+    reason = "Client Closed Request" if error.status == 499 else None
+    is_message = request is not None and is_messages_path(request.path)
+    text = error_json(error, request.get(REQUEST_ID, "")) if request is not None and is_message else body(error)
+    answer = web.Response(
+        status=error.status, reason=reason, text=text, content_type="application/json", headers=error.headers
+    )
+    if error.closes:
+        answer.force_close()
+    return answer
+
+
+def reason(error: ApiError) -> str:
+    """The label of an error in metrics: the code of its class. The many codes of 400s share `invalid_request`."""
+    return type(error).code or ("invalid_request" if error.status == 400 else "internal")
+
+
+def reasons() -> tuple[str, ...]:
+    """All labels that `reason` may return."""
+    found, classes = {"internal", "invalid_request"}, [ApiError]
+    while classes:
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        if cls.code:
+            found.add(cls.code)
+    return tuple(sorted(found))
+
+
+def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:
+    """The error of this API for an error of the HTTP framework."""
+    if error.status == 404:
+        return NotFound(f"There is nothing at {path[:200]}. GET /docs shows what this server has, and its methods.")
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "")
+        return MethodNotAllowed(
+            f"{method[:20]} is not a method of {path[:200]}; use {allowed}.", headers={"Allow": allowed}
+        )
+    if error.status == 413:
+        return BodyTooLarge(error.text or "The body is too large.")
+    if 400 <= error.status < 500:
+        return InvalidRequest(error.text or error.reason)
+    return ApiError(error.reason)
+
+
+@web.middleware
+async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns every exception of a handler into an error response."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        refusal = error
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        refusal = of_http(error, request.method, request.path)
+    except ConnectionError:
+        raise  # the client has gone
+    except Exception as error:
+        refusal = unexpected(error, request)
+        if request.writer.output_size > 0:
+            raise ConnectionResetError("the answer has begun; it cannot become an error") from error
+    request[REASON] = reason(refusal)
+    return response(refusal, request)
+
+
+def unexpected(error: Exception, request: web.Request) -> ApiError:
+    """The error for a fault of this program: the log gets the traceback, the client gets the request id."""
+    request_id = request.get(REQUEST_ID, "")
+    log.error("request %s failed unexpectedly", request_id, exc_info=error, extra={"request_id": request_id})
+    refusal = ApiError(f"Internal error. The log of the gateway has more about request {request_id}.", code="internal")
+    request[REASON] = reason(refusal)
+    return refusal

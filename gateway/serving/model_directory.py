@@ -1,0 +1,267 @@
+"""The models of a gateway process, and which one a call means.
+
+A gateway serves either the model of its folder, or every model that workers register in Redis (`--discover-models`).
+Each model is a `Gateway` of its own over its own lane. A call names a model by its served name, by an alias, or by a
+LoRA adapter: `names` of each model has all of them, and here is the one place where a name becomes a lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from redis.exceptions import RedisError
+
+from quire.gateway.api.caller import ANONYMOUS, Caller
+from quire.gateway.api.key_policy import may_use
+from quire.gateway.errors.api_errors import InvalidRequest, ModelNotFound
+from quire.gateway.serving.registered_model import RegistrationFault, load_registered
+from quire.gateway.serving.service import Gateway, GatewayProcess
+from quire.shared.accounts.usage import UsageRow, read_usage
+from quire.shared.backoff import Backoff
+from quire.shared.broker.models import ModelRegistry
+from quire.shared.keys import BEAT_S, REGISTRY_LANE, AccountKeys
+from quire.shared.messages import MessageError
+from quire.shared.messages.manifest import ModelManifest
+from quire.shared.redis.cancellation import check_cancelled
+from quire.shared.redis.clients import command_client
+from quire.shared.redis.url import parse_redis_url
+from quire.shared.tasks import end_tasks
+from quire.shared.validators import shown
+
+log = logging.getLogger("gateway")
+
+# Names of models that an error lists.
+MAX_LISTED = 16
+# Time after which a registration that cannot be served is tried again, and the longest after repeated faults: a file
+# may have been lost with the data of Redis, and a trial takes processor time.
+FIRST_RETRY_S, LAST_RETRY_S = 15.0, 3600.0
+
+
+@dataclass(slots=True)
+class Fault:
+    """Why a registered model is not served. data: the message of its manifest. retry_at: on the loop's clock."""
+
+    data: bytes
+    why: str
+    retry_at: float
+    backoff: Backoff
+
+
+class ModelDirectory:
+    """The models of one process. Between `start` and `close` it follows the registrations, if it discovers models."""
+
+    def __init__(self, process: GatewayProcess, folder_model: Gateway | None = None) -> None:
+        """folder_model: the model of the gateway's folder; None to discover models in Redis."""
+        self.process = process
+        self._folder_model = folder_model
+        self._is_cluster = parse_redis_url(process.settings.redis_url).kind == "cluster"
+        # By served name, each with the message of its manifest; empty for the model of the folder.
+        self._models: dict[str, tuple[Gateway, bytes]] = {}
+        if folder_model is not None:
+            self._models[folder_model.model.name] = (folder_model, b"")
+        # Models that were replaced or forgotten, and still have open calls.
+        self._leaving: list[Gateway] = []
+        # Registrations that cannot be served, by name.
+        self.faults: dict[str, Fault] = {}
+        self._task: asyncio.Task[None] | None = None
+        # Set once the registrations were read for the first time.
+        self.looked = asyncio.Event()
+        self.redis_answers = folder_model is not None
+
+    @classmethod
+    def of(cls, models: Gateway | ModelDirectory) -> ModelDirectory:
+        """Return the directory of a process that serves one model, that of its folder; a directory is itself."""
+        return models if isinstance(models, ModelDirectory) else cls(models.process, models)
+
+    async def start(self) -> None:
+        self.process.start()
+        if self._folder_model is not None:
+            await self._folder_model.start()
+            return
+        self._client = command_client(self.process.settings.redis_url, REGISTRY_LANE, connections=2)
+        self._registry = ModelRegistry(self._client)
+        self._task = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await end_tasks(self._task)
+            await self._client.aclose()
+        await self.process.close()
+        for gateway in (*self.gateways, *self._leaving):
+            await gateway.close()
+
+    # --- which model --------------------------------------------------------------------------------------------------
+
+    @property
+    def gateways(self) -> list[Gateway]:
+        """All models, in the order of their names."""
+        return [gateway for _, (gateway, _) in sorted(self._models.items())]
+
+    @property
+    def live(self) -> list[Gateway]:
+        """The models that are listed: those with a live worker, and the model of the folder."""
+        return [one for one in self.gateways if one is self._folder_model or one.worker_registry.workers]
+
+    def find(self, name: str) -> Gateway | None:
+        """Return the model that has this name. A served name has precedence over aliases and adapters of others."""
+        if (found := self._models.get(name)) is not None:
+            return found[0]
+        return next((one for one in self.gateways if name in one.names), None)
+
+    def choose(self, name: Any, caller: Caller = ANONYMOUS) -> Gateway:
+        """Return the model that a call means. Raises ModelNotFound, and InvalidRequest without a name among several.
+
+        name: the parameter `model` as it is. A value that is no text is left to the check of the model's API, as is
+        any name if the gateway serves the model of its folder. caller: a model that its key may not use is treated as
+        one that does not exist, so that neither the error nor the check of the body tells of it.
+        """
+        models = self.gateways
+        if self._folder_model is not None:
+            return self._folder_model
+        if type(name) is str and may_use(caller, name) and (found := self.find(name)) is not None:
+            return found
+        if type(name) is str or not models:
+            what = f"There is no model {shown(name)} here" if type(name) is str else "There is no model here yet"
+            why = ", or your API key has no access to it" if caller.accounts and type(name) is str else ""
+            raise ModelNotFound(f"{what}{why}; {self._listed(caller)}.", param="model")
+        if len(models) > 1 and name is None:
+            raise InvalidRequest(
+                f"model is missing, and this server has several: {self._listed(caller)}.",
+                param="model",
+                code="missing_model",
+            )
+        return models[0]
+
+    def _listed(self, caller: Caller) -> str:
+        live = [name for gateway in self.live for name in gateway.names]
+        names = [name for name in live if may_use(caller, name)]
+        if live and not names:
+            return "your API key may use none of the models of this server"
+        if not names:
+            return "no worker is alive, and a model is served once its worker has registered it"
+        return f"this server has {', '.join(map(repr, names[:MAX_LISTED]))}" + (", ..." * (len(names) > MAX_LISTED))
+
+    async def holding(self, call_id: str) -> Gateway | None:
+        """Return the model whose lane has a request; None if no lane has it. Raises BrokerDown."""
+        models = self.gateways
+        if len(models) < 2:
+            return models[0] if models else None
+        found = await asyncio.gather(*(one.retry(partial(_has, one, call_id)) for one in models))
+        return next((one for one, has in zip(models, found, strict=True) if has), models[0])
+
+    async def usage(self, days: int, owner: str = "") -> list[UsageRow]:
+        """Return the usage of the last days by day, key and model. Raises RedisError or OSError.
+
+        owner: the id of a key; all keys by default. In a cluster each lane counts the usage of its model.
+        """
+        if not self._is_cluster:
+            return await read_usage(self.process.account_client, AccountKeys().prefix, days, owner)
+        lanes = (read_usage(one.broker.client, one.key_limits.prefix, days, owner) for one in self.gateways)
+        rows = [row for found in await asyncio.gather(*lanes) for row in found]
+        return sorted(rows, key=lambda row: (row.date, row.key, row.model))
+
+    @property
+    def title(self) -> str:
+        """The name of the model of the folder; of a gateway that discovers models, "Quire"."""
+        return self._folder_model.model.name if self._folder_model is not None else "Quire"
+
+    def redis_problems(self) -> list[str]:
+        """Return why no call can be accepted now; a model without a subscription makes only its own calls fail."""
+        problems = [one.redis_problems() for one in self.gateways]
+        if problems and all(problems):
+            return problems[0]
+        return [] if self.redis_answers or self.gateways else ["Redis does not answer"]
+
+    async def drain(self, app: web.Application) -> None:
+        """Make the gateway not ready; open calls go on."""
+        self.process.draining = True
+        # Let the event loop close listening sockets, and answer requests that have arrived.
+        await asyncio.sleep(0)
+
+    # --- discovery ----------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                registered = await self._registry.registered()
+                self.redis_answers = True
+                await self._update(registered)
+            except (RedisError, OSError) as error:
+                if self.redis_answers:
+                    log.warning("the registered models cannot be read: %s", error)
+                self.redis_answers = False
+            self.looked.set()
+            check_cancelled()
+            await asyncio.sleep(BEAT_S)
+
+    async def _update(self, registered: dict[str, bytes]) -> None:
+        """Load models that are new or have changed, one after the other, and forget those that are not registered."""
+        for gateway in [one for one in self._leaving if not one.router.calls]:
+            self._leaving.remove(gateway)
+            await gateway.close()
+        self.faults = {name: fault for name, fault in self.faults.items() if name in registered}
+        for name in self._models.keys() - registered.keys():
+            self._leaving.append(self._models.pop(name)[0])
+            log.info("model %s is no longer registered", name)
+        now = asyncio.get_running_loop().time()
+        # Models that were never tried go first: faults delay no other model.
+        for name, data in sorted(registered.items(), key=lambda item: item[0] in self.faults):
+            known, fault = self._models.get(name), self.faults.get(name)
+            if known is not None and known[1] == data:
+                continue
+            if known is None and len(self._models) >= self.process.settings.max_models:
+                self._note_fault(name, b"", "this gateway has as many models as --max-models allows")
+                continue
+            if fault is not None and fault.data == data and now < fault.retry_at:
+                continue
+            try:
+                gateway = await self._load(name, data)
+            except RegistrationFault as error:
+                self._note_fault(name, data, str(error))
+                continue
+            if known is not None:
+                self._leaving.append(known[0])
+            self._models[name] = (gateway, data)
+            self.faults.pop(name, None)
+            log.info("model %s is served: %s", name, ", ".join(gateway.names))
+
+    async def _load(self, name: str, data: bytes) -> Gateway:
+        """Return the started gateway of a registered model. Raises RegistrationFault, RedisError or OSError."""
+        try:
+            manifest = ModelManifest.decode(data)
+        except MessageError as error:
+            raise RegistrationFault(str(error)) from error
+        if manifest.model != name:
+            raise RegistrationFault("the manifest has the name of another model")
+        model = await load_registered(self._registry, manifest, self.process.settings)
+        gateway = Gateway(self.process.settings, model, process=self.process)
+        try:
+            await gateway.start()
+        except BaseException:
+            await gateway.close()
+            raise
+        return gateway
+
+    def _note_fault(self, name: str, data: bytes, why: str) -> None:
+        before = self.faults.get(name)
+        if before is not None and (before.data, before.why) == (data, why):
+            backoff = before.backoff
+        else:
+            backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
+            log.error("the registered model %.200s is not served: %s", shown(name), why)
+        self.faults[name] = Fault(data, why, asyncio.get_running_loop().time() + backoff.next(), backoff)
+
+
+async def _has(gateway: Gateway, call_id: str) -> bool:
+    return bool(await gateway.broker.client.exists(gateway.broker.keys.request(call_id)))
+
+
+# A gateway application serves one of these.
+Served = Gateway | ModelDirectory
+
+DIRECTORY = web.AppKey("directory", ModelDirectory)

@@ -1,0 +1,193 @@
+"""The gateway as a process: how it starts, what it says when it cannot, how it ends, what it never loads."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.gateway.settings import GatewaySettings
+from quire.shared.settings import to_environ
+
+START = """
+import os, sys
+from quire.gateway.server.main import run
+from quire.gateway.settings import GatewaySettings
+from quire.shared.settings import load
+sys.exit(run(load(GatewaySettings, [], os.environ, prog="gateway")))
+"""
+MAX_RSS_MB = 250
+
+
+def command(settings: GatewaySettings) -> dict[str, Any]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+    return {
+        "args": [sys.executable, "-c", START],
+        "env": {**environ, **to_environ(settings), "HF_HUB_OFFLINE": "1"},
+        "stderr": subprocess.PIPE,
+        "stdout": subprocess.DEVNULL,
+        "text": True,
+    }
+
+
+@contextmanager
+def running(settings: GatewaySettings) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """The process, its URL, and the lines that it logs."""
+    with subprocess.Popen(**command(settings)) as process:
+        assert process.stderr is not None
+        lines: list[str] = []
+        try:
+            for line in process.stderr:
+                lines.append(line)
+                if found := re.search(r"listening on (http://\S+)", line):
+                    thread = threading.Thread(target=lines.extend, args=(process.stderr,))
+                    thread.start()
+                    yield process, found[1], lines
+                    process.wait(20)
+                    thread.join()
+                    return
+            raise AssertionError("".join(lines))
+        finally:
+            process.kill()
+
+
+def settings(redis_url: str, model_folder: Path, **changes: Any) -> GatewaySettings:
+    return GatewaySettings(**{"model": str(model_folder), "redis_url": redis_url, "port": 0, **changes})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_listens_on_a_free_port_says_so_and_ends_cleanly(
+    redis_url: str, model_folder: Path, number: signal.Signals
+) -> None:
+    with running(settings(redis_url, model_folder)) as (process, url, lines):
+        with urllib.request.urlopen(url + "/v1/models") as reply:
+            assert reply.status == 200
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    text = "".join(lines)
+    assert "Traceback" not in text
+    assert "GET /v1/models 200" in text
+
+
+def test_it_never_loads_torch_and_stays_small(redis_url: str, model_folder: Path) -> None:
+    with running(settings(redis_url, model_folder)) as (process, url, _):
+        with urllib.request.urlopen(url + "/v1/models") as reply:
+            assert reply.status == 200
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        process.send_signal(signal.SIGTERM)
+    assert "libtorch" not in maps
+    assert "numpy" not in maps
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found is not None
+    assert int(found[1]) < MAX_RSS_MB * 1024
+
+
+def test_no_import_of_the_gateway_brings_torch_or_transformers() -> None:
+    code = (
+        "import pkgutil, importlib, sys\n"
+        "from quire import gateway\n"
+        "for module in pkgutil.walk_packages(gateway.__path__, gateway.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'quire.worker', 'quire.kernels', 'huggingface_hub'}\n"
+        "heavy &= set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def refusal(given: GatewaySettings) -> str:
+    """The one line on standard error with which the process refuses to start."""
+    result = subprocess.run(**command(given), timeout=30, check=False)
+    assert result.returncode == 1, result.stderr
+    *logged, line = result.stderr.strip().split("\n")
+    assert not [text for text in logged if "Traceback" in text or "ERROR" in text]
+    assert line.startswith("quire gateway: ")
+    return line
+
+
+@pytest.mark.slow
+def test_a_port_in_use(redis_url: str, model_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refusal(settings(redis_url, model_folder, port=port))
+    assert f"cannot listen on 127.0.0.1 port {port}" in line
+    assert "--port" in line
+
+
+@pytest.mark.slow
+def test_no_redis(model_folder: Path) -> None:
+    line = refusal(settings("redis://user:hidden@127.0.0.1:1/0", model_folder))
+    assert "no Redis at redis://user:***@127.0.0.1:1/0" in line
+    assert "--redis-url" in line
+    assert "hidden" not in line
+
+
+@pytest.mark.slow
+def test_a_redis_url_that_is_none(model_folder: Path) -> None:
+    assert "is not a Redis URL" in refusal(settings("http://127.0.0.1", model_folder))
+
+
+def test_no_model(redis_url: str, tmp_path: Path) -> None:
+    line = refusal(settings(redis_url, tmp_path / "missing"))
+    assert "there is no folder" in line
+    assert "--model" in line
+
+
+@pytest.mark.slow
+def test_a_hub_name_that_cannot_be_had(redis_url: str) -> None:
+    line = refusal(GatewaySettings(model="nobody/nothing", redis_url=redis_url, port=0))
+    expected = (
+        "model: 'nobody/nothing' is not a folder, and as a Hugging Face name it is neither downloaded nor reachable"
+    )
+    assert expected in line
+    assert "connect to huggingface.co once" in line
+
+
+@pytest.mark.slow
+def test_a_broken_tokenizer(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{broken")
+    assert "is not a tokenizer" in refusal(settings(redis_url, tmp_path))
+
+
+def test_a_name_that_keys_cannot_hold(redis_url: str, model_folder: Path) -> None:
+    line = refusal(settings(redis_url, model_folder, served_model_name="a{b}"))
+    assert "--served-model-name" in line
+
+
+def test_an_origin_that_no_browser_sends(redis_url: str, model_folder: Path) -> None:
+    line = refusal(settings(redis_url, model_folder, cors_origins="https://app.example.com/path"))
+    assert "--cors-origins (QUIRE_CORS_ORIGINS)" in line
+    assert "'https://app.example.com/path' is not an origin" in line
+
+
+def test_the_redis_url_is_not_shown_to_others() -> None:
+    given = GatewaySettings(redis_url="redis://:secret@host/0")
+    assert "secret" not in repr(given)
+
+
+@pytest.mark.slow
+def test_open_connections_do_not_keep_it_alive_for_ever(redis_url: str, model_folder: Path) -> None:
+    with running(settings(redis_url, model_folder, drain_s=0.2)) as (process, url, _):
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        with socket.create_connection(address) as idle, socket.create_connection(address) as busy:
+            idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert idle.recv(100).startswith(b"HTTP/1.1 200")
+            busy.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
