@@ -131,7 +131,7 @@ class LaneKeys:
         return f"{self.prefix}wake"
 
     def request(self, request_id: str) -> str:
-        """Hash of a request: body, about, state, attempt, owner, gateway, emitted, deaths, outcome, ..."""
+        """Hash of a request: body, metadata, state, attempt, owner, gateway, emitted, deaths, outcome, ..."""
         return f"{self.prefix}req:{request_id}"
 
     def output(self, request_id: str) -> str:

@@ -129,7 +129,7 @@ async def _retry(broker: Broker, one: DeadRequest) -> int:
         cost=request.cost,
         bounds=NO_BOUNDS,
         priority_class=one.priority_class,
-        about=one.about,
+        metadata=one.metadata,
         is_background=True,
         prompt_tokens=len(request.prompt),
         share=one.share,

@@ -157,7 +157,7 @@ class GatewayMetrics:
             {
                 "frame": sum(one.corrupt for one in subscriptions),
                 "log": sum(one.router.stats.corrupt_logs for one in models),
-                "about": self._directory.process.meters.corrupt_abouts,
+                "metadata": self._directory.process.meters.corrupt_metadata,
                 "card": sum(one.broker.corrupt["worker card"] for one in models),
             },
             ("where",),

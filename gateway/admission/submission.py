@@ -74,7 +74,7 @@ class Submission:
         self._retry = retry
         self.canceller = Canceller(broker, gateway_id, is_wanted)
 
-    async def submit(self, requests: Sequence[GenerationRequest], about: bytes, options: AdmissionOptions) -> str:
+    async def submit(self, requests: Sequence[GenerationRequest], metadata: bytes, options: AdmissionOptions) -> str:
         """Accept the requests of a call into the queue.
 
         Returns the id of the first request of the call. If the idempotency key was used before, the id is that of the
@@ -84,7 +84,7 @@ class Submission:
         await self._retry.check_subscribed()
         ids = [request.id for request in requests]
         # A submission that has begun is finished even if the client leaves: its result tells what to cancel.
-        work = asyncio.ensure_future(self._submit_all(requests, about, options))
+        work = asyncio.ensure_future(self._submit_all(requests, metadata, options))
         try:
             return await asyncio.shield(work)
         except BaseException:
@@ -99,15 +99,17 @@ class Submission:
             first = ids[0] if failed else work.result()
             self.canceller.cancel([request_id(first, index) for index in range(len(ids))])
 
-    async def _submit_all(self, requests: Sequence[GenerationRequest], about: bytes, options: AdmissionOptions) -> str:
+    async def _submit_all(
+        self, requests: Sequence[GenerationRequest], metadata: bytes, options: AdmissionOptions
+    ) -> str:
         try:
-            first = await self._submit_first(requests[0], about, options)
+            first = await self._submit_first(requests[0], metadata, options)
             # The first id gives the ids of the rest. Requests that a first gateway failed to submit are submitted now.
             others = replace(options, idempotency_key="", conversation=b"")
             beside = "" if first == requests[0].id else first
             rest = [replace(one, id=request_id(first, index)) for index, one in enumerate(requests) if index]
             for at in range(0, len(rest), BATCH):
-                submissions = (self._submit(request, about, others, beside) for request in rest[at : at + BATCH])
+                submissions = (self._submit(request, metadata, others, beside) for request in rest[at : at + BATCH])
                 # All of a batch end, also if one fails: a submission that is given up may still reach Redis.
                 for result in await asyncio.gather(*submissions, return_exceptions=True):
                     if isinstance(result, BaseException):
@@ -122,10 +124,10 @@ class Submission:
             ) from error
         return first
 
-    async def _submit_first(self, request: GenerationRequest, about: bytes, options: AdmissionOptions) -> str:
+    async def _submit_first(self, request: GenerationRequest, metadata: bytes, options: AdmissionOptions) -> str:
         """Submit with the idempotency key. If the key stands for a cancelled call, free the key and try again."""
         for _ in range(ATTEMPTS):
-            first = await self._submit(request, about, options)
+            first = await self._submit(request, metadata, options)
             if first == request.id:
                 break
             if not await self._retry(partial(self._free_cancelled, options.idempotency_key, first)):
@@ -151,7 +153,7 @@ class Submission:
         return True
 
     async def _submit(
-        self, request: GenerationRequest, about: bytes, options: AdmissionOptions, beside: str = ""
+        self, request: GenerationRequest, metadata: bytes, options: AdmissionOptions, beside: str = ""
     ) -> str:
         # A command whose reply was lost may have been executed; to execute it again is harmless.
         return await self._retry(
@@ -164,7 +166,7 @@ class Submission:
                 bounds=options.bounds or self._bounds,
                 priority_class=options.priority_class,
                 deadline_ms=options.deadline_ms,
-                about=about,
+                metadata=metadata,
                 is_background=options.is_background,
                 idempotency_key=options.idempotency_key,
                 fingerprint=options.fingerprint,

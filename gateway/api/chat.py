@@ -48,28 +48,28 @@ class ChatDialect:
         loosened = (f"tools[{index}].function.parameters" for index in call.loosened)
         return call.without_effect([*unknown_variables(given, renderer.model.template), *loosened])
 
-    def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> ChatAnswer:
-        return ChatAnswer(self.prefix + call_id, model, about)
+    def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ChatAnswer:
+        return ChatAnswer(self.prefix + call_id, model, metadata)
 
 
 class ChatAnswer:
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
-    def __init__(self, public_id: str, model: ServedModel, about: CallMetadata) -> None:
-        self._answer = about.answer
-        self._texts = texts_of(model.token_texts, about.answer)
-        self._choices = about.choices
-        self._include_usage = about.include_usage
+    def __init__(self, public_id: str, model: ServedModel, metadata: CallMetadata) -> None:
+        self._answer = metadata.answer
+        self._texts = texts_of(model.token_texts, metadata.answer)
+        self._choices = metadata.choices
+        self._include_usage = metadata.include_usage
         head = f'{{"id":{sse.quote(public_id)},"object":"chat.completion'
-        fingerprint = sse.quote(about.answer.system_fingerprint)
-        tier, self._metadata = about.label_fields
-        name = sse.quote(about.model_name(model.name))
-        rest = f'"created":{about.created},"model":{name},"system_fingerprint":{fingerprint},{tier}'
+        fingerprint = sse.quote(metadata.answer.system_fingerprint)
+        tier, self._metadata = metadata.label_fields
+        name = sse.quote(metadata.model_name(model.name))
+        rest = f'"created":{metadata.created},"model":{name},"system_fingerprint":{fingerprint},{tier}'
         rest += '"choices":['
         self._head, self._whole_head = f'{head}.chunk",{rest}', f'{head}",{rest}'
-        self._tail = ',"usage":null}\n\n' if about.include_usage else "}\n\n"
+        self._tail = ',"usage":null}\n\n' if metadata.include_usage else "}\n\n"
         self._text_head = [
-            f'data: {self._head}{{"index":{index},"delta":{{"content":' for index in range(about.choices)
+            f'data: {self._head}{{"index":{index},"delta":{{"content":' for index in range(metadata.choices)
         ]
         self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
 

@@ -57,25 +57,25 @@ class CompletionDialect:
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         return await read(body, limits, renderer)
 
-    def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> CompletionAnswer:
-        return CompletionAnswer(self.prefix + call_id, model, about)
+    def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> CompletionAnswer:
+        return CompletionAnswer(self.prefix + call_id, model, metadata)
 
 
 class CompletionAnswer:
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
-    def __init__(self, public_id: str, model: ServedModel, about: CallMetadata) -> None:
-        self._answer = about.answer
-        self._texts = texts_of(model.token_texts, about.answer)
-        self._n = about.n
-        self._include_usage = about.include_usage
-        head = f'{{"id":{sse.quote(public_id)},"object":"text_completion","created":{about.created},'
-        tier, self._metadata = about.label_fields
-        fingerprint = sse.quote(about.answer.system_fingerprint)
-        name = sse.quote(about.model_name(model.name))
+    def __init__(self, public_id: str, model: ServedModel, metadata: CallMetadata) -> None:
+        self._answer = metadata.answer
+        self._texts = texts_of(model.token_texts, metadata.answer)
+        self._n = metadata.n
+        self._include_usage = metadata.include_usage
+        head = f'{{"id":{sse.quote(public_id)},"object":"text_completion","created":{metadata.created},'
+        tier, self._metadata = metadata.label_fields
+        fingerprint = sse.quote(metadata.answer.system_fingerprint)
+        name = sse.quote(metadata.model_name(model.name))
         self._head = head + f'"model":{name},"system_fingerprint":{fingerprint},{tier}"choices":['
-        self._tail = ',"usage":null}\n\n' if about.include_usage else "}\n\n"
-        self._text_head = [f'data: {self._head}{{"index":{index},"text":' for index in range(about.choices)]
+        self._tail = ',"usage":null}\n\n' if metadata.include_usage else "}\n\n"
+        self._text_head = [f'data: {self._head}{{"index":{index},"text":' for index in range(metadata.choices)]
         self._text_tail = ',"logprobs":null,"finish_reason":null}]' + self._tail
 
     def opening(self) -> list[str]:

@@ -34,7 +34,7 @@ LOOKS = 10
 class StoredCall:
     """A call as Redis has it. left_s: seconds until its deadline; None without one. is_queued: no worker has it."""
 
-    about: CallMetadata
+    metadata: CallMetadata
     is_done: bool
     tokens: int
     left_s: float | None
@@ -81,14 +81,14 @@ async def look_up(broker: Broker, request_id: str, owner: str = "") -> StoredCal
     Raises MessageError, RedisError or OSError.
     """
     pipe = broker.client.pipeline(transaction=False)
-    pipe.hmget(broker.keys.request(request_id), "about", "state", "emitted", "deadline", "account")
+    pipe.hmget(broker.keys.request(request_id), "metadata", "state", "emitted", "deadline", "account")
     pipe.time()
-    (about, state, emitted, deadline, account), (seconds, micros) = await pipe.execute()
-    if not about or (account or b"") != owner.encode():
+    (metadata, state, emitted, deadline, account), (seconds, micros) = await pipe.execute()
+    if not metadata or (account or b"") != owner.encode():
         return None
     left_ms = int(deadline) - (1000 * seconds + micros // 1000) if int(deadline or 0) else None
     return StoredCall(
-        CallMetadata.decode(about),
+        CallMetadata.decode(metadata),
         text(state) == RequestState.DONE,
         int(emitted or 0),
         None if left_ms is None else left_ms / 1000,
@@ -105,7 +105,7 @@ async def catch_up(
     """
     beginning = events.opening()
     # The events of a prompt come with the first item of the log.
-    has_prompt = known.about.answer.needs_prompt and events.reached < after and not after.tokens
+    has_prompt = known.metadata.answer.needs_prompt and events.reached < after and not after.tokens
     # The worker sends again what Redis lost when it died, or another worker computes it again.
     is_ahead = after.tokens > known.tokens or (has_prompt and not known.tokens and not known.is_done)
     if not (known.is_done and is_ahead):

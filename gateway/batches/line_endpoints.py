@@ -66,15 +66,15 @@ class Answer:
 
 
 async def read_answer(
-    endpoint: LineEndpoint, gateway: Gateway, call_id: str, about: CallMetadata, form: EmbeddingFormat | None
+    endpoint: LineEndpoint, gateway: Gateway, call_id: str, metadata: CallMetadata, form: EmbeddingFormat | None
 ) -> Answer:
     """Read the answer of a call that has ended from its output logs. Raises ApiError if it failed."""
-    ids = [request_id(call_id, index) for index in range(about.requests)]
+    ids = [request_id(call_id, index) for index in range(metadata.requests)]
     with gateway.listening(ids) as buffer:
         buffer.accept(None, is_logged=True)
-        transcript = Transcript(about, gateway.model, buffer.cursors, is_joined=True)
+        transcript = Transcript(metadata, gateway.model, buffer.cursors, is_joined=True)
         parts = await endpoint.answer(call_id, buffer, transcript, form)
-        return Answer(parts, about.prompt_tokens, transcript.tokens)
+        return Answer(parts, metadata.prompt_tokens, transcript.tokens)
 
 
 class DialectLines:

@@ -249,7 +249,7 @@ class LineRunner:
             raise run.error if isinstance(run.error, ApiError) else LineLost
         known = await self._look_up(gateway, run.call_id)
         endpoint = line_endpoint(self._batch.endpoint, gateway, self._batch.owner)
-        return await read_answer(endpoint, gateway, run.call_id, known.about, run.form)
+        return await read_answer(endpoint, gateway, run.call_id, known.metadata, run.form)
 
     def gateway_of_lane(self) -> Gateway | None:
         """Return the model of the batch; None if this process does not serve it."""
@@ -271,7 +271,7 @@ class LineRunner:
         if not count:
             try:
                 known = await gateway.retry(partial(resume.look_up, gateway.broker, call_id, self._batch.owner))
-                count = known.about.requests if known is not None else 1
+                count = known.metadata.requests if known is not None else 1
             except MessageError:
                 count = 1
         # The first request is deleted last: it tells how many there are.

@@ -122,8 +122,8 @@ class Responses:
         await gateway.retry.check_subscribed()
         call_id, known = await self._store(request).look_up(request.match_info["id"])
         with gateway.listening([call_id]) as buffer:
-            transcript = Transcript(known.about, gateway.model, buffer.cursors, is_joined=True)
-            form = ResponseEvents(call_id, gateway.model, known.about, after)
+            transcript = Transcript(known.metadata, gateway.model, buffer.cursors, is_joined=True)
+            form = ResponseEvents(call_id, gateway.model, known.metadata, after)
             events = EventRenderer(transcript, form, request.headers, adds_ids=False)
             buffer.accept(known.left_s, is_logged=True)
             beginning = events.opening()
@@ -144,7 +144,7 @@ class Responses:
         """POST /v1/responses/{id}/cancel: ends a response in the background; one that has ended stays as it is."""
         gateway, response_id = self._gateway, request.match_info["id"]
         call_id, known = await self._store(request).look_up(response_id)
-        if not known.about.is_background:
+        if not known.metadata.is_background:
             raise refused(
                 "response_id",
                 "Only a response with background: true can be cancelled; close the connection of any other one.",
@@ -160,7 +160,7 @@ class Responses:
         gateway = self._gateway
         with gateway.listening([call_id]) as buffer, suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_S):
-                transcript = Transcript(known.about, gateway.model, buffer.cursors, is_joined=True)
+                transcript = Transcript(known.metadata, gateway.model, buffer.cursors, is_joined=True)
                 if not await calls.attach(gateway, buffer, known):
                     return
                 while not transcript.ended:

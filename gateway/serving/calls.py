@@ -70,7 +70,7 @@ class Dialect(CallReader[Call], Protocol):
     @property
     def prefix(self) -> str: ...
 
-    def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> AnswerFormat:
+    def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> AnswerFormat:
         """Returns the renderer of the answer to one call."""
         ...
 
@@ -153,7 +153,7 @@ async def serve_with(
             raise down(f"request {first} of an idempotency key is gone")
         request[REQUEST_ID] = first
         # 4) Answer.
-        transcript = Transcript(known.about, gateway.model, buffer.cursors, is_joined=True)
+        transcript = Transcript(known.metadata, gateway.model, buffer.cursors, is_joined=True)
         return await write(gateway, request, buffer, transcript, call)
 
 
@@ -170,13 +170,13 @@ async def resume(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
         known = await _look_up(gateway, [call_id], dialect.name, caller_of(request).owner)
         if known is None:
             raise stored.not_found()
-        transcript = Transcript(known.about, gateway.model, buffer.cursors, is_joined=True)
-        form = dialect.form(call_id, gateway.model, known.about)
+        transcript = Transcript(known.metadata, gateway.model, buffer.cursors, is_joined=True)
+        form = dialect.form(call_id, gateway.model, known.metadata)
         events = EventRenderer(transcript, form, request.headers, after)
         buffer.accept(known.left_s, is_logged=True)
         # All other listeners of this gateway may leave during the reads. A listener at another gateway keeps the
         # request alive.
-        buffer.is_responsible = not known.about.is_background
+        buffer.is_responsible = not known.metadata.is_background
         # 3) Read the output log up to that event.
         beginning = await stored.catch_up(buffer, transcript, events, after, known)
         # 4) Attach only now: it takes the output away from another gateway, and makes this one responsible.
@@ -209,7 +209,7 @@ async def find(gateway: Gateway, dialect: Dialect, request: web.Request) -> tupl
     except MessageError as error:
         note_corrupt_metadata(gateway, call_id, error)
         raise stored.not_found() from error
-    if known is None or known.about.dialect != dialect.name:
+    if known is None or known.metadata.dialect != dialect.name:
         raise stored.not_found()
     return call_id, known
 
@@ -224,17 +224,17 @@ async def _look_up(gateway: Gateway, ids: Sequence[str], dialect: str, owner: st
     except MessageError as error:
         note_corrupt_metadata(gateway, ids[0], error)
         return None
-    if known is None or known.about.dialect != dialect:
+    if known is None or known.metadata.dialect != dialect:
         return None
-    if known.about.requests != len(ids):
-        raise stored.several_prompts(known.about.requests)
+    if known.metadata.requests != len(ids):
+        raise stored.several_prompts(known.metadata.requests)
     return known
 
 
 async def attach(gateway: Gateway, buffer: OutputBuffer, known: StoredCall) -> bool:
     """Has the requests of a call published to this gateway from now on. Returns False if they are gone."""
     # Set first: the client may leave during the commands, which may have made this gateway a listener by then.
-    buffer.is_responsible = not known.about.is_background
+    buffer.is_responsible = not known.metadata.is_background
     try:
         attachments = [await gateway.retry(partial(gateway.broker.attach, id_, gateway.id)) for id_ in buffer.cursors]
     except BrokerDown:
@@ -248,8 +248,8 @@ async def attach(gateway: Gateway, buffer: OutputBuffer, known: StoredCall) -> b
 
 def note_corrupt_metadata(gateway: Gateway, call_id: str, error: MessageError) -> None:
     """Counts metadata that cannot be decoded; the first one is logged."""
-    gateway.meters.corrupt_abouts += 1
-    if gateway.meters.corrupt_abouts == 1:
+    gateway.meters.corrupt_metadata += 1
+    if gateway.meters.corrupt_metadata == 1:
         log.error(
             "the stored metadata of call %s is corrupt (later ones are only counted): %s",
             call_id,
@@ -289,7 +289,7 @@ async def unpark_call(
 
 
 def _requests(call_id: str, known: StoredCall) -> list[str]:
-    return [request_id(call_id, index) for index in range(known.about.requests)]
+    return [request_id(call_id, index) for index in range(known.metadata.requests)]
 
 
 def _parking(public_id: str, state: ParkingState) -> web.Response:

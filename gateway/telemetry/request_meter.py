@@ -38,7 +38,7 @@ class RequestMeters:
         self.open_calls = dict.fromkeys(DIALECTS, 0)
         self.open_streams = 0
         self.slow_clients = 0
-        self.corrupt_abouts = 0
+        self.corrupt_metadata = 0
         self.prompt_tokens = dict.fromkeys(DIALECTS, 0)
         self.completion_tokens = dict.fromkeys(DIALECTS, 0)
         self.first_token_s = {dialect: Histogram(WAIT_S) for dialect in DIALECTS}

@@ -51,10 +51,10 @@ class LastBeat:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A request that a gateway has attached to. `about` is the call metadata that the first gateway stored."""
+    """A request that a gateway has attached to. `metadata` is that of its call."""
 
     is_done: bool
-    about: bytes
+    metadata: bytes
 
 
 class GatewayVerbs(Lane):
@@ -79,7 +79,7 @@ class GatewayVerbs(Lane):
         bounds: QueueBounds,
         priority_class: str = DEFAULT_CLASS,
         deadline_ms: int = 0,
-        about: bytes = b"",
+        metadata: bytes = b"",
         is_background: bool = False,
         idempotency_key: str = "",
         fingerprint: str = "",
@@ -96,7 +96,7 @@ class GatewayVerbs(Lane):
     ) -> str:
         """Accept a request into the queue; calls with the same id accept it once.
 
-        deadline_ms: from now; 0 is no deadline. about: call metadata, which `attach` returns. is_background: run on
+        deadline_ms: from now; 0 is no deadline. metadata: of the call; `attach` returns it. is_background: run on
         without a client. traceparent: of the span of the call, which `claim` returns.
         idempotency_key, fingerprint: a key that the client chose, and a hash of the call.
         beside: another request, whose listeners become listeners of this one.
@@ -111,7 +111,7 @@ class GatewayVerbs(Lane):
         request = self.keys.request(request_id)
         keys = [request, self.keys.idempotency(idempotency_key) if idempotency_key else request]
         args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
-        args += [cost, bounds.requests, bounds.tokens, deadline_ms, about, "1" if is_background else ""]
+        args += [cost, bounds.requests, bounds.tokens, deadline_ms, metadata, "1" if is_background else ""]
         args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
         args += [retention_s or "", conversation, bounds.stored_bytes if counts_stored else "", RETENTION_S, owner]
         args.append(b"" if charge is None else charge.encode(prompt_tokens, begins_call=begins_call))

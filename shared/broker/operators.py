@@ -20,7 +20,7 @@ class DeadRequest:
     worker: str
     emitted: int
     body: bytes
-    about: bytes
+    metadata: bytes
     share: Share = ANONYMOUS_SHARE
 
 
@@ -60,6 +60,6 @@ def _dead_request(entry_id: Any, fields: dict[bytes, bytes]) -> DeadRequest:
         fields[b"worker"].decode(),
         int(fields[b"emitted"]),
         fields[b"body"],
-        fields[b"about"],
+        fields[b"metadata"],
         Share.of_fields(text(fields.get(b"tenant", b"")), text(fields.get(b"user", b""))),
     )

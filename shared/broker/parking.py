@@ -23,13 +23,13 @@ class ParkingFull(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ParkedRequest:
-    """A parked request. left_s: seconds until it ends as parked. about: metadata of its call."""
+    """A parked request. left_s: seconds until it ends as parked. metadata: of its call."""
 
     request_id: str
     left_s: float
     emitted: int
     priority_class: str
-    about: bytes
+    metadata: bytes
 
 
 class ParkingVerbs(Lane):
@@ -92,12 +92,14 @@ class ParkingVerbs(Lane):
         members: Any = await self.client.zrange(self.keys.parked, 0, count - 1, withscores=True)
         pipe = self.client.pipeline(transaction=False)
         for name, _ in members:
-            pipe.hmget(self.keys.request(text(name)), "emitted", "class", "about")
+            pipe.hmget(self.keys.request(text(name)), "emitted", "class", "metadata")
         found = []
-        for (name, until_ms), (emitted, priority_class, about) in zip(members, await pipe.execute(), strict=True):
+        for (name, until_ms), (emitted, priority_class, metadata) in zip(members, await pipe.execute(), strict=True):
             left_s = until_ms / 1000 - seconds - micros / 1e6
             emitted_tokens = int(emitted) if emitted and emitted.isdigit() else 0
-            found.append(ParkedRequest(text(name), left_s, emitted_tokens, text(priority_class or b""), about or b""))
+            found.append(
+                ParkedRequest(text(name), left_s, emitted_tokens, text(priority_class or b""), metadata or b"")
+            )
         return found
 
     async def unended(self, worker_id: str = "") -> list[str]:

@@ -1,9 +1,9 @@
 -- Make a gateway a listener of a request, and publish the output to this gateway from now on.
 --   KEYS  request hash
 --   ARGV  gateway
---   ->    {state, about} | {} (the request is unknown)
+--   ->    {state, metadata} | {} (the request is unknown)
 -- Earlier output is in the output log. Repeatable.
-local req = redis.pcall('HMGET', KEYS[1], 'state', 'about', 'gateways', 'gateway')
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'metadata', 'gateways', 'gateway')
 if not req[1] then
     return {}
 end

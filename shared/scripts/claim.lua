@@ -23,7 +23,7 @@ if not pending or pending[2] ~= worker then
     return {'lost'}
 end
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt',
-    'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'about', 'deliveries', 'deaths', 'died_at',
+    'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'metadata', 'deliveries', 'deaths', 'died_at',
     'all_deaths', 'waits', 'tenant', 'user')
 
 -- The hash of a request is lost: settle by its log.
@@ -90,7 +90,7 @@ if req[8] ~= attempt then
         end
         if not req[20] and has_died_too_often(KEYS[1], emitted, limit) then
             redis.call('XADD', prefix .. 'dead', 'MAXLEN', '~', MAX_DEAD, '*', 'id', id, 'class', req[5], 'worker', req[7],
-                'emitted', emitted, 'body', req[9], 'about', req[15], 'tenant', req[21] or '', 'user', req[22] or '')
+                'emitted', emitted, 'body', req[9], 'metadata', req[15], 'tenant', req[21] or '', 'user', req[22] or '')
             finish_unowned(prefix, id, 'quarantined', 'the worker died each time it ran this request', retention)
             return {'dropped', 'quarantined'}
         end

@@ -15,5 +15,5 @@ if state == 'done' then
     return 'deleted'
 end
 -- Gateways take empty metadata for an unknown request. A claim of a request without the field would call it corrupt.
-redis.call('HSET', KEYS[1], 'about', '', 'retention', HIDDEN_RETENTION_S)
+redis.call('HSET', KEYS[1], 'metadata', '', 'retention', HIDDEN_RETENTION_S)
 return 'hidden'

@@ -2,7 +2,7 @@
 -- nothing.
 --   KEYS  request hash, idempotency key (or the request hash again: none)
 --   ARGV  prefix, id, body, gateway, class, cost, max queued requests, max queued tokens, deadline (ms from now, 0 =
---         none), about (what a gateway must know to render the answer again), background ('1': runs on without a
+--         none), metadata (what a gateway must know to render the answer again), background ('1': runs on without a
 --         client), fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent (''
 --         = none), another request whose listeners become listeners of this one ('' = none), retention (s) of
 --         the request's keys after its end ('' = the default), conversation for later calls ('' = none), bytes
@@ -71,7 +71,7 @@ local queue, entry = enqueue(prefix, id, cost, arrival, share)
 redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', queue, 'cost', cost,
     'entry', entry, 'arrival', arrival, 'tenant', class .. ' ' .. ARGV[23] .. ' ' .. share.tenant,
     'user', ARGV[25] .. ' ' .. share.user, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0,
-    'about', ARGV[10], 'background', ARGV[11], 'gateways', cmsgpack.pack(gateways))
+    'metadata', ARGV[10], 'background', ARGV[11], 'gateways', cmsgpack.pack(gateways))
 if ARGV[20] ~= '' then
     redis.call('HSET', KEYS[1], 'account', ARGV[20])
 end

@@ -9,7 +9,7 @@
 -- Repeatable. The rest of its deadline counts from now on. After its end its keys stay for the rest of the time for
 -- which it might have been parked, like those of a stored request.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[7]
-local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'about',
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'metadata',
     'tenant', 'user')
 local state, class, cost, emitted, left = req[1], req[2], whole(req[3]), whole(req[4]), whole(req[5])
 local share = share_of(req[9], req[10])

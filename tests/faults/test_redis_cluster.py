@@ -155,7 +155,7 @@ async def test_while_a_slot_moves_its_lane_takes_no_request_and_keeps_those_that
 
 async def test_dead_requests_of_all_nodes_are_listed(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     lanes = [name + "-dead" for name in cluster.lanes()]
-    fields = {"id": "1", "class": "standard", "worker": "w", "emitted": 0, "body": b"", "about": b""}
+    fields = {"id": "1", "class": "standard", "worker": "w", "emitted": 0, "body": b"", "metadata": b""}
     for name in lanes:
         async with using(cluster, name) as lane:
             await lane.commands.xadd(lane.broker.keys.dead, fields)  # type: ignore[arg-type]

@@ -155,7 +155,7 @@ async def state_of(gateway: RunningGateway, request_id: str) -> tuple[Any, ...]:
     """Return what a caller could change of a request."""
     broker = gateway.gateway.broker
     return tuple(
-        await broker.client.hmget(broker.keys.request(request_id), "state", "cancel", "outcome", "about", "gateways")
+        await broker.client.hmget(broker.keys.request(request_id), "state", "cancel", "outcome", "metadata", "gateways")
     )
 
 

@@ -132,8 +132,8 @@ class Script:
 
     def __init__(self, request_id: str = "ab" * 16, n: int = 1) -> None:
         self.request_id = request_id
-        about = CallMetadata("chat", 1, n, True, (), 5, 1, True)
-        self._form = ChatDialect().form(request_id, SERVED, about)
+        metadata = CallMetadata("chat", 1, n, True, (), 5, 1, True)
+        self._form = ChatDialect().form(request_id, SERVED, metadata)
         self._n = n
 
     @property

@@ -201,7 +201,7 @@ class LimitsMachine(RuleBasedStateMachine):
                         gateway="g",
                         cost=most,
                         bounds=BOUNDS,
-                        about=b"about",
+                        metadata=b"metadata",
                         charge=charge,
                         prompt_tokens=prompt,
                         begins_call=begins,

@@ -71,7 +71,7 @@ class Request:
         return b"body of " + self.request_id.encode()
 
     @property
-    def about(self) -> bytes:
+    def metadata(self) -> bytes:
         return b"" if self.is_hidden else b"about " + self.request_id.encode()
 
     @property
@@ -151,7 +151,7 @@ class ProtocolModel:
         if request.state != "done":
             request.gateway = gateway
             request.listeners = [name for name in request.listeners if name != gateway] + [gateway]
-        return Attachment(request.state == "done", request.about)
+        return Attachment(request.state == "done", request.metadata)
 
     def detach(self, request_id: str, gateway: str) -> list[str]:
         request = self.requests.get(request_id)
@@ -476,7 +476,7 @@ class ProtocolModel:
 
     def _store(self, request: Request, max_bytes: int) -> None:
         self.stored[request.request_id] = self.written
-        self.written += STORED_BYTES + len(request.about) + len(request.conversation)
+        self.written += STORED_BYTES + len(request.metadata) + len(request.conversation)
         old = [name for name, before in self.stored.items() if before < self.written - max_bytes][:16]
         for name in old:
             del self.stored[name]

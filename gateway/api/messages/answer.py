@@ -54,8 +54,8 @@ class MessageDialect:
             raise request.renamed(error) from error
         return call.without_effect([f"tools[{request.tool_places[index]}].input_schema" for index in call.loosened])
 
-    def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> MessageAnswer:
-        return MessageAnswer(self.prefix + call_id, call_id, model, about)
+    def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> MessageAnswer:
+        return MessageAnswer(self.prefix + call_id, call_id, model, metadata)
 
 
 async def count_tokens(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> tuple[int, tuple[str, ...]]:
@@ -76,14 +76,14 @@ async def count_tokens(body: dict[str, Any], limits: RequestLimits, renderer: Re
 class MessageAnswer:
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
-    def __init__(self, public_id: str, call_id: str, model: ServedModel, about: CallMetadata) -> None:
-        echo = json.loads(about.echo)
+    def __init__(self, public_id: str, call_id: str, model: ServedModel, metadata: CallMetadata) -> None:
+        echo = json.loads(metadata.echo)
         self._call_id = call_id
         self._max_tokens: int = echo["max_tokens"]
         self._tier: str = echo["tier"]
         self._hides_thinking: bool = echo["hides_thinking"]
-        self._prompt_tokens = about.prompt_tokens
-        name = about.model_name(model.name)
+        self._prompt_tokens = metadata.prompt_tokens
+        name = metadata.model_name(model.name)
         self._message: dict[str, Any] = {"id": public_id, "type": "message", "role": "assistant", "model": name}
         self._blocks = BlockWriter(self._hides_thinking)
         self._reason = ""

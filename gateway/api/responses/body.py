@@ -31,13 +31,13 @@ class ResponseStatus(StrEnum):
 class ResponseBody:
     """Writes one response as JSON, in any status."""
 
-    def __init__(self, call_id: str, model: ServedModel, about: CallMetadata) -> None:
+    def __init__(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> None:
         self._head = (
-            f'{{"id":{sse.quote(PREFIX + call_id)},"object":"response","created_at":{about.created},'
-            f'"completed_at":null,"model":{sse.quote(about.model_name(model.name))},'
+            f'{{"id":{sse.quote(PREFIX + call_id)},"object":"response","created_at":{metadata.created},'
+            f'"completed_at":null,"model":{sse.quote(metadata.model_name(model.name))},'
         )
         # The fields that repeat the call; the answer is written around them without parsing them.
-        self._tail = about.echo[1:]
+        self._tail = metadata.echo[1:]
 
     def running(self, status: ResponseStatus, output: OutputItems | None = None) -> str:
         """A response that has not ended."""
@@ -73,9 +73,9 @@ def end_status(output: OutputItems) -> ResponseStatus:
     return ResponseStatus.INCOMPLETE if output.is_cut else ResponseStatus.COMPLETED
 
 
-def is_stored(about: CallMetadata) -> bool:
+def is_stored(metadata: CallMetadata) -> bool:
     """True if the response may be read after its own call."""
-    return bool(json.loads(about.echo)["store"])
+    return bool(json.loads(metadata.echo)["store"])
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class ResponseDialect:
             conversation=conversation,
         )
 
-    def form(self, call_id: str, model: ServedModel, about: CallMetadata) -> ResponseEvents:
-        return ResponseEvents(call_id, model, about)
+    def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ResponseEvents:
+        return ResponseEvents(call_id, model, metadata)
 
     async def _resolved(self, items: Sequence[Item], before: Sequence[Item]) -> list[Item]:
         """The items with those that item references name. Raises InvalidRequest."""

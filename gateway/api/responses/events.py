@@ -29,10 +29,10 @@ _ENDS = (Cancelled, DeadlinePassed, GenerationFailed)
 class ResponseEvents:
     """Renders the events of one response, and drops those up to `after`, which the client has."""
 
-    def __init__(self, call_id: str, model: ServedModel, about: CallMetadata, after: int = START) -> None:
-        self.body = ResponseBody(call_id, model, about)
+    def __init__(self, call_id: str, model: ServedModel, metadata: CallMetadata, after: int = START) -> None:
+        self.body = ResponseBody(call_id, model, metadata)
         self.output = OutputItems(call_id, model.token_texts)
-        self._is_background = about.is_background
+        self._is_background = metadata.is_background
         self._after = after
         # The number of the next event.
         self.next_number = 0

@@ -60,7 +60,7 @@ class StoredResponse:
 
     def json(self, model: ServedModel) -> str:
         """The Response object."""
-        body = ResponseBody(self.call_id, model, self.call.about)
+        body = ResponseBody(self.call_id, model, self.call.metadata)
         if self.error is not None:
             self.output.fail()
             return body.failed(self.output, self.error)
@@ -99,7 +99,7 @@ class ResponseStore:
         except MessageError as error:
             self._note_corrupt(call_id, error)
             raise _not_found(response_id) from error
-        if call is None or call.about.dialect != DIALECT or not is_stored(call.about):
+        if call is None or call.metadata.dialect != DIALECT or not is_stored(call.metadata):
             raise _not_found(response_id)
         return call_id, call
 
@@ -109,7 +109,7 @@ class ResponseStore:
 
     async def read_call(self, call_id: str, call: StoredCall) -> StoredResponse:
         """Returns the response of a call with its output so far. Raises BrokerDown."""
-        transcript = Transcript(call.about, self._model, [call_id], is_joined=True)
+        transcript = Transcript(call.metadata, self._model, [call_id], is_joined=True)
         output = OutputItems(call_id, self._model.token_texts)
         error: ApiError | None = None
         try:

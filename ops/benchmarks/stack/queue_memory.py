@@ -38,10 +38,10 @@ async def measure(url: str) -> tuple[dict[int, float], dict[int, float]]:
     async def submit(prompt_tokens: int, max_tokens: int) -> str:
         prompt = tuple(random.randrange(VOCABULARY) for _ in range(prompt_tokens))
         request = GenerationRequest(new_id(), "demo", prompt, SamplingParams(max_tokens, seed=random.getrandbits(64)))
-        about = CallMetadata("chat", 1_800_000_000, 1, True, (), prompt_tokens, 1, False)
+        metadata = CallMetadata("chat", 1_800_000_000, 1, True, (), prompt_tokens, 1, False)
         gateway = "0" * 32
         return await broker.submit(
-            request.id, request.encode(), gateway=gateway, cost=request.cost, bounds=BOUNDS, about=about.encode()
+            request.id, request.encode(), gateway=gateway, cost=request.cost, bounds=BOUNDS, metadata=metadata.encode()
         )
 
     waiting: dict[int, float] = {}

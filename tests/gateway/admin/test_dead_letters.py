@@ -11,7 +11,7 @@ from quire.shared.command_line import CommandError
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import GenerationRequest, SamplingParams
 
-FIELDS = {"id": "r", "class": "standard", "worker": "w", "emitted": "3", "body": "x", "about": ""}
+FIELDS = {"id": "r", "class": "standard", "worker": "w", "emitted": "3", "body": "x", "metadata": ""}
 
 
 @pytest.fixture

@@ -372,9 +372,9 @@ async def test_a_stream_that_is_open_when_the_gateway_is_told_to_end_is_finished
 @pytest.mark.parametrize("kind", [PartKind.CONTENT, PartKind.REASONING, PartKind.ARGUMENTS])
 def test_one_part_is_the_same_event_as_its_pieces(kind: PartKind) -> None:
     """One part, the common case, is written without merging."""
-    about = CallMetadata("chat", 0, 2, True, (), 1, 1, False)
+    metadata = CallMetadata("chat", 0, 2, True, (), 1, 1, False)
     model: Any = SimpleNamespace(name=MODEL, token_texts=None)
-    form = ChatAnswer("chatcmpl-1", model, about)
+    form = ChatAnswer("chatcmpl-1", model, metadata)
     call = 0 if kind is PartKind.ARGUMENTS else -1
     [whole] = form.parts(1, [AnswerPart(kind, 'a"\n', call)])
     assert [whole] == form.parts(1, [AnswerPart(kind, "a", call), AnswerPart(kind, '"\n', call)])

@@ -131,7 +131,7 @@ async def test_labels_are_the_same_in_the_answer_in_a_stream_and_at_another_gate
             assert await resumed.rest() == events
     assert worker is not None
     plain = chunks[0]["id"].split("-")[1]
-    stored = await gateway.gateway.broker.client.hmget(gateway.gateway.broker.keys.request(plain), "about", "class")
+    stored = await gateway.gateway.broker.client.hmget(gateway.gateway.broker.keys.request(plain), "metadata", "class")
     assert CallMetadata.decode(stored[0]).prompt_cache_key == "k"
     assert stored[1] == b"batch"
 

@@ -262,11 +262,11 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
     model_folder: Path, before: list[int], after: list[int], n: int, is_chat: bool, data: st.DataObject
 ) -> None:
     """Each token and its entry arrive once, wherever the client stopped in the earlier portions."""
-    about = CallMetadata("chat" if is_chat else "completion", 0, n, False, ("<stop>",), 1, 1, False)
-    form = (chat.ChatAnswer if is_chat else completions.CompletionAnswer)("r", model(model_folder), about)
+    metadata = CallMetadata("chat" if is_chat else "completion", 0, n, False, ("<stop>",), 1, 1, False)
+    form = (chat.ChatAnswer if is_chat else completions.CompletionAnswer)("r", model(model_folder), metadata)
 
     def events(cuts: list[int], last: EventId) -> list[Event]:
-        transcript = Transcript(about, model(model_folder), ["r"])
+        transcript = Transcript(metadata, model(model_folder), ["r"])
         text = EventRenderer(transcript, form, {}, last).feed(portions(cuts, n))
         return parse_events(text) if text else []
 

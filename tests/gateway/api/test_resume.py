@@ -533,10 +533,10 @@ async def test_a_corrupt_note_about_a_call_is_counted_and_said_once(
     async with gateway.worker(emit(tokens("abc"))):
         whole = await gateway.events(COMPLETIONS, body(COMPLETIONS))
     broker = gateway.gateway.broker
-    await broker.client.hset(broker.keys.request(whole[0].data["id"].removeprefix("cmpl-")), "about", b"\xc1")
+    await broker.client.hset(broker.keys.request(whole[0].data["id"].removeprefix("cmpl-")), "metadata", b"\xc1")
     for _ in range(3):
         assert (await gateway.get(stream_path(COMPLETIONS, whole[0]))).status == 404
-    assert gateway.gateway.meters.corrupt_abouts == 3
+    assert gateway.gateway.meters.corrupt_metadata == 3
     assert caplog.text.count("is corrupt") == 1
 
 
@@ -581,11 +581,11 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
     model_folder: Path, before: list[int], after: list[int], n: int, data: st.DataObject
 ) -> None:
     """After Redis lost the end of a log, a worker logs the tokens again, in other portions than a client has seen."""
-    about = CallMetadata("completion", 0, n, True, ("<stop>",), 1, 1, False)
+    metadata = CallMetadata("completion", 0, n, True, ("<stop>",), 1, 1, False)
 
     def events(cuts: list[int], last: EventId) -> list[tuple[EventId, Any]]:
-        dialect = CompletionAnswer("r", model(model_folder), about)
-        events = EventRenderer(Transcript(about, model(model_folder), ["r"]), dialect, {}, last)
+        dialect = CompletionAnswer("r", model(model_folder), metadata)
+        events = EventRenderer(Transcript(metadata, model(model_folder), ["r"]), dialect, {}, last)
         text = events.feed(portions(cuts, n))
         return [(event.id, event.data) for event in parse_events(text)] if text else []
 

@@ -28,13 +28,13 @@ async def recount(gateway: RunningGateway) -> dict[str, tuple[int, int, int]]:
     client: Any = broker.client
     found: dict[str, tuple[int, int, int]] = {}
     async for name in client.scan_iter(broker.keys.request("*")):
-        about, account, outcome = await client.hmget(name, "about", "account", "outcome")
+        packed_metadata, account, outcome = await client.hmget(name, "metadata", "account", "outcome")
         request_id = name.decode().rsplit(":", 1)[1]
         logged = await client.xrange(broker.keys.output(request_id))
         emitted = max((item.end for _, data in logged for item in decode_items(data[b"item"])), default=0)
         has_computed = emitted or outcome in (b"stop", b"length")
         before = found.get((account or b"").decode(), (0, 0, 0))
-        metadata = CallMetadata.decode(about)
+        metadata = CallMetadata.decode(packed_metadata)
         prompt = metadata.prompt_tokens // metadata.requests if has_computed else 0
         found[(account or b"").decode()] = (before[0] + 1, before[1] + prompt, before[2] + emitted)
     return found

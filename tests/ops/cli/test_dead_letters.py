@@ -17,7 +17,7 @@ from quire.shared.command_line import CommandError
 from quire.shared.keys import LaneKeys
 from tests.conftest import StartQuire, clean_environ
 
-FIELDS = {"id": "r", "class": "standard", "worker": "w", "emitted": "3", "body": "x", "about": ""}
+FIELDS = {"id": "r", "class": "standard", "worker": "w", "emitted": "3", "body": "x", "metadata": ""}
 
 
 @pytest.fixture

@@ -17,7 +17,19 @@ def corruptions() -> list[tuple[str, bytes | None]]:
     numbers = ("deadline", "cost", "created", "emitted", "deliveries")
     found: list[tuple[str, bytes | None]] = [(name, data) for name in numbers for data in CORRUPT]
     found += [(name, b"x") for name in ("class", "queue", "entry", "state", "deaths", "died_at", "all_deaths")]
-    fields = ("deadline", "cost", "created", "emitted", "class", "queue", "entry", "state", "body", "gateway", "about")
+    fields = (
+        "deadline",
+        "cost",
+        "created",
+        "emitted",
+        "class",
+        "queue",
+        "entry",
+        "state",
+        "body",
+        "gateway",
+        "metadata",
+    )
     return found + [(name, None) for name in fields]
 
 
@@ -69,7 +81,7 @@ async def test_a_request_that_turns_corrupt_while_it_runs_ends_as_an_error_at_th
     assert await broker.renew("w", [("r", claim.attempt)]) in ([], [("r", claim.attempt)])
     if await client.hget(KEYS.request("r"), "outcome") is None:
         delivery = StreamEntry("standard", (await client.xrange(KEYS.queue()))[0][0].decode(), "r", 10)
-        assert await broker.claim(delivery, "w", new_id()) is None or name in ("body", "about")
+        assert await broker.claim(delivery, "w", new_id()) is None or name in ("body", "metadata")
     else:
         assert reply.lost == (("r", claim.attempt),)
     if await client.hget(KEYS.request("r"), "outcome") is not None:

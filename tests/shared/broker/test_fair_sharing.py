@@ -60,7 +60,7 @@ class Site:
                 cost=prompt + answer,
                 bounds=bounds,
                 priority_class=priority,
-                about=b"about",
+                metadata=b"metadata",
                 prompt_tokens=prompt,
                 share=share,
             )

@@ -126,17 +126,17 @@ async def test_a_request_is_published_where_it_was_attached_last(broker: Broker,
     pubsub = client.pubsub()
     await pubsub.subscribe(KEYS.channel("other"))
     assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"  # type: ignore[index]
-    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, about=b"about")
+    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata")
     claim = await broker.claim(await take(broker), "w", new_id())
     assert claim is not None
     await broker.commit_step("w", [step(claim, 0, (1,))])
-    assert await broker.attach("r", "other") == Attachment(False, b"about")
+    assert await broker.attach("r", "other") == Attachment(False, b"metadata")
     assert await broker.listeners_of(["r"]) == {"r": ["g", "other"]}
     await broker.commit_step("w", [step(claim, 1, (2,), "stop")])
     message = await pubsub.get_message(timeout=5)
     assert message is not None
     assert [item.start for item in decode_items(message["data"])] == [1]
-    assert await broker.attach("r", "g") == Attachment(True, b"about")
+    assert await broker.attach("r", "g") == Attachment(True, b"metadata")
     assert await broker.attach("unknown", "g") is None
     assert await broker.client.exists(KEYS.request("unknown")) == 0
     await pubsub.aclose()

@@ -12,7 +12,7 @@ from tests.support.broker_calls import KEYS
 async def test_entries_of_the_dead_that_are_corrupt_are_left_out(
     broker: Broker, client: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good = {"id": "r", "class": "batch", "worker": "w", "emitted": 3, "body": b"b", "about": b"a"}
+    good = {"id": "r", "class": "batch", "worker": "w", "emitted": 3, "body": b"b", "metadata": b"a"}
     await client.xadd(KEYS.dead, good)
     for name, data in (("emitted", "x"), ("class", "none"), ("id", b"\xff")):
         await client.xadd(KEYS.dead, good | {name: data})

@@ -207,7 +207,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 bounds=BOUNDS,
                 priority_class=priority_class,
                 deadline_ms=3_600_000 if deadline == AHEAD else 0,
-                about=request.about,
+                metadata=request.metadata,
                 is_background=is_background,
                 idempotency_key=key,
                 fingerprint=fingerprint,

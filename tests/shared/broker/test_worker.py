@@ -164,7 +164,7 @@ async def test_a_release_keeps_a_cancel_that_was_not_obeyed(broker: Broker) -> N
 
 
 async def test_a_request_without_progress_is_quarantined_with_the_third_death(broker: Broker) -> None:
-    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, about=b"about")
+    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata")
     assert await broker.claim(await take(broker), "w", new_id())
     for deaths in range(1, MAX_DEATHS):
         claim = await take_over(broker, f"worker {deaths}")
@@ -176,7 +176,7 @@ async def test_a_request_without_progress_is_quarantined_with_the_third_death(br
     assert await outcome_of(broker) == "quarantined"
     [dead] = await broker.read_dead()
     assert (dead.request_id, dead.worker, dead.emitted) == ("r", f"worker {MAX_DEATHS - 1}", 0)
-    assert (dead.priority_class, dead.body, dead.about) == ("standard", b"body", b"about")
+    assert (dead.priority_class, dead.body, dead.metadata) == ("standard", b"body", b"metadata")
     assert (await broker.read_totals())["quarantined"] == 1
     assert await broker.drop_dead(dead.entry_id)
     assert not await broker.drop_dead(dead.entry_id)
