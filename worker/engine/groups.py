@@ -128,6 +128,10 @@ class Groups:
                     (decodes if sequence.is_decoding else self.prefills).append(sequence)
         self.decodes = DecodeBatch.of(decodes)
 
+    def changed(self) -> None:
+        """Have the next `refresh` build `decodes` and `prefills` anew."""
+        self._is_stale = True
+
     # --- add and remove -----------------------------------------------------------------------------------------------
 
     def add(self, group: SequenceGroup) -> None:

@@ -9,6 +9,9 @@ Groups are admitted first come, first served within a priority class. When a run
 free, the newest group of the lowest class is preempted: its blocks are freed and recomputed later, as one new prompt,
 or swapped out to host memory and back in. So the oldest group always advances, and no group starves. Swapped groups
 come back before waiting groups are admitted; a waiting group may pass a swapped one if that does not delay it.
+
+A step that computes prompts of a higher class leaves out the lowest class, `batch`, so that the first token of a call
+that has a waiting client does not wait for the decodes of batches as well.
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
 from quire.worker.engine.state_slots import StateSlots
 from quire.worker.engine.stateful_blocks import StatefulBlockManager
-from quire.worker.engine.step import PrefillChunk, Step
+from quire.worker.engine.step import DecodeBatch, PrefillChunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
 WATERMARK = 0.01
+# The lowest class, `batch`, and the number of steps in a row that may leave it out, so that it always advances.
+LOWEST = NUM_PRIORITIES - 1
+MAX_LEFT_OUT = 8
 
 
 class Scheduler:
@@ -48,6 +54,8 @@ class Scheduler:
         # Prompt tokens of a step that also decodes. The engine may change it before each step.
         self.max_prefill_tokens = limits.max_prefill_tokens or limits.max_num_batched_tokens
         self._watermark_blocks = max(1, int(WATERMARK * limits.num_blocks))
+        # Steps in a row that have left out the lowest class.
+        self._num_left_out = 0
 
     # --- limits of a request ------------------------------------------------------------------------------------------
 
@@ -107,6 +115,8 @@ class Scheduler:
         prefills = groups.prefills
         admits = groups.num_preemptions == num_preemptions
         for priority in range(NUM_PRIORITIES):
+            if priority == LOWEST and self._leave_out_lowest(step):
+                break
             for sequence in prefills:
                 if sequence.group.priority == priority:
                     budget -= self._add_chunk(step, sequence, budget)
@@ -115,6 +125,18 @@ class Scheduler:
         if self.groups.states is not None:
             self._plan_states(step, self.groups.states)
         return step
+
+    def _leave_out_lowest(self, step: Step) -> bool:
+        """Take the lowest class out of a step that computes prompts of a higher class. Returns False if it stays in."""
+        if not step.chunks or self._num_left_out >= MAX_LEFT_OUT:
+            self._num_left_out = 0
+            return False
+        higher = [sequence for sequence in step.decodes.sequences if sequence.group.priority < LOWEST]
+        if len(higher) < len(step.decodes):
+            step.decodes = DecodeBatch.of(higher)
+            self.groups.changed()  # the next step has all decodes again
+        self._num_left_out += 1
+        return True
 
     def _plan_states(self, step: Step, states: StateSlots) -> None:
         """Add the copies of recurrent states to the step. A decode that fills a block leaves a snapshot there."""

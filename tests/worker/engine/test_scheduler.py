@@ -8,6 +8,7 @@ import pytest
 
 from quire.shared.messages import StepItem
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.scheduler import MAX_LEFT_OUT
 from quire.worker.engine.sequence import GroupState
 from tests.support.mock_model import alone, assert_idle, continuation, final, make_engine, request, run, steps, text
 
@@ -247,3 +248,42 @@ def test_choices_continue_an_earlier_attempt_in_which_some_have_finished(stop_af
     second = make_engine()
     second.add(asked, earlier)
     assert final([*earlier, *run(second)], "a") == whole
+
+
+def decoding(engine: Engine, items: list[StepItem]) -> set[str]:
+    """Run a step; return the requests that it decodes. Its results are appended to `items`."""
+    found: list[set[str]] = []
+    engine.observer = lambda step: found.append(set(step.decodes.request_ids))
+    items += engine.step()
+    engine.observer = None
+    return found[0]
+
+
+def test_a_step_that_computes_a_prompt_of_a_higher_class_leaves_out_the_decodes_of_batches() -> None:
+    engine = make_engine(max_num_seqs=8)
+    items: list[StepItem] = []
+    for name, priority in (("batch", 2), ("standard", 1), ("urgent", 0)):
+        engine.add(request(name, (1, 2, 3), max_tokens=20, ignore_eos=True), priority=priority)
+        items += steps(engine, 2)
+    assert decoding(engine, items) == {"batch", "standard", "urgent"}
+    engine.add(request("next", (4, 5), max_tokens=20, ignore_eos=True), priority=0)
+    assert decoding(engine, items) == {"standard", "urgent"}
+    assert decoding(engine, items) == {"batch", "standard", "urgent", "next"}
+    engine.add(request("later", (4, 5), max_tokens=20, ignore_eos=True), priority=2)
+    assert decoding(engine, items) == {"batch", "standard", "urgent", "next"}, "prompts of its own class leave it in"
+    items += run(engine)
+    for name in ("batch", "urgent", "next"):
+        one = request(name, (4, 5) if name == "next" else (1, 2, 3), max_tokens=20, ignore_eos=True)
+        assert [delta.token_ids for delta in final(items, name)] == [delta.token_ids for delta in alone(one)]
+
+
+def test_batches_advance_while_prompts_of_higher_classes_come_in_every_step() -> None:
+    engine = make_engine(max_num_seqs=8)
+    engine.add(request("batch", (1, 2, 3), max_tokens=5, ignore_eos=True), priority=2)
+    steps(engine, 1)
+    items: list[StepItem] = []
+    for number in range(4 * (MAX_LEFT_OUT + 1)):
+        engine.add(request(f"r{number}", (4, 5), max_tokens=1, ignore_eos=True), priority=0)
+        items += engine.step()
+    assert "batch" in ended(items)
+    assert_idle(engine)
