@@ -299,7 +299,9 @@ class FaultStack:
         return [name for name, process in self._workers.items() if process.process.poll() is None]
 
     def totals(self) -> dict[str, int]:
-        return {name.decode(): int(count) for name, count in self.redis.hgetall(KEYS.totals).items()}
+        """Return the number of accepted requests, and of ended ones by outcome."""
+        found = {name.decode(): int(count) for name, count in self.redis.hgetall(KEYS.totals).items()}
+        return {name: count for name, count in found.items() if name != "arrivals"}
 
     def is_drained(self) -> bool:
         """Return whether no request is queued, running or pending."""
