@@ -16,7 +16,7 @@ from quire.gateway.api.parameters import read
 from quire.gateway.api.parsing import read_object
 from quire.gateway.batches.batch import PREFIX, Batch
 from quire.gateway.batches.batch_runner import BatchRunner
-from quire.gateway.batches.batch_store import BatchStore, Place
+from quire.gateway.batches.batch_store import BatchStore, LinePlace
 from quire.gateway.batches.jsonl import RawLine, read_lines
 from quire.gateway.batches.line import call_id_of, read_line
 from quire.gateway.errors.api_errors import (
@@ -118,7 +118,7 @@ class BatchRoutes:
         """
         most = self._settings.max_body_bytes
         try:
-            async for raw in read_lines(self._files.content(file), most, Place(0, 1)):
+            async for raw in read_lines(self._files.content(file), most, LinePlace(0, 1)):
                 if not isinstance(raw, RawLine):
                     break
                 name = read_line(raw, endpoint, most).body.get("model")
@@ -169,7 +169,7 @@ class BatchRoutes:
         await self._cancel_lines(batch, windows)
         return web.json_response((await self._find(PREFIX + batch.id, caller)).shown())
 
-    async def _cancel_lines(self, batch: Batch, windows: Sequence[tuple[Place, Place]]) -> None:
+    async def _cancel_lines(self, batch: Batch, windows: Sequence[tuple[LinePlace, LinePlace]]) -> None:
         gateway = self._directory.find(batch.lane)
         if gateway is None:
             return

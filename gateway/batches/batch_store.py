@@ -26,7 +26,7 @@ LEASE_MS = int(1000 * WINDOW_LEASE_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinePlace:
     """A place in the input: the offset of a line in bytes, and the number of the line, counted from 1."""
 
     offset: int
@@ -36,7 +36,7 @@ class Place:
         return f"{self.offset} {self.line}"
 
     @classmethod
-    def read(cls, value: str) -> Place:
+    def read(cls, value: str) -> LinePlace:
         offset, _, line = value.partition(" ")
         return cls(int(offset or 0), int(line or 1))
 
@@ -51,8 +51,8 @@ class Window:
     batch_id: str
     index: int
     token: str
-    begin: Place
-    end: Place
+    begin: LinePlace
+    end: LinePlace
     was_begun: bool = False
     is_written: bool = False
 
@@ -124,13 +124,13 @@ class BatchStore:
         """Return the batches that have not ended, the oldest first."""
         return [text(one) for one in await self.client.zrange(self.keys.active, 0, -1)]
 
-    async def cancel(self, batch_id: str, owner: str) -> tuple[str, list[tuple[Place, Place]]]:
+    async def cancel(self, batch_id: str, owner: str) -> tuple[str, list[tuple[LinePlace, LinePlace]]]:
         """Cancel a batch. Returns its status, empty if there is no such batch; and the open windows."""
         reply = await self._cancel_batch(keys=[self.keys.batch(batch_id)], args=[self.keys.prefix, batch_id, owner])
         if not reply:
             return "", []
         status, *places = map(text, reply)
-        read = [Place.read(one) for one in places]
+        read = [LinePlace.read(one) for one in places]
         return status, list(zip(read[::2], read[1::2], strict=True))
 
     async def claim(self, batch_id: str) -> Window | None:
@@ -142,7 +142,9 @@ class BatchStore:
         if not reply:
             return None
         index, begin, end, begun, written = map(text, reply)
-        return Window(batch_id, int(index), token, Place.read(begin), Place.read(end), begun == "1", written == "1")
+        return Window(
+            batch_id, int(index), token, LinePlace.read(begin), LinePlace.read(end), begun == "1", written == "1"
+        )
 
     async def renew(self, window: Window, completed: int, failed: int) -> str:
         """Renew a lease, and note the progress. Returns the status of the batch, or LOST."""
@@ -156,7 +158,7 @@ class BatchStore:
         args: list[Any] = [self.keys.prefix, window.batch_id, window.token, lease_ms, window.index, completed, failed]
         return text(await self._renew_window(keys=[self.keys.batch(window.batch_id)], args=args))
 
-    async def begin(self, window: Window, places: Sequence[Place], total: int) -> str:
+    async def begin(self, window: Window, places: Sequence[LinePlace], total: int) -> str:
         """End a validation without errors. places: where each window begins, and the end. Returns `begun` or LOST."""
         return await self._begin(window, "", total, places)
 
@@ -164,7 +166,7 @@ class BatchStore:
         """End a validation with errors. Returns `failed` or LOST."""
         return await self._begin(window, json.dumps(list(errors)), total, ())
 
-    async def _begin(self, window: Window, errors: str, total: int, places: Sequence[Place]) -> str:
+    async def _begin(self, window: Window, errors: str, total: int, places: Sequence[LinePlace]) -> str:
         args: list[Any] = [self.keys.prefix, window.batch_id, window.token, errors, total, *map(str, places)]
         return text(await self._begin_batch(keys=[self.keys.batch(window.batch_id)], args=args))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from quire.gateway.batches.batch_store import Place
+from quire.gateway.batches.batch_store import LinePlace
 
 # White space around a value in JSON, without the end of a line.
 BLANK = b" \t\r"
@@ -15,12 +15,12 @@ BLANK = b" \t\r"
 class RawLine:
     """A line without its end. place: where it begins. is_too_long: `data` is only its beginning."""
 
-    place: Place
+    place: LinePlace
     data: bytes
     is_too_long: bool = False
 
 
-async def read_lines(chunks: AsyncIterator[bytes], most: int, begin: Place) -> AsyncIterator[RawLine | Place]:
+async def read_lines(chunks: AsyncIterator[bytes], most: int, begin: LinePlace) -> AsyncIterator[RawLine | LinePlace]:
     """Yield the lines that are not blank, then the place behind the last one. most: bytes of a line.
 
     The last line needs no line feed. begin: of the stream in its file.
@@ -33,7 +33,7 @@ async def read_lines(chunks: AsyncIterator[bytes], most: int, begin: Place) -> A
             waiting += chunk[start:at]
             size = len(waiting) + dropped
             if waiting.strip(BLANK):
-                yield RawLine(Place(offset, number), bytes(waiting), size > most)
+                yield RawLine(LinePlace(offset, number), bytes(waiting), size > most)
             waiting.clear()
             offset, number, dropped, start = offset + size + 1, number + 1, 0, at + 1
         waiting += chunk[start:]
@@ -41,7 +41,7 @@ async def read_lines(chunks: AsyncIterator[bytes], most: int, begin: Place) -> A
             dropped += len(waiting) - most - 1
             del waiting[most + 1 :]
     if waiting.strip(BLANK):
-        yield RawLine(Place(offset, number), bytes(waiting), len(waiting) + dropped > most)
+        yield RawLine(LinePlace(offset, number), bytes(waiting), len(waiting) + dropped > most)
     if waiting:
         offset, number = offset + len(waiting) + dropped, number + 1
-    yield Place(offset, number)
+    yield LinePlace(offset, number)

@@ -26,7 +26,7 @@ TIERS = ("auto", "default", "flex")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """A line that was read. number: counted from 1."""
 
     number: int
@@ -39,7 +39,7 @@ def call_id_of(batch_id: str, number: int) -> str:
     return hashlib.sha256(f"{batch_id}:{number}".encode()).hexdigest()[:32]
 
 
-def read_line(raw: RawLine, endpoint: str, max_bytes: int) -> Line:
+def read_line(raw: RawLine, endpoint: str, max_bytes: int) -> BatchLine:
     """Read a line of a batch for an endpoint. Raises InvalidRequest."""
     if raw.is_too_long:
         raise InvalidRequest(
@@ -65,7 +65,7 @@ def read_line(raw: RawLine, endpoint: str, max_bytes: int) -> Line:
     if type(body) is not dict:
         raise refused("body", f"body must be an object, not {shown(body)}.")
     _check_body(body)
-    return Line(raw.place.line, custom_id, body)
+    return BatchLine(raw.place.line, custom_id, body)
 
 
 def _check_body(body: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from quire.gateway.api.call import Call
 from quire.gateway.api.embeddings import EmbeddingCall, EmbeddingFormat
 from quire.gateway.api.labels import user_hash
 from quire.gateway.batches.batch import Batch
-from quire.gateway.batches.line import Line, call_id_of
+from quire.gateway.batches.line import BatchLine, call_id_of
 from quire.gateway.batches.line_endpoints import Answer, line_endpoint, read_answer
 from quire.gateway.errors.api_errors import (
     ApiError,
@@ -112,7 +112,7 @@ class LineRunner:
         # The requests of the lines in flight, with their models.
         self._open: dict[str, Gateway] = {}
 
-    async def run(self, line: Line, *, was_begun: bool) -> RunLine:
+    async def run(self, line: BatchLine, *, was_begun: bool) -> RunLine:
         """Run a line to its end. was_begun: another gateway may have submitted it. Raises LineLost."""
         run = RunLine(line.number, line.custom_id, call_id_of(self._batch.id, line.number))
         backoff = Backoff(*PAUSE_S, jitter=True)
@@ -137,7 +137,7 @@ class LineRunner:
                 return run
             await asyncio.sleep(pause_s)
 
-    async def _run_once(self, line: Line, run: RunLine, *, was_begun: bool) -> None:
+    async def _run_once(self, line: BatchLine, run: RunLine, *, was_begun: bool) -> None:
         directory, batch = self._directory, self._batch
         # 1) Read the call, with the limits that the key has now.
         caller = await directory.process.key_ring.owner(batch.owner)
@@ -168,7 +168,7 @@ class LineRunner:
                 for id_ in ids:
                     self._open.pop(id_, None)
 
-    def _options(self, gateway: Gateway, call: Call, line: Line) -> AdmissionOptions:
+    def _options(self, gateway: Gateway, call: Call, line: BatchLine) -> AdmissionOptions:
         settings, left_ms = gateway.settings, max(1, math.ceil(1000 * self._state.left_s))
         options = read_admission_options(
             _NO_HEADERS, self._batch.endpoint, line.body, call.options, 0.0, settings.max_timeout_s

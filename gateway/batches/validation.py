@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.gateway.batches.batch_store import Place
+from quire.gateway.batches.batch_store import LinePlace
 from quire.gateway.batches.custom_ids import CustomIds
 from quire.gateway.batches.jsonl import read_lines
-from quire.gateway.batches.line import Line, read_line
+from quire.gateway.batches.line import BatchLine, read_line
 from quire.gateway.errors.api_errors import ApiError
 
 # A window ends after so many lines, or so many bytes.
@@ -29,7 +29,7 @@ class Report:
     """What a validation found. places: where each window begins, and the end. lines: those that are not blank."""
 
     errors: list[dict[str, Any]] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[LinePlace] = field(default_factory=list)
     lines: int = 0
 
     def add(self, line: int | None, message: str, *, code: str, param: str | None = None) -> None:
@@ -37,7 +37,7 @@ class Report:
 
 
 async def validate(
-    chunks: AsyncIterator[bytes], endpoint: str, check: Callable[[Line], None], max_lines: int, max_bytes: int
+    chunks: AsyncIterator[bytes], endpoint: str, check: Callable[[BatchLine], None], max_lines: int, max_bytes: int
 ) -> Report:
     """Validate the input of a batch.
 
@@ -45,8 +45,8 @@ async def validate(
     """
     report, ids = Report(), CustomIds()
     window_lines, window_from, rested_at = 0, 0, 0
-    async for raw in read_lines(chunks, max_bytes, Place(0, 1)):
-        if isinstance(raw, Place):
+    async for raw in read_lines(chunks, max_bytes, LinePlace(0, 1)):
+        if isinstance(raw, LinePlace):
             report.places.append(raw)
             break
         offset = raw.place.offset

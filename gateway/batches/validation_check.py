@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from quire.gateway.api.key_policy import check_model
 from quire.gateway.batches.batch import Batch
-from quire.gateway.batches.line import Line
+from quire.gateway.batches.line import BatchLine
 from quire.gateway.batches.line_endpoints import LineEndpoint, line_endpoint
 from quire.gateway.errors.api_errors import ApiError, refused
 from quire.gateway.serving.model_directory import ModelDirectory
@@ -14,7 +14,7 @@ from quire.gateway.serving.service import Gateway
 from quire.shared.validators import shown
 
 
-async def check_of(directory: ModelDirectory, batch: Batch) -> Callable[[Line], None]:
+async def check_of(directory: ModelDirectory, batch: Batch) -> Callable[[BatchLine], None]:
     """Return the check of the lines of a batch. Raises ApiError if its key is not valid any more.
 
     All lines of a batch must mean the same model, or LoRA adapters of it, because each window has one queue.
@@ -23,7 +23,7 @@ async def check_of(directory: ModelDirectory, batch: Batch) -> Callable[[Line], 
     # The model and the endpoint of the lines so far, by the name in a line.
     known: dict[object, tuple[Gateway, LineEndpoint]] = {}
 
-    def check(line: Line) -> None:
+    def check(line: BatchLine) -> None:
         name = line.body.get("model")
         try:
             if type(name) is not str or name not in known:

@@ -131,8 +131,8 @@ class WindowRun:
         """Write the answers and the errors, each to an object of its own if there is one."""
         completed = failed = expired = prompt_tokens = completion_tokens = 0
         async with AsyncExitStack() as stack:
-            output = _Part(self._storage, stack, self._batch.output, self._name)
-            errors = _Part(self._storage, stack, self._batch.errors_file, self._name)
+            output = _OutputPart(self._storage, stack, self._batch.output, self._name)
+            errors = _OutputPart(self._storage, stack, self._batch.errors_file, self._name)
             for run in runs:
                 try:
                     if isinstance(run.error, ApiError):
@@ -166,7 +166,7 @@ class WindowRun:
         """The name of the objects: a gateway that has lost the window writes other objects."""
         return f"{self.window.index}-{self.window.token}"
 
-    async def _write_unrun(self, errors: _Part, run: RunLine) -> bool:
+    async def _write_unrun(self, errors: _OutputPart, run: RunLine) -> bool:
         """Write the line of a call that the end of the batch stopped. Returns True if the batch had expired."""
         is_expired = not self.state.is_cancelled
         code, message = ("batch_expired", EXPIRED) if is_expired else ("batch_cancelled", CANCELLED)
@@ -185,7 +185,7 @@ class WindowRun:
             await asyncio.gather(*(self.runner.delete(call_id, gateway, count) for call_id, count in some))
 
 
-class _Part:
+class _OutputPart:
     """A part of an output file. Its object is made with the first line."""
 
     def __init__(self, storage: Storage, stack: AsyncExitStack, file_id: str, name: str) -> None:

@@ -30,7 +30,9 @@ class OperatorVerbs(Lane):
     async def read_totals(self) -> dict[str, int]:
         """Return the number of requests accepted, and of those ended by outcome, since Redis was empty."""
         totals: Any = await self.client.hgetall(self.keys.totals)
-        return {text(name): int(count) for name, count in totals.items()}
+        counts = {text(name): int(count) for name, count in totals.items()}
+        counts.pop("arrivals", None)  # the order of the requests, no outcome
+        return counts
 
     async def read_dead(self, count: int = 100) -> list[DeadRequest]:
         """Return the newest entries of the dead-letter stream, without corrupt ones."""

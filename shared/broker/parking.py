@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.broker.gateway import QueueBounds, QueueFull
 from quire.shared.broker.lane import Lane, text
-from quire.shared.keys import PARKING_S, QUEUES, RETENTION_S
+from quire.shared.keys import PARKING_S, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.states import ParkReply, UnparkReply
 
 # An operator's unpark is never refused for want of room in the queue.
@@ -105,7 +105,7 @@ class ParkingVerbs(Lane):
     async def unended(self, worker_id: str = "") -> list[str]:
         """Return the requests that wait or run; with a worker, those that it runs."""
         found: list[str] = []
-        for name in QUEUES:
+        for name in (*QUEUES, *WAITING_QUEUES):
             entries: Any = await self.client.xrange(self.keys.queue(name))
             found += [text(fields[b"id"]) for _, fields in entries if b"id" in fields]
         if not worker_id:

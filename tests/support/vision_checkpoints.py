@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def make_vision(folder: Path, kind: str, **fields: Any) -> Path:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     values = (OWN | OTHERS)[kind]
-    config = AutoConfig.for_model(kind, **(values | {"text_config": values["text_config"] | fields}))
+    config = AutoConfig.for_model(kind, **copy.deepcopy(values | {"text_config": values["text_config"] | fields}))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config)

@@ -58,14 +58,14 @@ def encoded_stream(
         yield encode(document, tokenizer, begin=document[0][0] != "text" or at % 3 > 0)
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """A micro-batch of padded rows."""
 
     ids: torch.Tensor  # [B, T] int64, padded at the end, where causal attention ignores it
     labels: torch.Tensor  # [B, T] int64, IGNORED at positions without a target
 
 
-def collate(rows: list[Encoded], pad: int) -> Batch:
+def collate(rows: list[Encoded], pad: int) -> TrainingBatch:
     """Pad the rows to the longest one and stack them."""
     width = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), width), pad)
@@ -73,10 +73,10 @@ def collate(rows: list[Encoded], pad: int) -> Batch:
     for at, row in enumerate(rows):
         ids[at, : len(row.ids)] = torch.tensor(row.ids)
         labels[at, : len(row.labels)] = torch.tensor(row.labels)
-    return Batch(ids, labels)
+    return TrainingBatch(ids, labels)
 
 
-def batches(stream: Iterator[Encoded], tokenizer: Tokenizer, seed: int | str) -> Iterator[Batch]:
+def batches(stream: Iterator[Encoded], tokenizer: Tokenizer, seed: int | str) -> Iterator[TrainingBatch]:
     """Micro-batches of about MICRO_BATCH_TOKENS tokens, with rows of similar length; the batches are shuffled."""
     pad, rng = tokenizer.token_to_id(PAD), Random(f"batches-{seed}")
     while rows := sorted(islice(stream, SORTED_AT_ONCE), key=lambda row: len(row.ids)):

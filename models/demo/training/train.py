@@ -25,7 +25,7 @@ import tokenizers
 import torch
 import torch.nn.functional as F
 import transformers
-from models.demo.training.corpus import IGNORED, Batch, batches, encoded_stream
+from models.demo.training.corpus import IGNORED, TrainingBatch, batches, encoded_stream
 from models.demo.training.grammar import documents
 from models.demo.training.vocabulary import BEGIN, END, PAD, VOCABULARY_SIZE, save_tokenizer, train_tokenizer
 from safetensors.torch import save_file
@@ -74,7 +74,7 @@ def optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimiz
     ]
 
 
-def loss_of(model: LlamaForCausalLM, batch: Batch, device: torch.device) -> tuple[torch.Tensor, int]:
+def loss_of(model: LlamaForCausalLM, batch: TrainingBatch, device: torch.device) -> tuple[torch.Tensor, int]:
     """The summed negative log-likelihood in nats over the targets of a batch, and their number."""
     ids, labels = batch.ids.to(device), batch.labels[:, 1:].to(device)
     with torch.autocast(device.type, dtype=torch.bfloat16):
@@ -116,7 +116,12 @@ class TrainingProgress(NamedTuple):
 
 
 def train(
-    model: LlamaForCausalLM, stream: Iterator[Batch], steps: int, limit_s: float, rate: float, device: torch.device
+    model: LlamaForCausalLM,
+    stream: Iterator[TrainingBatch],
+    steps: int,
+    limit_s: float,
+    rate: float,
+    device: torch.device,
 ) -> TrainingProgress:
     """Train for `steps` steps or `limit_s` seconds, whichever ends first.
 

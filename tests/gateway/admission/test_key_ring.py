@@ -86,7 +86,7 @@ async def test_work_of_a_key_that_is_gone_ends(change: dict[str, int], monkeypat
     keys, store = ring()
     account = Account(kind="key", id=KEY_ID, name="a", digest=digest_of(SECRET), **change)
 
-    async def chain(key_id: str) -> tuple[Account, ...]:
+    async def chain(key_id: str, known: tuple[Account, ...] = ()) -> tuple[Account, ...]:
         return (account,)
 
     monkeypatch.setattr(store, "chain", chain)

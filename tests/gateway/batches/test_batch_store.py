@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quire.gateway.batches import batch_store
-from quire.gateway.batches.batch_store import LOST, VALIDATION, BatchStore, Place, StoredPart, Window, WindowCounts
+from quire.gateway.batches.batch_store import LOST, VALIDATION, BatchStore, LinePlace, StoredPart, Window, WindowCounts
 from quire.gateway.files.file_store import FileStore, StorageBounds, new_file_id
 from quire.gateway.files.folder_storage import FolderStorage
 from quire.shared.keys import BATCHES_TAG
 from quire.shared.redis.clients import command_client
 
 OWNER, NO_PART = "o", StoredPart("x", 0)
-PLACES = [Place(0, 1), Place(100, 5), Place(180, 9)]
+PLACES = [LinePlace(0, 1), LinePlace(100, 5), LinePlace(180, 9)]
 
 
 class Stores:
@@ -184,5 +184,5 @@ async def test_a_batch_whose_record_was_lost_is_dropped(stores: Stores) -> None:
 
 
 def test_places_are_read_as_they_are_written() -> None:
-    assert Place.read(str(Place(12, 3))) == Place(12, 3)
-    assert Place.read("") == Place(0, 1)
+    assert LinePlace.read(str(LinePlace(12, 3))) == LinePlace(12, 3)
+    assert LinePlace.read("") == LinePlace(0, 1)

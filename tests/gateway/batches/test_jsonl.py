@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.gateway.batches.batch_store import Place
+from quire.gateway.batches.batch_store import LinePlace
 from quire.gateway.batches.jsonl import RawLine, read_lines
 
 LINES = st.binary(max_size=20).filter(lambda line: b"\n" not in line)
@@ -19,19 +19,19 @@ async def stream(chunks: list[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def split(data: bytes, size: int, most: int = 100) -> list[RawLine | Place]:
+async def split(data: bytes, size: int, most: int = 100) -> list[RawLine | LinePlace]:
     chunks = [data[at : at + size] for at in range(0, len(data), size)]
-    return [one async for one in read_lines(stream(chunks), most, Place(0, 1))]
+    return [one async for one in read_lines(stream(chunks), most, LinePlace(0, 1))]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 async def test_places_and_blank_lines(size: int) -> None:
     found = await split(b'{"a":1}\n\n \t\r\n{"b":2}\r\nlast', size)
     assert found == [
-        RawLine(Place(0, 1), b'{"a":1}'),
-        RawLine(Place(13, 4), b'{"b":2}\r'),
-        RawLine(Place(22, 5), b"last"),
-        Place(26, 6),
+        RawLine(LinePlace(0, 1), b'{"a":1}'),
+        RawLine(LinePlace(13, 4), b'{"b":2}\r'),
+        RawLine(LinePlace(22, 5), b"last"),
+        LinePlace(26, 6),
     ]
 
 
@@ -39,8 +39,8 @@ async def test_places_and_blank_lines(size: int) -> None:
 async def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_found(size: int) -> None:
     first, *rest = await split(b"x" * 500 + b"\nnext\n", size, most=10)
     assert isinstance(first, RawLine)
-    assert (first.is_too_long, first.place) == (True, Place(0, 1))
-    assert rest == [RawLine(Place(501, 2), b"next"), Place(506, 3)]
+    assert (first.is_too_long, first.place) == (True, LinePlace(0, 1))
+    assert rest == [RawLine(LinePlace(501, 2), b"next"), LinePlace(506, 3)]
 
 
 @pytest.mark.parametrize("length", [9, 10, 11])
@@ -52,7 +52,7 @@ async def test_the_longest_line(length: int) -> None:
 
 
 async def test_an_empty_stream_has_an_end() -> None:
-    assert await split(b"", 1) == [Place(0, 1)]
+    assert await split(b"", 1) == [LinePlace(0, 1)]
 
 
 @settings(deadline=None)
@@ -60,7 +60,7 @@ async def test_an_empty_stream_has_an_end() -> None:
 async def test_lines_are_those_of_the_text_and_a_window_reads_its_part(lines: list[bytes], size: int) -> None:
     data = b"\n".join(lines)
     *found, end = await split(data, size)
-    assert isinstance(end, Place)
+    assert isinstance(end, LinePlace)
     assert end.offset == len(data)
     raw = [one for one in found if isinstance(one, RawLine)]
     assert [one.data for one in raw] == [line for line in lines if line.strip(b" \t\r")]

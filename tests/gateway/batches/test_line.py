@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.batches.batch_store import Place
+from quire.gateway.batches.batch_store import LinePlace
 from quire.gateway.batches.jsonl import RawLine
-from quire.gateway.batches.line import Line, answer_line, call_id_of, error_line, read_line, unrun_line
+from quire.gateway.batches.line import BatchLine, answer_line, call_id_of, error_line, read_line, unrun_line
 from quire.gateway.errors.api_errors import InvalidRequest, refused
 
 URL = "/v1/chat/completions"
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": URL, "body": {"model": "m"}}
 
 
-def parse(value: Any, *, is_too_long: bool = False) -> Line:
+def parse(value: Any, *, is_too_long: bool = False) -> BatchLine:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return read_line(RawLine(Place(100, 7), data, is_too_long), URL, 1000)
+    return read_line(RawLine(LinePlace(100, 7), data, is_too_long), URL, 1000)
 
 
 def test_a_line() -> None:
-    assert parse(GOOD) == Line(7, "a", {"model": "m"})
+    assert parse(GOOD) == BatchLine(7, "a", {"model": "m"})
 
 
 @pytest.mark.parametrize(

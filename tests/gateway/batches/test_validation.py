@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from quire.gateway.batches import validation
-from quire.gateway.batches.batch_store import Place
-from quire.gateway.batches.line import Line
+from quire.gateway.batches.batch_store import LinePlace
+from quire.gateway.batches.line import BatchLine
 from quire.gateway.batches.validation import MAX_ERRORS, WINDOW_LINES, Report, validate
 from quire.gateway.errors.api_errors import refused
 from tests.gateway.batches.calls import CHAT, chat_line, jsonl
 
 
-def accept(line: Line) -> None:
+def accept(line: BatchLine) -> None:
     pass
 
 
@@ -34,10 +34,10 @@ async def test_windows_have_a_number_of_lines() -> None:
     lines = data.splitlines(keepends=True)
     offsets = [sum(map(len, lines[:count])) for count in (0, WINDOW_LINES, 2 * WINDOW_LINES, len(lines))]
     assert found.places == [
-        Place(offsets[0], 1),
-        Place(offsets[1], WINDOW_LINES + 1),
-        Place(offsets[2], 2 * WINDOW_LINES + 1),
-        Place(offsets[3], len(lines) + 1),
+        LinePlace(offsets[0], 1),
+        LinePlace(offsets[1], WINDOW_LINES + 1),
+        LinePlace(offsets[2], 2 * WINDOW_LINES + 1),
+        LinePlace(offsets[3], len(lines) + 1),
     ]
 
 
@@ -59,7 +59,7 @@ async def test_too_many_lines() -> None:
 
 
 async def test_a_report_is_bounded() -> None:
-    def check(line: Line) -> None:
+    def check(line: BatchLine) -> None:
         raise refused("x", "m" * 10_000)
 
     found = await report(jsonl([chat_line(number) for number in range(3 * MAX_ERRORS)]), check=check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.gateway.batches.batch import Batch
-from quire.gateway.batches.line import Line
+from quire.gateway.batches.line import BatchLine
 from quire.gateway.batches.validation_check import check_of
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, ModelNotFound
 from quire.gateway.serving.model_directory import ModelDirectory
@@ -22,7 +22,7 @@ def batch(lane: str = MODEL, owner: str = "") -> Batch:
 async def test_lines_of_the_model_pass(gateway: RunningGateway) -> None:
     check = await check_of(ModelDirectory.of(gateway.gateway), batch())
     for _ in range(2):
-        check(Line(1, "a", GOOD))
+        check(BatchLine(1, "a", GOOD))
 
 
 async def test_the_wrong_parameter_has_its_place_in_the_line(gateway: RunningGateway) -> None:
@@ -34,21 +34,21 @@ async def test_the_wrong_parameter_has_its_place_in_the_line(gateway: RunningGat
         ({**GOOD, "model": 5}, "body.model"),
     ):
         with pytest.raises(ApiError) as caught:
-            check(Line(1, "a", body))
+            check(BatchLine(1, "a", body))
         assert caught.value.param == param
 
 
 async def test_an_unknown_model(gateway: RunningGateway) -> None:
     check = await check_of(ModelDirectory.of(gateway.gateway), batch())
     with pytest.raises(ModelNotFound):
-        check(Line(1, "a", {**GOOD, "model": "other"}))
+        check(BatchLine(1, "a", {**GOOD, "model": "other"}))
 
 
 @pytest.mark.parametrize("lane", ["another", ""])
 async def test_a_second_model(gateway: RunningGateway, lane: str) -> None:
     check = await check_of(ModelDirectory.of(gateway.gateway), batch(lane))
     with pytest.raises(InvalidRequest, match="a batch has one model") as caught:
-        check(Line(1, "a", GOOD))
+        check(BatchLine(1, "a", GOOD))
     assert caught.value.param == "body.model"
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.cli import parked_requests
 from quire.ops.cli.parked_requests import parking
 from quire.ops.cli.settings import ParkedSettings
+from quire.ops.local import preconditions
 from quire.shared.command_line import CommandError
 
 
 def test_without_a_server_the_command_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parked_requests, "DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setattr(preconditions, "DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
     with pytest.raises(CommandError, match=r"no `quire serve` runs with the state folder .*--redis-url"):
         parking(ParkedSettings(state_dir=str(tmp_path)), {})
 
