@@ -1,0 +1,71 @@
+"""Executes launches of Triton kernels as a GPU would: compiles them for Hopper, and emulates their PTX.
+
+Tensors stay in host memory, where the emulated kernels read and write them. The code that launches kernels does not
+change: it runs as with Triton's interpreter.
+"""
+
+import itertools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.ptx.compiler import Compiler
+from tests.kernels.ptx.global_memory import GlobalMemory
+from tests.kernels.ptx.program import Program, parse
+from tests.kernels.ptx.thread_block import ThreadBlock
+
+FLOATS = {"fp32": "<f", "fp64": "<d"}
+
+
+class Emulator:
+    """Launches kernels. `edit` may change the PTX of a kernel, by name and text, before it runs."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._programs: dict[str, Program] = {}
+        self.edit: Callable[[str, str], str] = lambda kernel, ptx: ptx
+        self.sources: dict[str, str] = {}  # the PTX of each kernel that ran last, before `edit`
+        self.instructions = 0  # executed in all
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Run all launches of this process here, in place of Triton's interpreter."""
+        from triton.runtime.interpreter import InterpretedFunction
+
+        def run(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            self.launch(function.fn, grid, list(arguments), options)
+
+        monkeypatch.setattr(InterpretedFunction, "run", run)
+
+    def launch(self, function: Any, grid: tuple[int, ...], arguments: list[Any], options: dict[str, Any]) -> None:
+        """Run all programs of a launch, one after the other."""
+        name = function.__name__
+        compiled = self._compiler.compile(function.__module__, name, arguments, options)
+        self.sources[name] = compiled.ptx
+        text = self.edit(name, compiled.ptx)
+        if text not in self._programs:
+            self._programs[text] = parse(text)
+        program = self._programs[text]
+        names = function.__code__.co_varnames[: len(arguments)]
+        given = dict(zip(names, arguments, strict=True))
+        values = [_bits(given[one], kind) for one, kind in compiled.signature.items()]
+        values += [0] * (len(program.parameters) - len(values))  # addresses of scratch memory, which is not used
+        parameters = dict(zip(program.parameters, values, strict=True))
+        memory = GlobalMemory(one for one in arguments if isinstance(one, torch.Tensor))
+        block = ThreadBlock(program, parameters, compiled.shared_bytes, memory)
+        width, height, depth = (*grid, 1, 1)[:3]
+        with np.errstate(all="ignore"):  # a GPU does not report infinite results
+            for z, y, x in itertools.product(range(depth), range(height), range(width)):
+                self.instructions += block.run((x, y, z), (width, height, depth))
+
+
+def _bits(value: Any, kind: str) -> int:
+    """Return the bits of an argument. kind: its type in Triton's signature."""
+    if kind.startswith("*"):
+        return int(value.data_ptr())
+    if kind in FLOATS:
+        return int.from_bytes(struct.pack(FLOATS[kind], value), "little")
+    return int(value) & 2**64 - 1

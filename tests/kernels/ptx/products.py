@@ -1,0 +1,179 @@
+"""Matrix products: `mma.sync`, which is complete at once, and Hopper's `wgmma`, which is complete at its wait.
+
+A product under way holds its accumulators and its operands in registers: no other instruction may name them. It reads
+shared memory as late as its wait allows. Products of one chain add to the same accumulators, in their order.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.kernels.ptx.fault import PtxFault
+from tests.kernels.ptx.matrices import (
+    LANES,
+    WARPGROUP,
+    accumulator_places,
+    column_of,
+    operand_addresses,
+    row_of,
+)
+from tests.kernels.ptx.number_formats import decode_16, halves
+from tests.kernels.ptx.program import Instruction, in_braces
+from tests.kernels.ptx.registers import Registers, is_register
+from tests.kernels.ptx.shared_memory import BASE, SharedMemory
+
+Run = Callable[[], None]
+
+
+def _format(instruction: Instruction) -> str:
+    """Return the format of both operands, "bf16" or "f16"."""
+    formats = [part for part in instruction.parts if part in ("bf16", "f16")]
+    assert len(formats) == 2, f"the emulator does not know {instruction.opcode}"
+    assert formats[0] == formats[1]
+    return formats[0]
+
+
+def warp_product(registers: Registers, instruction: Instruction) -> Run:
+    """Return the effect of mma.sync.aligned.m16n8k16.row.col.f32."""
+    assert "m16n8k16" in instruction.parts, f"the emulator does not know {instruction.opcode}"
+    name = _format(instruction)
+    d, a, b, c = (in_braces(operand) for operand in instruction.operands)
+    results = [registers.target(one, "f32") for one in d]
+    left, right = ([registers.source(one, "b32") for one in some] for some in (a, b))
+    old = [registers.source(one, "f32") for one in c]
+    warps = registers.threads // 32
+    group, lane = LANES // 4, LANES % 4
+
+    def run() -> None:
+        x, y = np.empty((warps, 16, 16), np.float32), np.empty((warps, 16, 8), np.float32)
+        z = np.empty((warps, 16, 8), np.float32)
+        for i, pair in enumerate(left):
+            for odd, half in enumerate(halves(pair)):
+                x[:, group + 8 * (i % 2), 2 * lane + odd + 8 * (i // 2)] = decode_16(half, name).reshape(warps, 32)
+        for i, pair in enumerate(right):
+            for odd, half in enumerate(halves(pair)):
+                y[:, 2 * lane + odd + 8 * i, group] = decode_16(half, name).reshape(warps, 32)
+        for i, values in enumerate(old):
+            z[:, group + 8 * (i // 2), 2 * lane + i % 2] = values.reshape(warps, 32)
+        total = (np.matmul(x, y, dtype=np.float64) + z).astype(np.float32)
+        for i, row in enumerate(results):
+            row[:] = total[:, group + 8 * (i // 2), 2 * lane + i % 2].reshape(-1)
+
+    return run
+
+
+class Products:
+    """The products of warpgroups under way."""
+
+    def __init__(self, registers: Registers, shared: SharedMemory) -> None:
+        self._registers, self._shared = registers, shared
+        self._open: list[Run] = []
+        self._groups: list[list[Run]] = []
+        self._accumulators: Counter[tuple[str, ...]] = Counter()  # products under way of each chain
+        self._operands: Counter[str] = Counter()
+        self.busy: frozenset[str] = frozenset()  # the registers of products under way
+
+    def clear(self) -> None:
+        self._open, self._groups = [], []
+        self._accumulators.clear()
+        self._operands.clear()
+        self.busy = frozenset()
+
+    def commit(self) -> None:
+        self._groups.append(self._open)
+        self._open = []
+
+    def wait(self, pending: int) -> None:
+        """Complete all committed groups but the last `pending`."""
+        while len(self._groups) > pending:
+            for finish in self._groups.pop(0):
+                finish()
+
+    def check_complete(self) -> None:
+        if self._open or self._groups:
+            raise PtxFault("the program ends while a product is under way")
+
+    def _note_busy(self) -> None:
+        named = {name for chain in self._accumulators for name in chain}
+        self.busy = frozenset(named | set(self._operands))
+
+    def begin(self, instruction: Instruction) -> Run:
+        """Return the effect of wgmma.mma_async."""
+        name = _format(instruction)
+        shape = re.search(r"m64n(\d+)k16", instruction.opcode)
+        assert shape, f"the emulator does not know {instruction.opcode}"
+        columns, registers = int(shape[1]), self._registers
+        groups = registers.threads // WARPGROUP
+        chain = tuple(in_braces(instruction.operands[0]))
+        a, b, scale_d, *flags = instruction.operands[1], instruction.operands[2], *instruction.operands[3:]
+        from_registers = a.startswith("{")
+        operands = in_braces(a) if from_registers else []
+        signs, transposed = flags[:2], [flag == "1" for flag in flags[2:]]
+        assert signs == ["1", "1"], "the emulator does not know negated operands"
+        bank, numbers = registers.rows(list(chain))
+        left = [registers.source(one, "b32") for one in operands]
+        descriptors = [registers.source(one, "u64") for one in ([b] if from_registers else [a, b])]
+        adds = registers.source(scale_d, "pred") if is_register(scale_d) else np.full(registers.threads, scale_d != "0")
+        rows_of, columns_of = accumulator_places(columns)
+        row, column = row_of(4), column_of(4)
+
+        def addresses(group: int) -> list[np.ndarray]:
+            found = []
+            for descriptor, rows, flag in zip(
+                descriptors, [columns] if from_registers else [64, columns], transposed, strict=True
+            ):
+                mine = descriptor[WARPGROUP * group : WARPGROUP * (group + 1)]
+                if (mine != mine[0]).any():
+                    raise PtxFault("the threads of a warpgroup have different descriptors")
+                found.append(operand_addresses(int(mine[0]), rows, flag) - BASE)
+                if (found[-1] < 0).any() or (found[-1] + 2 > self._shared.size).any():
+                    raise PtxFault("a descriptor leaves the shared memory of the block")
+            return found
+
+        def run() -> None:
+            others = self.busy - set(chain) if chain in self._accumulators else self.busy
+            if not others.isdisjoint(chain):
+                raise PtxFault("a product under way has these accumulators")
+            if any(name in of_chain for of_chain in self._accumulators for name in operands):
+                raise PtxFault("the operand in registers is the result of a product under way")
+            places = [addresses(group) for group in range(groups)]
+            reads = [[np.unique(at // self._shared.unit) for at in mine] for mine in places]
+            for mine in reads:
+                for units in mine:
+                    self._shared.begin_product(units)
+            before = [pair.copy() for pair in left]
+            keep = adds.copy()
+            self._accumulators[chain] += 1
+            self._operands.update(operands)
+            self._note_busy()
+
+            def finish() -> None:
+                for group in range(groups):
+                    threads = slice(WARPGROUP * group, WARPGROUP * (group + 1))
+                    if from_registers:
+                        x = np.empty((64, 16), np.float32)
+                        for i, pair in enumerate(before):
+                            for odd, half in enumerate(halves(pair[threads])):
+                                x[row + 8 * (i % 2), column + odd + 8 * (i // 2)] = decode_16(half, name)
+                    else:
+                        x = self._matrix(places[group][0], name)
+                    y = self._matrix(places[group][-1], name)
+                    product = (x.astype(np.float64) @ y.T.astype(np.float64))[rows_of, columns_of]
+                    old = bank[numbers, threads].view(np.float32)
+                    new = (product + np.where(keep[threads], old, np.float32(0))).astype(np.float32)
+                    bank[numbers, threads] = new.view(bank.dtype)
+                    for units in reads[group]:
+                        self._shared.end_product(units, group)
+                self._accumulators[chain] -= 1
+                self._operands.subtract(operands)
+                self._accumulators, self._operands = +self._accumulators, +self._operands
+                self._note_busy()
+
+            self._open.append(finish)
+
+        return run
+
+    def _matrix(self, at: np.ndarray, name: str) -> np.ndarray:
+        return decode_16(self._shared.data.view(np.uint16)[at // 2], name)

@@ -1,0 +1,103 @@
+"""The text of a kernel in PTX, parsed: instructions, labels, registers and parameters."""
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+REGISTER = re.compile(r"%[a-zA-Z_]\w*")
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction:
+    """One instruction."""
+
+    opcode: str  # with its suffixes: "ld.global.v4.b32"
+    operands: tuple[str, ...]  # "%r1", "5", "[%rd1+16]", "{%r1, %r2}"
+    guard: str | None  # the predicate register
+    negated: bool  # the guard is negated
+    text: str
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.opcode.split("."))
+
+    @cached_property
+    def registers(self) -> frozenset[str]:
+        """All registers that the instruction names."""
+        return frozenset(REGISTER.findall(self.text))
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """The registers that the instruction writes. Stores and branches write none."""
+        if self.parts[0] in ("st", "bra", "ret", "bar", "cp", "fence", "stmatrix", "wgmma") or not self.operands:
+            return frozenset()
+        return frozenset(REGISTER.findall(self.operands[0]))
+
+
+@dataclass
+class Program:
+    """A kernel."""
+
+    name: str
+    threads: int  # of a block
+    parameters: list[str]  # names, in order
+    registers: dict[str, str] = field(default_factory=dict)  # name: type, such as "b32"
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)  # the index of the instruction at a label
+
+
+def parse(text: str) -> Program:
+    """Parse the PTX of a module with one kernel, as Triton writes it."""
+    text = re.sub(r"//[^\n]*", "", text)
+    entry = re.search(r"\.entry\s+(\w+)\s*\((.*?)\)\s*(.*?)\{", text, re.DOTALL)
+    assert entry, "the text has no kernel"
+    threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", entry[3])
+    assert threads, "the text does not say how many threads a block has"
+    parameters = re.findall(r"(\w+)\s*(?:,|$)", entry[2].strip())
+    program = Program(entry[1], int(threads[1]), parameters)
+    depth, scope = 1, 0  # scope: number of the inner block that declares registers of its own
+    local: dict[str, str] = {}
+    for line in text[entry.end() :].split("\n"):
+        line = line.strip()
+        if line == "{":
+            depth, scope, local = depth + 1, scope + 1, {}
+        elif line == "}":
+            depth -= 1
+            if not depth:
+                break
+            local = {}
+        elif match := re.fullmatch(r"(\$?\w+):", line):
+            program.labels[match[1]] = len(program.instructions)
+        else:
+            for statement in filter(None, (part.strip() for part in line.split(";"))):
+                _add_statement(program, statement, local, scope)
+    return program
+
+
+def _add_statement(program: Program, statement: str, local: dict[str, str], scope: int) -> None:
+    if match := re.fullmatch(r"\.reg\s*\.(\w+)\s+(.*)", statement):
+        for name in (part.strip() for part in match[2].split(",")):
+            several = re.fullmatch(r"(%?\w+)<(\d+)>", name)
+            names = [f"{several[1]}{i}" for i in range(int(several[2]))] if several else [name]
+            for one in names:
+                known = one if one.startswith("%") else local.setdefault(one, f"%in{scope}_{one}")
+                program.registers[known] = match[1]
+        return
+    if statement.startswith("."):
+        return  # a directive, such as .loc
+    if local:
+        statement = re.sub(r"(?<![%\w.])[a-zA-Z_]\w*(?![\w.])", lambda m: local.get(m[0], m[0]), statement)
+    match = re.fullmatch(r"(?:@(!?)(%\w+)\s+)?([\w.:]+)\s*(.*)", statement, re.DOTALL)
+    assert match, f"no instruction: {statement}"
+    operands = tuple(split_operands(match[4]))
+    program.instructions.append(Instruction(match[3], operands, match[2], match[1] == "!", statement))
+
+
+def split_operands(text: str) -> list[str]:
+    """Split at the commas outside of brackets and braces."""
+    return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,{\[])+", text)] if text.strip() else []
+
+
+def in_braces(operand: str) -> list[str]:
+    """Return the members of a vector operand; the operand itself if it has no braces."""
+    return split_operands(operand.strip()[1:-1]) if operand.startswith("{") else [operand]

@@ -1,0 +1,405 @@
+"""One block of threads, which executes a program: all threads together, one instruction after the other.
+
+Branches must be uniform over the block, as they are in Triton's code. Each instruction is bound to its registers once,
+and then executed for every block of a launch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tests.kernels.ptx import arithmetic, products
+from tests.kernels.ptx.copies import Copies
+from tests.kernels.ptx.fault import PtxFault
+from tests.kernels.ptx.global_memory import GlobalMemory
+from tests.kernels.ptx.number_formats import DTYPES
+from tests.kernels.ptx.program import Instruction, Program, in_braces
+from tests.kernels.ptx.registers import Registers, is_register
+from tests.kernels.ptx.shared_memory import BASE, SharedMemory
+
+WARP = 32
+END = -1  # in place of the next instruction
+MAX_STEPS = 20_000_000  # of one block: more are an endless loop
+
+Run = Callable[[], int | None]
+
+
+class ThreadBlock:
+    """A block, reused for all blocks of a launch.
+
+    parameters: the bits of each parameter of the program. shared_bytes: of the launch.
+    """
+
+    def __init__(
+        self, program: Program, parameters: Mapping[str, int], shared_bytes: int, memory: GlobalMemory
+    ) -> None:
+        self._program, self._parameters, self._memory = program, parameters, memory
+        threads = program.threads
+        self._registers = Registers(program)
+        self._thread = np.arange(threads)
+        self._lane, self._warps = self._thread % WARP, self._thread // WARP
+        self._first_of_warp = self._thread - self._lane
+        self._shared = SharedMemory(shared_bytes, _smallest_access(program), -(-threads // WARP))
+        self._copies = Copies()
+        self._products = products.Products(self._registers, self._shared)
+        self._every = np.ones(threads, bool)
+        self._place = {axis: np.zeros(threads, np.uint32) for axis in "xyz"}
+        self._grid = {axis: np.ones(threads, np.uint32) for axis in "xyz"}
+        special = self._registers.special
+        for axis in "xyz":
+            special[f"%ctaid.{axis}"], special[f"%nctaid.{axis}"] = self._place[axis], self._grid[axis]
+            special[f"%tid.{axis}"] = self._thread.astype(np.uint32) if axis == "x" else np.zeros(threads, np.uint32)
+            special[f"%ntid.{axis}"] = np.full(threads, threads if axis == "x" else 1, np.uint32)
+        special["%laneid"] = self._lane.astype(np.uint32)
+        self._runs = [self._bind(one) for one in program.instructions]
+        self._names = [one.registers for one in program.instructions]
+        # The instructions that write a register of each product: a fence must separate them from it.
+        self._writers = {
+            number: frozenset(
+                other
+                for other, instruction in enumerate(program.instructions)
+                if not instruction.written.isdisjoint(_register_operands(one))
+            )
+            for number, one in enumerate(program.instructions)
+            if one.opcode.startswith("wgmma.mma_async")
+        }
+
+    def run(self, place: tuple[int, int, int], grid: tuple[int, int, int]) -> int:
+        """Execute the program for one block of the grid; return the number of instructions."""
+        for axis, at, of in zip("xyz", place, grid, strict=True):
+            self._place[axis][:], self._grid[axis][:] = at, of
+        self._registers.clear()
+        self._shared.clear()
+        self._copies.clear()
+        self._products.clear()
+        steps, at, runs, names, waiting = 0, 0, self._runs, self._names, self._products
+        since_fence: set[int] = set()  # the instructions since the last fence of products
+        try:
+            while at != END:
+                if waiting.busy and not self._may_touch(at):
+                    raise PtxFault("touches a register of a product under way")
+                if self._writers:
+                    if at in self._writers and not since_fence.isdisjoint(self._writers[at]):
+                        raise PtxFault("no wgmma.fence orders the writes to registers before this product")
+                    since_fence.add(at)
+                    if self._program.instructions[at].opcode.startswith("wgmma.fence"):
+                        since_fence.clear()
+                target = runs[at]()
+                steps += 1
+                at = at + 1 if target is None else target
+                if steps > MAX_STEPS:
+                    raise PtxFault("the program does not end")
+            self._copies.check_complete()
+            self._products.check_complete()
+        except PtxFault as fault:
+            where = self._program.instructions[at].text if at != END else "at the end"
+            raise PtxFault(f"{self._program.name}, block {place}: {fault}: {where}") from None
+        del names
+        return steps
+
+    def _may_touch(self, at: int) -> bool:
+        instruction = self._program.instructions[at]
+        return instruction.parts[0] == "wgmma" or self._products.busy.isdisjoint(self._names[at])
+
+    # Binding
+
+    def _mask(self, instruction: Instruction) -> Callable[[], np.ndarray]:
+        """Return a function that gives the threads that execute the instruction."""
+        if instruction.guard is None:
+            return lambda: self._every
+        row = self._registers.row(instruction.guard)
+        return (lambda: ~row) if instruction.negated else (lambda: row)
+
+    def _writer(self, name: str, kind: str, instruction: Instruction) -> Callable[[np.ndarray], None]:
+        """Return a function that writes values of a type to a register, in the threads that execute the instruction."""
+        if name == "_":
+            return lambda values: None
+        target = self._registers.target(name, kind)
+        if instruction.guard is None:
+
+            def write_all(values: np.ndarray) -> None:
+                target[:] = values
+
+            return write_all
+        mask = self._mask(instruction)
+        return lambda values: np.copyto(target, values, where=mask(), casting="unsafe")
+
+    def _addresses(self, operand: str) -> Callable[[], np.ndarray]:
+        """Return a function that gives the addresses of `[register + offset]`, [threads] int64."""
+        match = re.fullmatch(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\w+))?\s*\]", operand)
+        assert match, f"no address: {operand}"
+        offset = int(match[2] or "0", 0)
+        if match[1] == "global_smem":
+            fixed = np.full(self._program.threads, BASE + offset, np.int64)
+            return lambda: fixed
+        row = self._registers.row(match[1])
+        return lambda: row.astype(np.int64) + offset
+
+    def _bind(self, instruction: Instruction) -> Run:
+        """Return the effect of an instruction. It returns the index of the next one, or None for the following one."""
+        binders = {
+            "bra": self._branch, "ret": self._return, "mov": self._move, "ld": self._load, "st": self._store,
+            "cp": self._copy, "bar": self._barrier, "barrier": self._barrier, "fence": self._fence,
+            "shfl": self._shuffle, "redux": self._reduce, "ldmatrix": self._load_matrix,
+            "stmatrix": self._store_matrix, "mma": self._warp_product, "wgmma": self._product,
+        }  # fmt: skip
+        binder = binders.get(instruction.parts[0], self._compute)
+        return binder(instruction)
+
+    def _compute(self, instruction: Instruction) -> Run:
+        function = arithmetic.function_of(instruction)
+        assert function is not None, f"the emulator does not know {instruction.opcode}"
+        target, *operands = instruction.operands
+        sources = [
+            self._registers.source(one, kind) for one, kind in zip(operands, function.sources, strict=True)
+        ]
+        write, compute = self._writer(target, function.target, instruction), function.compute
+
+        def run() -> None:
+            write(compute(*sources))
+
+        return run
+
+    def _move(self, instruction: Instruction) -> Run:
+        target, source = instruction.operands
+        kind = instruction.parts[-1]
+        if source == "global_smem":
+            write = self._writer(target, kind, instruction)
+            base = np.full(self._program.threads, BASE, DTYPES[kind])
+            return lambda: write(base)
+        if source.startswith("{"):
+            parts = in_braces(source)
+            part_kind = f"b{8 * DTYPES[kind].itemsize // len(parts)}"
+            sources = [self._registers.source(one, part_kind) for one in parts]
+            write = self._writer(target, kind, instruction)
+            return lambda: write(np.stack(sources, axis=1).view(DTYPES[kind]).reshape(-1))
+        if target.startswith("{"):
+            parts = in_braces(target)
+            part_kind = f"b{8 * DTYPES[kind].itemsize // len(parts)}"
+            whole = self._registers.source(source, kind)
+            writers = [self._writer(one, part_kind, instruction) for one in parts]
+
+            def run() -> None:
+                pieces = np.ascontiguousarray(whole).view(DTYPES[part_kind]).reshape(len(whole), -1)
+                for number, write_part in enumerate(writers):
+                    write_part(pieces[:, number])
+
+            return run
+        return self._compute(instruction)
+
+    def _branch(self, instruction: Instruction) -> Run:
+        target = self._program.labels[instruction.operands[0]]
+        if instruction.guard is None:
+            return lambda: target
+        mask = self._mask(instruction)
+
+        def run() -> int | None:
+            taken = mask()
+            if taken.all():
+                return target
+            if taken.any():
+                raise PtxFault("the threads of a block take different branches")
+            return None
+
+        return run
+
+    def _return(self, instruction: Instruction) -> Run:
+        assert instruction.guard is None, "the emulator does not know guarded returns"
+        return lambda: END
+
+    # Memory
+
+    def _load(self, instruction: Instruction) -> Run:
+        parts, kind = instruction.parts, instruction.parts[-1]
+        names = in_braces(instruction.operands[0])
+        if parts[1] == "param":
+            (name,) = names
+            bits = self._parameters[instruction.operands[1].strip("[] ")]
+            row = self._registers.row(name)
+            write = self._writer(name, kind, instruction)
+            value = np.full(row.shape, bits & (2 ** (8 * row.itemsize) - 1), row.dtype).view(DTYPES[kind])
+            return lambda: write(value)
+        writers = [self._writer(one, kind, instruction) for one in names]
+        addresses, mask, dtype = self._addresses(instruction.operands[1]), self._mask(instruction), DTYPES[kind]
+        size, shared = dtype.itemsize * len(names), parts[1] == "shared"
+        threads = self._program.threads
+
+        def run() -> None:
+            at, active = addresses(), mask()
+            if shared:
+                found = self._shared.read(at[active], size, self._warps[active])
+            else:
+                found = self._memory.read(at[active], size)
+            data = np.zeros((threads, size), np.uint8)
+            data[active] = found
+            values = data.view(dtype)
+            for number, write_one in enumerate(writers):
+                write_one(values[:, number])
+
+        return run
+
+    def _store(self, instruction: Instruction) -> Run:
+        parts, kind = instruction.parts, instruction.parts[-1]
+        sources = [self._registers.source(one, kind) for one in in_braces(instruction.operands[1])]
+        addresses, mask = self._addresses(instruction.operands[0]), self._mask(instruction)
+        shared = parts[1] == "shared"
+
+        def run() -> None:
+            at, active = addresses(), mask()
+            data = np.stack([one[active] for one in sources], axis=1).view(np.uint8)
+            if shared:
+                self._shared.write(at[active], data, self._warps[active])
+            else:
+                self._memory.write(at[active], data)
+
+        return run
+
+    def _copy(self, instruction: Instruction) -> Run:
+        kind = instruction.parts[2]
+        if kind == "commit_group":
+            return self._copies.commit
+        if kind in ("wait_group", "wait_all"):
+            pending = int(instruction.operands[0]) if kind == "wait_group" else 0
+            return lambda: self._copies.wait(pending)
+        assert kind in ("ca", "cg"), f"the emulator does not know {instruction.opcode}"
+        size = int(instruction.operands[2], 0)
+        to, source = (self._addresses(one) for one in instruction.operands[:2])
+        count = self._registers.source(instruction.operands[3] if len(instruction.operands) > 3 else str(size), "u32")
+        mask = self._mask(instruction)
+
+        def run() -> None:
+            active = mask().copy()
+            at, from_, read = to()[active], source()[active], count[active]
+            warps = self._warps[active]
+            self._shared.begin_copy(at, size, warps)
+
+            def deliver() -> None:
+                data = np.zeros((len(at), size), np.uint8)
+                some = read > 0
+                data[some] = self._memory.read(from_[some], size)
+                data[np.arange(size)[None, :] >= read[:, None]] = 0
+                self._shared.end_copy(at, data, warps)
+
+            self._copies.begin(deliver)
+
+        return run
+
+    def _barrier(self, instruction: Instruction) -> Run:
+        if "warp" in instruction.parts:
+            return lambda: None  # the lanes of a warp are in step
+        return self._shared.barrier
+
+    def _fence(self, instruction: Instruction) -> Run:
+        return self._shared.fence if "proxy" in instruction.parts else lambda: None
+
+    # Exchange between the lanes of a warp
+
+    def _shuffle(self, instruction: Instruction) -> Run:
+        mode = instruction.parts[2]
+        target = instruction.operands[0]
+        assert "|" not in target, "the emulator does not know shuffles with a predicate"
+        source = self._registers.source(instruction.operands[1], "b32")
+        distance = self._registers.source(instruction.operands[2], "s32")
+        write, lane, first = self._writer(target, "b32", instruction), self._lane, self._first_of_warp
+
+        def run() -> None:
+            if mode == "bfly":
+                other = lane ^ distance
+            elif mode == "idx":
+                other = distance % WARP
+            elif mode == "up":
+                other = np.where(lane - distance < 0, lane, lane - distance)
+            else:
+                other = np.where(lane + distance >= WARP, lane, lane + distance)
+            write(source[first + other])
+
+        return run
+
+    def _reduce(self, instruction: Instruction) -> Run:
+        kind = instruction.parts[-1]
+        function = {"add": np.add, "min": np.minimum, "max": np.maximum, "or": np.bitwise_or, "and": np.bitwise_and}[
+            instruction.parts[2]
+        ]
+        source = self._registers.source(instruction.operands[1], kind)
+        write = self._writer(instruction.operands[0], kind, instruction)
+
+        def run() -> None:
+            by_warp = function.reduce(source.reshape(-1, WARP), axis=1, dtype=source.dtype)
+            write(np.repeat(by_warp, WARP))
+
+        return run
+
+    # Matrices
+
+    def _load_matrix(self, instruction: Instruction) -> Run:
+        names, transposed = in_braces(instruction.operands[0]), "trans" in instruction.parts
+        writers = [self._writer(one, "b32", instruction) for one in names]
+        addresses = self._addresses(instruction.operands[1])
+        lane, first, thread = self._lane, self._first_of_warp, self._thread
+        active = lane < 8 * len(names)
+
+        def run() -> None:
+            rows = np.zeros((len(thread), 8), np.uint16)
+            rows[active] = self._shared.read(addresses()[active], 16, self._warps[active]).view(np.uint16)
+            for number, write in enumerate(writers):
+                if transposed:
+                    place = first + 8 * number + 2 * (lane % 4)
+                    low, high = rows[place, lane // 4], rows[place + 1, lane // 4]
+                else:
+                    place, column = first + 8 * number + lane // 4, 2 * (lane % 4)
+                    low, high = rows[place, column], rows[place, column + 1]
+                write(low.astype(np.uint32) | (high.astype(np.uint32) << np.uint32(16)))
+
+        return run
+
+    def _store_matrix(self, instruction: Instruction) -> Run:
+        names, transposed = in_braces(instruction.operands[1]), "trans" in instruction.parts
+        sources = [self._registers.source(one, "b32") for one in names]
+        addresses = self._addresses(instruction.operands[0])
+        lane, first, thread = self._lane, self._first_of_warp, self._thread
+        active = lane < 8 * len(names)
+
+        def run() -> None:
+            rows = np.zeros((len(thread), 8), np.uint16)
+            for number, source in enumerate(sources):
+                low, high = (source & np.uint32(0xFFFF)).astype(np.uint16), (source >> np.uint32(16)).astype(np.uint16)
+                if transposed:
+                    place = first + 8 * number + 2 * (lane % 4)
+                    rows[place, lane // 4], rows[place + 1, lane // 4] = low, high
+                else:
+                    place, column = first + 8 * number + lane // 4, 2 * (lane % 4)
+                    rows[place, column], rows[place, column + 1] = low, high
+            self._shared.write(addresses()[active], rows.view(np.uint8)[active], self._warps[active])
+
+        return run
+
+    def _warp_product(self, instruction: Instruction) -> Run:
+        return products.warp_product(self._registers, instruction)
+
+    def _product(self, instruction: Instruction) -> Run:
+        kind = instruction.parts[1]
+        if kind == "commit_group":
+            return self._products.commit
+        if kind == "wait_group":
+            pending = int(instruction.operands[0])
+            return lambda: self._products.wait(pending)
+        return (lambda: None) if kind == "fence" else self._products.begin(instruction)
+
+
+def _register_operands(product: Instruction) -> frozenset[str]:
+    """Return the accumulators of a product, and its operand in registers."""
+    first = [one for operand in product.operands[:2] if operand.startswith("{") for one in in_braces(operand)]
+    return frozenset(one for one in first if is_register(one))
+
+
+def _smallest_access(program: Program) -> int:
+    """Return the fewest bytes of shared memory that an instruction of the program touches at a time, at most 4."""
+    sizes = [
+        DTYPES[one.parts[-1]].itemsize * len(in_braces(one.operands[0 if one.parts[0] == "ld" else 1]))
+        for one in program.instructions
+        if one.parts[0] in ("ld", "st") and "shared" in one.parts
+    ]
+    return min([4, *sizes])
