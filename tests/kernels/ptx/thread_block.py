@@ -218,9 +218,8 @@ class ThreadBlock:
         if parts[1] == "param":
             (name,) = names
             bits = self._parameters[instruction.operands[1].strip("[] ")]
-            row = self._registers.row(name)
-            write = self._writer(name, kind, instruction)
-            value = np.full(row.shape, bits & (2 ** (8 * row.itemsize) - 1), row.dtype).view(DTYPES[kind])
+            write, size = self._writer(name, kind, instruction), DTYPES[kind].itemsize
+            value = np.full(self._program.threads, bits & (2 ** (8 * size) - 1), f"u{size}").view(DTYPES[kind])
             return lambda: write(value)
         writers = [self._writer(one, kind, instruction) for one in names]
         addresses, mask, dtype = self._addresses(instruction.operands[1]), self._mask(instruction), DTYPES[kind]
