@@ -17,7 +17,7 @@ from tests.kernels.ptx.fault import PtxFault
 from tests.kernels.ptx.global_memory import GlobalMemory
 from tests.kernels.ptx.number_formats import DTYPES
 from tests.kernels.ptx.program import Instruction, Program, in_braces
-from tests.kernels.ptx.registers import Registers, is_register
+from tests.kernels.ptx.registers import Registers
 from tests.kernels.ptx.shared_memory import BASE, SharedMemory
 
 WARP = 32
@@ -56,15 +56,13 @@ class ThreadBlock:
         special["%laneid"] = self._lane.astype(np.uint32)
         self._runs = [self._bind(one) for one in program.instructions]
         self._names = [one.registers for one in program.instructions]
-        # The instructions that write a register of each product: a fence must separate them from it.
         self._writers = {
-            number: frozenset(
-                other
-                for other, instruction in enumerate(program.instructions)
-                if not instruction.written.isdisjoint(_register_operands(one))
-            )
+            number: _writers(program, one)
             for number, one in enumerate(program.instructions)
             if one.opcode.startswith("wgmma.mma_async")
+        }
+        self._fences = {
+            number for number, one in enumerate(program.instructions) if one.opcode.startswith("wgmma.fence")
         }
 
     def run(self, place: tuple[int, int, int], grid: tuple[int, int, int]) -> int:
@@ -75,17 +73,17 @@ class ThreadBlock:
         self._shared.clear()
         self._copies.clear()
         self._products.clear()
-        steps, at, runs, names, waiting = 0, 0, self._runs, self._names, self._products
-        since_fence: set[int] = set()  # the instructions since the last fence of products
+        steps, at, runs, under_way = 0, 0, self._runs, self._products
+        since_fence: set[int] = set()  # the instructions that have run since the last fence of products
         try:
             while at != END:
-                if waiting.busy and not self._may_touch(at):
+                if under_way.busy and not self._may_touch(at):
                     raise PtxFault("touches a register of a product under way")
                 if self._writers:
                     if at in self._writers and not since_fence.isdisjoint(self._writers[at]):
                         raise PtxFault("no wgmma.fence orders the writes to registers before this product")
                     since_fence.add(at)
-                    if self._program.instructions[at].opcode.startswith("wgmma.fence"):
+                    if at in self._fences:
                         since_fence.clear()
                 target = runs[at]()
                 steps += 1
@@ -97,7 +95,6 @@ class ThreadBlock:
         except PtxFault as fault:
             where = self._program.instructions[at].text if at != END else "at the end"
             raise PtxFault(f"{self._program.name}, block {place}: {fault}: {where}") from None
-        del names
         return steps
 
     def _may_touch(self, at: int) -> bool:
@@ -388,10 +385,11 @@ class ThreadBlock:
         return (lambda: None) if kind == "fence" else self._products.begin(instruction)
 
 
-def _register_operands(product: Instruction) -> frozenset[str]:
-    """Return the accumulators of a product, and its operand in registers."""
-    first = [one for operand in product.operands[:2] if operand.startswith("{") for one in in_braces(operand)]
-    return frozenset(one for one in first if is_register(one))
+def _writers(program: Program, product: Instruction) -> frozenset[int]:
+    """Return the instructions that write an accumulator of a product, or its operand in registers."""
+    vectors = [in_braces(operand) for operand in product.operands[:2] if operand.startswith("{")]
+    named = {name for vector in vectors for name in vector}
+    return frozenset(number for number, one in enumerate(program.instructions) if not named.isdisjoint(one.written))
 
 
 def _smallest_access(program: Program) -> int:
