@@ -57,6 +57,12 @@ def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(y == 0, -1, quotient + is_low.astype(x.dtype)).astype(x.dtype)
 
 
+def _upper_half(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the upper half of the product of integers, with Python's integers, which have any length."""
+    bits = 8 * x.itemsize
+    return np.array([int(a) * int(b) >> bits for a, b in zip(x, y, strict=True)], x.dtype)
+
+
 def _shift(x: np.ndarray, count: np.ndarray, left: bool) -> np.ndarray:
     bits = 8 * x.itemsize
     within = np.minimum(count, bits - 1).astype(x.dtype)
@@ -191,11 +197,8 @@ def function_of(instruction: Instruction) -> Function | None:
             return Function(lambda x, y: x.astype(to) * y.astype(to), wide, (kind, kind))
         return Function(lambda x, y, z: x.astype(to) * y.astype(to) + z, wide, (kind, kind, wide))
     if name in ("mul", "mad") and "hi" in parts:
-        wide, bits = DTYPES[_wide_type(kind)], int(kind[1:])
         assert name == "mul"
-        return Function(
-            lambda x, y: ((x.astype(wide) * y.astype(wide)) >> wide.type(bits)).astype(x.dtype), kind, (kind, kind)
-        )
+        return Function(_upper_half, kind, (kind, kind))
     if name == "mad":
         return Function(lambda x, y, z: x * y + z, kind, (kind, kind, kind))
     if name == "fma":

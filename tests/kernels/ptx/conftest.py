@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from quire import kernels
 from tests.kernels.ptx.compiler import Compiler
 from tests.kernels.ptx.emulator import Emulator
-from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
+from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, make_triton_ops
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +28,17 @@ def emulator(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     emulator = Emulator(compiler)
     emulator.install(monkeypatch)
     return emulator
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype).removeprefix("torch."))
+def emulated_ops(
+    request: pytest.FixtureRequest, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> kernels.Ops:
+    """The compiled Triton kernels in the emulator, in each 16-bit dtype."""
+    return make_triton_ops(request.param, monkeypatch)
+
+
+@pytest.fixture
+def wide_ops(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
+    """The compiled Triton kernels in the emulator, in float32: for kernels without products of matrices."""
+    return make_triton_ops(torch.float32, monkeypatch)

@@ -57,7 +57,9 @@ def parse(text: str) -> Program:
     program = Program(entry[1], int(threads[1]), parameters)
     depth, scope = 1, 0  # scope: number of the inner block that declares registers of its own
     local: dict[str, str] = {}
-    for line in text[entry.end() :].split("\n"):
+    # A brace at the start of a statement opens or closes a block; any other brace belongs to a vector operand.
+    blocks = re.sub(r"(?<=[;\n])([ \t]*[{}])(?=\s|$)", r"\n\1\n", text[entry.end() :])
+    for line in blocks.split("\n"):
         line = line.strip()
         if line == "{":
             depth, scope, local = depth + 1, scope + 1, {}

@@ -1,7 +1,8 @@
 """One block of threads, which executes a program: all threads together, one instruction after the other.
 
-Branches must be uniform over the block, as they are in Triton's code. Each instruction is bound to its registers once,
-and then executed for every block of a launch.
+Where the threads of a block take different branches, those at the lowest instruction go on alone until they meet the
+others; barriers, exchanges within a warp and matrix instructions are faults there. Each instruction is bound to its
+registers once, and then executed for every block of a launch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.kernels.ptx.shared_memory import BASE, SharedMemory
 
 WARP = 32
 END = -1  # in place of the next instruction
+COLLECTIVE = {"bar", "barrier", "fence", "shfl", "redux", "ldmatrix", "stmatrix", "mma", "wgmma", "cp", "ret"}
 MAX_STEPS = 20_000_000  # of one block: more are an endless loop
 
 Run = Callable[[], int | None]
@@ -45,7 +47,8 @@ class ThreadBlock:
         self._shared = SharedMemory(shared_bytes, _smallest_access(program), -(-threads // WARP))
         self._copies = Copies()
         self._products = products.Products(self._registers, self._shared)
-        self._every = np.ones(threads, bool)
+        self._active = np.ones(threads, bool)  # the threads that are at the present instruction
+        self._elsewhere: dict[int, np.ndarray] = {}  # the other threads, by their next instruction
         self._place = {axis: np.zeros(threads, np.uint32) for axis in "xyz"}
         self._grid = {axis: np.ones(threads, np.uint32) for axis in "xyz"}
         special = self._registers.special
@@ -54,7 +57,9 @@ class ThreadBlock:
             special[f"%tid.{axis}"] = self._thread.astype(np.uint32) if axis == "x" else np.zeros(threads, np.uint32)
             special[f"%ntid.{axis}"] = np.full(threads, threads if axis == "x" else 1, np.uint32)
         special["%laneid"] = self._lane.astype(np.uint32)
+        self._is_divided = False  # whether `_bind` binds instructions for some of the threads
         self._runs = [self._bind(one) for one in program.instructions]
+        self._divided_runs: dict[int, Run] = {}  # bound when the threads first execute them separately
         self._names = [one.registers for one in program.instructions]
         self._writers = {
             number: _writers(program, one)
@@ -73,6 +78,8 @@ class ThreadBlock:
         self._shared.clear()
         self._copies.clear()
         self._products.clear()
+        self._active[:] = True
+        self._elsewhere = {}
         steps, at, runs, under_way = 0, 0, self._runs, self._products
         since_fence: set[int] = set()  # the instructions that have run since the last fence of products
         try:
@@ -80,14 +87,17 @@ class ThreadBlock:
                 if under_way.busy and not self._may_touch(at):
                     raise PtxFault("touches a register of a product under way")
                 if self._writers:
-                    if at in self._writers and not since_fence.isdisjoint(self._writers[at]):
-                        raise PtxFault("no wgmma.fence orders the writes to registers before this product")
+                    if at in self._writers and (unordered := since_fence & self._writers[at]):
+                        writer = self._program.instructions[min(unordered)].text
+                        raise PtxFault(f"no wgmma.fence lies between {writer} and a product with its result")
                     since_fence.add(at)
                     if at in self._fences:
                         since_fence.clear()
-                target = runs[at]()
+                target = self._divided_run(at)() if self._elsewhere else runs[at]()
                 steps += 1
                 at = at + 1 if target is None else target
+                if self._elsewhere:
+                    at = self._meet(at)
                 if steps > MAX_STEPS:
                     raise PtxFault("the program does not end")
             self._copies.check_complete()
@@ -101,13 +111,34 @@ class ThreadBlock:
         instruction = self._program.instructions[at]
         return instruction.parts[0] == "wgmma" or self._products.busy.isdisjoint(self._names[at])
 
+    # Threads at different instructions
+
+    def _meet(self, at: int) -> int:
+        """Return the lowest instruction of a thread, and make the threads there the active ones."""
+        lowest = min(at, *self._elsewhere)
+        if lowest < at:
+            self._elsewhere[at] = self._elsewhere.get(at, False) | self._active
+            self._active[:] = False
+        self._active |= self._elsewhere.pop(lowest, False)
+        return lowest
+
+    def _divided_run(self, at: int) -> Run:
+        if at not in self._divided_runs:
+            self._is_divided = True
+            self._divided_runs[at] = self._bind(self._program.instructions[at])
+            self._is_divided = False
+        return self._divided_runs[at]
+
     # Binding
 
     def _mask(self, instruction: Instruction) -> Callable[[], np.ndarray]:
         """Return a function that gives the threads that execute the instruction."""
+        active = self._active
         if instruction.guard is None:
-            return lambda: self._every
+            return lambda: active
         row = self._registers.row(instruction.guard)
+        if self._is_divided:
+            return (lambda: ~row & active) if instruction.negated else (lambda: row & active)
         return (lambda: ~row) if instruction.negated else (lambda: row)
 
     def _writer(self, name: str, kind: str, instruction: Instruction) -> Callable[[np.ndarray], None]:
@@ -115,7 +146,7 @@ class ThreadBlock:
         if name == "_":
             return lambda values: None
         target = self._registers.target(name, kind)
-        if instruction.guard is None:
+        if instruction.guard is None and not self._is_divided:
 
             def write_all(values: np.ndarray) -> None:
                 target[:] = values
@@ -143,6 +174,8 @@ class ThreadBlock:
             "shfl": self._shuffle, "redux": self._reduce, "ldmatrix": self._load_matrix,
             "stmatrix": self._store_matrix, "mma": self._warp_product, "wgmma": self._product,
         }  # fmt: skip
+        if self._is_divided and instruction.parts[0] in COLLECTIVE:
+            return _refuse
         binder = binders.get(instruction.parts[0], self._compute)
         return binder(instruction)
 
@@ -195,11 +228,14 @@ class ThreadBlock:
 
         def run() -> int | None:
             taken = mask()
-            if taken.all():
-                return target
-            if taken.any():
-                raise PtxFault("the threads of a block take different branches")
-            return None
+            left = self._active & ~taken
+            if not taken.any():
+                return None
+            if left.any():
+                self._elsewhere[target] = self._elsewhere.get(target, False) | taken
+                self._active[:] = left
+                return None
+            return target
 
         return run
 
@@ -385,11 +421,23 @@ class ThreadBlock:
         return (lambda: None) if kind == "fence" else self._products.begin(instruction)
 
 
+def _refuse() -> None:
+    raise PtxFault("some threads of the block are at another instruction")
+
+
 def _writers(program: Program, product: Instruction) -> frozenset[int]:
-    """Return the instructions that write an accumulator of a product, or its operand in registers."""
+    """Return the instructions that write an accumulator of a product, or its operand in registers.
+
+    Copies from register to register do not count. LLVM places such copies between the fence and the product, and ptxas
+    adds a fence after them.
+    """
     vectors = [in_braces(operand) for operand in product.operands[:2] if operand.startswith("{")]
     named = {name for vector in vectors for name in vector}
-    return frozenset(number for number, one in enumerate(program.instructions) if not named.isdisjoint(one.written))
+    return frozenset(
+        number
+        for number, one in enumerate(program.instructions)
+        if one.parts[0] != "mov" and not named.isdisjoint(one.written)
+    )
 
 
 def _smallest_access(program: Program) -> int:
