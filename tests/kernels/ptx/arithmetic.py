@@ -185,7 +185,9 @@ def function_of(instruction: Instruction) -> Function | None:
     if name == "setp":
         half = kind in ("bf16", "f16")
         compare = _compare(parts[1])
-        first = (lambda x, y: compare(decode_16(x.view("u2"), kind), decode_16(y.view("u2"), kind))) if half else compare
+        first = (
+            (lambda x, y: compare(decode_16(x.view("u2"), kind), decode_16(y.view("u2"), kind))) if half else compare
+        )
         if len(instruction.operands) == 4:
             join = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}[parts[2]]
             return Function(lambda x, y, p: join(first(x, y), p), "pred", (kind, kind, "pred"))

@@ -31,9 +31,7 @@ def emulator(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Emulator:
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype).removeprefix("torch."))
-def emulated_ops(
-    request: pytest.FixtureRequest, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> kernels.Ops:
+def emulated_ops(request: pytest.FixtureRequest, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
     """The compiled Triton kernels in the emulator, in each 16-bit dtype."""
     return make_triton_ops(request.param, monkeypatch)
 

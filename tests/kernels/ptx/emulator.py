@@ -22,13 +22,18 @@ FLOATS = {"fp32": "<f", "fp64": "<d"}
 
 
 class Emulator:
-    """Launches kernels. `edit` may change the PTX of a kernel, by name and text, before it runs."""
+    """Launches kernels.
+
+    edit: may change the PTX of a kernel, by name and text, before it runs. renames: the kernels in which a `mov` of an
+    accumulator of a product under way is a second name of it, as ptxas makes it, and not a fault.
+    """
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
         self._programs: dict[str, Program] = {}
         self.edit: Callable[[str, str], str] = lambda kernel, ptx: ptx
-        self.sources: dict[str, str] = {}  # the PTX of each kernel that ran last, before `edit`
+        self.renames: set[str] = set()
+        self.sources: dict[str, set[str]] = {}  # the PTX of each kernel that ran, before `edit`
         self.instructions = 0  # executed in all
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +49,7 @@ class Emulator:
         """Run all programs of a launch, one after the other."""
         name = function.__name__
         compiled = self._compiler.compile(function.__module__, name, arguments, options)
-        self.sources[name] = compiled.ptx
+        self.sources.setdefault(name, set()).add(compiled.ptx)
         text = self.edit(name, compiled.ptx)
         if text not in self._programs:
             self._programs[text] = parse(text)
@@ -55,7 +60,7 @@ class Emulator:
         values += [0] * (len(program.parameters) - len(values))  # addresses of scratch memory, which is not used
         parameters = dict(zip(program.parameters, values, strict=True))
         memory = GlobalMemory(one for one in arguments if isinstance(one, torch.Tensor))
-        block = ThreadBlock(program, parameters, compiled.shared_bytes, memory)
+        block = ThreadBlock(program, parameters, compiled.shared_bytes, memory, name in self.renames)
         width, height, depth = (*grid, 1, 1)[:3]
         with np.errstate(all="ignore"):  # a GPU does not report infinite results
             for z, y, x in itertools.product(range(depth), range(height), range(width)):

@@ -1,4 +1,4 @@
-"""Where the matrix instructions of PTX find the elements of their operands: in lanes of a warp, and in shared memory."""
+"""Where the matrix instructions of PTX find the elements of their operands: in threads, and in shared memory."""
 
 from functools import cache
 

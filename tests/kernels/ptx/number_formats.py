@@ -80,7 +80,7 @@ def immediate(text: str, dtype: np.dtype) -> np.generic:
         return bits.view(dtype)[0]
     value = {"true": 1, "false": 0}.get(text)
     value = int(text, 0) if value is None else value
-    if dtype == bool:
+    if dtype.kind == "b":
         return np.bool_(value != 0)
     bits = value & (2 ** (8 * dtype.itemsize) - 1)
     return np.array([bits], f"u{dtype.itemsize}").view(dtype)[0]

@@ -73,12 +73,14 @@ class Products:
         self._groups: list[list[Run]] = []
         self._accumulators: Counter[tuple[str, ...]] = Counter()  # products under way of each chain
         self._operands: Counter[str] = Counter()
+        self._renamed: dict[str, str] = {}  # copies of accumulators under way: target and source
         self.busy: frozenset[str] = frozenset()  # the registers of products under way
 
     def clear(self) -> None:
         self._open, self._groups = [], []
         self._accumulators.clear()
         self._operands.clear()
+        self._renamed = {}
         self.busy = frozenset()
 
     def commit(self) -> None:
@@ -95,9 +97,21 @@ class Products:
         if self._open or self._groups:
             raise PtxFault("the program ends while a product is under way")
 
+    def rename(self, target: str, source: str) -> bool:
+        """Let a register receive an accumulator once its products are complete. Return whether that is possible."""
+        if target in self.busy or not any(source in chain for chain in self._accumulators):
+            return False
+        self._renamed[target] = source
+        self._note_busy()
+        return True
+
     def _note_busy(self) -> None:
         named = {name for chain in self._accumulators for name in chain}
-        self.busy = frozenset(named | set(self._operands))
+        for target, source in list(self._renamed.items()):
+            if source not in named:
+                self._registers.row(target)[:] = self._registers.row(source)
+                del self._renamed[target]
+        self.busy = frozenset(named | set(self._operands) | set(self._renamed))
 
     def begin(self, instruction: Instruction) -> Run:
         """Return the effect of wgmma.mma_async."""

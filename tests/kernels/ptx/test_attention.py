@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from quire.kernels.gpu import attention
 from quire.kernels.gpu.decode_plan import MIN_CHUNK
+from tests.kernels.gpu import test_attention as interpreted
 from tests.kernels.ptx.emulator import Emulator
+from tests.kernels.ptx.fault import PtxFault
 from tests.support.kernels.implementations import make_triton_ops
 from tests.support.kernels.oracle import assert_close, slack
 from tests.support.kernels.paged import Paged
@@ -79,3 +80,50 @@ def test_chunks_on_cached_pages_together_with_decode_rows(
     paged = make(case, monkeypatch, [300, 40, 1, 170], [1, 40, 1, 33])
     check(paged, paged.attend())
     assert {"plan_sequences_kernel", "plan_tiles_kernel", "prefill_kernel"} <= emulator.sources.keys()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        interpreted.Case(torch.bfloat16, 4, 1, 128, 16),
+        pytest.param(interpreted.Case(torch.float16, 8, 2, 64, 32, window=50), marks=pytest.mark.slow),
+        pytest.param(interpreted.Case(torch.bfloat16, 8, 2, 256, 16), marks=pytest.mark.slow),
+        pytest.param(interpreted.Case(torch.bfloat16, 2, 1, 64, 16, softcap=2.5), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_new_prompts_are_computed_from_their_own_keys(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, case: interpreted.Case
+) -> None:
+    interpreted.test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch)
+    assert "prefill_kernel" in emulator.sources
+
+
+@pytest.mark.parametrize(("dtype", "d"), [(torch.bfloat16, 64), (torch.float16, 128), (torch.bfloat16, 256)], ids=str)
+@pytest.mark.parametrize(
+    ("window", "softcap"),
+    [(0, 0.0), pytest.param(50, 0.0, marks=pytest.mark.slow), pytest.param(0, 2.5, marks=pytest.mark.slow)],
+)
+def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, d: int, window: int, softcap: float
+) -> None:
+    emulator.renames = {"decode_kernel"}  # see the next test
+    interpreted.test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(
+        monkeypatch, dtype, window, softcap, d
+    )
+    assert "prefill_kernel" in emulator.sources
+
+
+def test_decode_copies_accumulators_before_their_wait_in_batch_invariant_mode(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A known defect of the PTX of Triton 3.7.1: behind the loop over whole tiles, LLVM copies accumulators too early.
+
+    PTX leaves the value of such a copy undefined. ptxas 12.8 removes the copies: it gives both names one register. If
+    this test fails, Triton places the copies after the wait, and the test and `Emulator.renames` can be deleted.
+    """
+    paged = make(Case(d=64), monkeypatch, [300], [1], batch_invariant=True)
+    with pytest.raises(PtxFault, match=r"touches a register of a product under way: mov\.b32"):
+        paged.attend()
+    emulator.renames = {"decode_kernel"}
+    check(paged, paged.attend())

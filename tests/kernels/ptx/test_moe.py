@@ -34,9 +34,7 @@ def test_experts_give_the_sum_of_the_reference(
 
 
 @pytest.mark.parametrize("routing", [Routing(5, 3, True), Routing(5, 5, False), Routing(1, 1, False)], ids=str)
-def test_experts_are_chosen_as_the_definition_says(
-    emulator: Emulator, wide_ops: kernels.Ops, routing: Routing
-) -> None:
+def test_experts_are_chosen_as_the_definition_says(emulator: Emulator, wide_ops: kernels.Ops, routing: Routing) -> None:
     test_moe.test_experts_are_chosen_as_the_definition_says(wide_ops, routing)
     assert emulator.sources.keys() == {"route_kernel"}
 

@@ -1,48 +1,129 @@
-"""Each kind of wait, fence and barrier of the kernels is missed by the emulator if it is left out.
+"""The emulator notices each kind of wait, fence and barrier that is left out of a kernel.
 
-A run is noticed if the emulator raises, or if the result is wrong.
+It notices if it raises, or if the result is wrong.
 """
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from quire import kernels
+from quire.kernels.gpu import moe, tile_sizes
+from quire.kernels.moe import Routing
+from tests.kernels.gpu import test_decode_plan, test_logits, test_prefill_plan, test_sampling
 from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.ptx.fault import PtxFault
-from tests.kernels.ptx.test_attention import Case, check, make
+from tests.kernels.ptx.test_attention import LONG, Case, check, make
+from tests.kernels.ptx.test_moe import test_experts_give_the_sum_of_the_reference as check_experts
+from tests.support.kernels import oracle
+from tests.support.kernels.implementations import make_triton_ops
+from tests.support.kernels.oracle import assert_close, slack
 
-KINDS = [
-    "bar.sync",
-    "cp.async.commit_group",
-    "cp.async.wait_group",
-    "fence.proxy.async",
-    "wgmma.fence",
-    "wgmma.commit_group",
-    "wgmma.wait_group",
+BARRIER = "bar.sync"
+COPIES = ["cp.async.commit_group", "cp.async.wait_group"]
+PRODUCTS = ["fence.proxy.async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group"]
+SYNCHRONISATION = re.compile(
+    rf"^\s*(?:@!?%p\d+\s+)?({'|'.join(map(re.escape, [BARRIER, *COPIES, *PRODUCTS]))})\b.*$", re.M
+)
+
+Run = Callable[[Emulator, pytest.MonkeyPatch], None]
+
+
+def decode(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = make(Case(), monkeypatch, [LONG], [1])
+    check(paged, paged.attend())
+
+
+def invariant_decode(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator.renames = {"decode_kernel"}
+    paged = make(Case(d=64), monkeypatch, [300], [1], batch_invariant=True)
+    check(paged, paged.attend())
+
+
+def prefill(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = make(Case(), monkeypatch, [300], [33])
+    check(paged, paged.attend())
+
+
+def fp8_prefill(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = make(Case(kv_dtype=torch.float8_e4m3fn), monkeypatch, [300], [33])
+    check(paged, paged.attend())
+
+
+def decode_plan(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_decode_plan.test_keys_are_cut_so_that_every_program_has_work_and_no_more(monkeypatch, [1024] * 256, 256)
+
+
+def prefill_plan(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_prefill_plan.test_every_query_of_a_prompt_is_in_one_tile(make_triton_ops(torch.float32, monkeypatch), 0)
+
+
+def norm(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = make_triton_ops(torch.bfloat16, monkeypatch)
+    x, weight = torch.randn(2, 1440).bfloat16(), torch.randn(1440).bfloat16()
+    assert_close(ops.rms_norm(x, weight, 1e-6), oracle.rms_norm(x, weight, 1e-6), slack(ops.dtype, 2000), rounds=2)
+
+
+def argmax(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_logits.test_argmax_takes_the_lowest_of_equals(make_triton_ops(torch.float32, monkeypatch), 9000)
+
+
+def sample(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops: kernels.Ops = make_triton_ops(torch.float32, monkeypatch)
+    test_sampling.test_every_row_is_drawn_by_its_own_settings(ops, 300)
+
+
+def matmul(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = make_triton_ops(torch.bfloat16, monkeypatch, batch_invariant=True)
+    x, weight = torch.randn(3, 448).bfloat16(), torch.randn(40, 448).bfloat16()
+    assert_close(ops.linear_logits(x, ops.pack_linear(weight)), x.double() @ weight.double().T, 20)
+
+
+def experts(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = make_triton_ops(torch.bfloat16, monkeypatch)
+    check_experts(emulator, ops, monkeypatch, Routing(3, 2, normalised=True), (64, 64, 64, 4, 3))
+
+
+def few_experts(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = make_triton_ops(torch.bfloat16, monkeypatch)
+    monkeypatch.setattr(moe, "grouped_tiles", lambda *_: tile_sizes.MatmulTiles(16, 64, 64, 4, 4))
+    check_experts(emulator, ops, monkeypatch, Routing(3, 2, normalised=True), None)
+
+
+# The kernel, the run, and the kinds of synchronisation that the kernel has.
+KERNELS: list[tuple[str, Run, list[str]]] = [
+    ("decode_kernel", decode, [BARRIER, *COPIES]),
+    ("reduce_kernel", decode, [BARRIER]),
+    ("decode_kernel", invariant_decode, [BARRIER, *COPIES, *PRODUCTS]),
+    ("prefill_kernel", prefill, [BARRIER, *COPIES, *PRODUCTS]),
+    ("prefill_kernel", fp8_prefill, [BARRIER, *COPIES, *PRODUCTS]),
+    ("plan_rows_kernel", decode_plan, [BARRIER]),
+    ("plan_sequences_kernel", prefill_plan, [BARRIER]),
+    ("rms_norm_kernel", norm, [BARRIER]),
+    ("argmax_kernel", argmax, [BARRIER, *COPIES]),
+    ("sample_kernel", sample, [BARRIER]),
+    ("matmul_kernel", matmul, [BARRIER, *COPIES, *PRODUCTS]),
+    ("grouped_kernel", experts, [BARRIER, *COPIES, *PRODUCTS]),
+    ("grouped_kernel", few_experts, [BARRIER, *COPIES]),
 ]
 
 
-def without(text: str, kind: str) -> str:
-    """Leave out all instructions of a kind."""
-    return re.sub(rf"^\s*(@!?%p\d+\s+)?{re.escape(kind)}\b.*$", "", text, flags=re.MULTILINE)
+@pytest.mark.parametrize(
+    ("kernel", "run", "kinds"), KERNELS, ids=[f"{name}-{run.__name__}" for name, run, _ in KERNELS]
+)
+def test_what_is_left_out_is_noticed(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run, kinds: list[str]
+) -> None:
+    run(emulator, monkeypatch)
+    assert {kind for ptx in emulator.sources[kernel] for kind in SYNCHRONISATION.findall(ptx)} == set(kinds)
+    for kind in kinds:
 
+        def without(name: str, ptx: str, kind: str = kind) -> str:
+            return SYNCHRONISATION.sub(lambda m: "" if m[1] == kind else m[0], ptx) if name == kernel else ptx
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_prefill(emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    paged = make(Case(), monkeypatch, [300], [33])
-    emulator.edit = lambda kernel, ptx: without(ptx, kind) if kernel == "prefill_kernel" else ptx
-    with pytest.raises((PtxFault, AssertionError)) as e:
-        check(paged, paged.attend())
-    print(repr(e.value)[:300])
-    assert kind in emulator.sources["prefill_kernel"]
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith(("wgmma", "fence"))])
-def test_decode(emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    paged = make(Case(), monkeypatch, [300], [1])
-    emulator.edit = lambda kernel, ptx: without(ptx, kind) if kernel == "decode_kernel" else ptx
-    with pytest.raises((PtxFault, AssertionError)) as e:
-        check(paged, paged.attend())
-    print(repr(e.value)[:300])
-    assert kind in emulator.sources["decode_kernel"]
+        emulator.edit = without
+        with pytest.raises((PtxFault, AssertionError)):
+            run(emulator, monkeypatch)
+            pytest.fail(f"{kind} is not missed")

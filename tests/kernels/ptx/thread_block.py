@@ -32,14 +32,20 @@ Run = Callable[[], int | None]
 class ThreadBlock:
     """A block, reused for all blocks of a launch.
 
-    parameters: the bits of each parameter of the program. shared_bytes: of the launch.
+    parameters: the bits of each parameter of the program. shared_bytes: of the launch. renames: a `mov` of an
+    accumulator of a product under way is a second name of it. Otherwise it is a fault.
     """
 
     def __init__(
-        self, program: Program, parameters: Mapping[str, int], shared_bytes: int, memory: GlobalMemory
+        self,
+        program: Program,
+        parameters: Mapping[str, int],
+        shared_bytes: int,
+        memory: GlobalMemory,
+        renames: bool = False,
     ) -> None:
         self._program, self._parameters, self._memory = program, parameters, memory
-        threads = program.threads
+        self._renames, threads = renames, program.threads
         self._registers = Registers(program)
         self._thread = np.arange(threads)
         self._lane, self._warps = self._thread % WARP, self._thread // WARP
@@ -82,17 +88,24 @@ class ThreadBlock:
         self._elsewhere = {}
         steps, at, runs, under_way = 0, 0, self._runs, self._products
         since_fence: set[int] = set()  # the instructions that have run since the last fence of products
+        has_fenced = False
         try:
             while at != END:
                 if under_way.busy and not self._may_touch(at):
+                    if self._renamed(at):
+                        at += 1
+                        continue
                     raise PtxFault("touches a register of a product under way")
                 if self._writers:
+                    if at in self._writers and not has_fenced:
+                        raise PtxFault("no wgmma.fence lies before the first product")
                     if at in self._writers and (unordered := since_fence & self._writers[at]):
                         writer = self._program.instructions[min(unordered)].text
                         raise PtxFault(f"no wgmma.fence lies between {writer} and a product with its result")
                     since_fence.add(at)
                     if at in self._fences:
                         since_fence.clear()
+                        has_fenced = True
                 target = self._divided_run(at)() if self._elsewhere else runs[at]()
                 steps += 1
                 at = at + 1 if target is None else target
@@ -110,6 +123,11 @@ class ThreadBlock:
     def _may_touch(self, at: int) -> bool:
         instruction = self._program.instructions[at]
         return instruction.parts[0] == "wgmma" or self._products.busy.isdisjoint(self._names[at])
+
+    def _renamed(self, at: int) -> bool:
+        one = self._program.instructions[at]
+        plain = self._renames and one.parts[0] == "mov" and one.guard is None and len(one.registers) == 2
+        return plain and self._products.rename(*one.operands)
 
     # Threads at different instructions
 
@@ -183,9 +201,7 @@ class ThreadBlock:
         function = arithmetic.function_of(instruction)
         assert function is not None, f"the emulator does not know {instruction.opcode}"
         target, *operands = instruction.operands
-        sources = [
-            self._registers.source(one, kind) for one, kind in zip(operands, function.sources, strict=True)
-        ]
+        sources = [self._registers.source(one, kind) for one, kind in zip(operands, function.sources, strict=True)]
         write, compute = self._writer(target, function.target, instruction), function.compute
 
         def run() -> None:
