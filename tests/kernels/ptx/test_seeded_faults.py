@@ -110,20 +110,49 @@ KERNELS: list[tuple[str, Run, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "run", "kinds"), KERNELS, ids=[f"{name}-{run.__name__}" for name, run, _ in KERNELS]
-)
-def test_what_is_left_out_is_noticed(
+NAMES = [f"{kernel}-{run.__name__}" for kernel, run, _ in KERNELS]
+FAULTS = [
+    pytest.param(kernel, run, kind, id=f"{name}-{kind}")
+    for name, (kernel, run, kinds) in zip(NAMES, KERNELS, strict=True)
+    for kind in kinds
+]
+
+
+@pytest.mark.parametrize(("kernel", "run", "kinds"), KERNELS, ids=NAMES)
+def test_no_kind_is_forgotten(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run, kinds: list[str]
 ) -> None:
     run(emulator, monkeypatch)
     assert {kind for ptx in emulator.sources[kernel] for kind in SYNCHRONISATION.findall(ptx)} == set(kinds)
-    for kind in kinds:
 
-        def without(name: str, ptx: str, kind: str = kind) -> str:
-            return SYNCHRONISATION.sub(lambda m: "" if m[1] == kind else m[0], ptx) if name == kernel else ptx
 
-        emulator.edit = without
-        with pytest.raises((PtxFault, AssertionError)):
+@pytest.mark.parametrize(("kernel", "run", "kind"), FAULTS)
+def test_a_kind_that_is_left_out_is_noticed(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run, kind: str
+) -> None:
+    def without(name: str, ptx: str) -> str:
+        return SYNCHRONISATION.sub(lambda m: "" if m[1] == kind else m[0], ptx) if name == kernel else ptx
+
+    emulator.edit = without
+    with pytest.raises((PtxFault, AssertionError)):
+        run(emulator, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "run"), [("decode_kernel", decode), ("prefill_kernel", prefill)])
+def test_single_instructions_that_are_left_out(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run
+) -> None:
+    run(emulator, monkeypatch)
+    (ptx,) = emulator.sources[kernel]
+    unnoticed = []
+    places = list(SYNCHRONISATION.finditer(ptx))
+    for number, place in enumerate(places):
+        left = ptx[: place.start()] + ptx[place.end() :]
+        emulator.edit = lambda name, text, left=left: left if name == kernel else text
+        try:
             run(emulator, monkeypatch)
-            pytest.fail(f"{kind} is not missed")
+        except (PtxFault, AssertionError):
+            continue
+        unnoticed.append((number, place[1], ptx[: place.start()].count("\n")))
+    print(len(places), unnoticed)
