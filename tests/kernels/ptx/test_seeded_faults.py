@@ -139,20 +139,24 @@ def test_a_kind_that_is_left_out_is_noticed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "run"), [("decode_kernel", decode), ("prefill_kernel", prefill)])
-def test_single_instructions_that_are_left_out(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run
+@pytest.mark.parametrize(
+    ("kernel", "run", "least"), [("decode_kernel", decode, 44), ("prefill_kernel", prefill, 32)], ids=NAMES[:4:3]
+)
+def test_most_single_instructions_are_noticed(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run, least: int
 ) -> None:
+    """Not all are: some commits join two groups that are awaited together, and some barriers follow each other.
+
+    least: counted with Triton 3.7.1, of 51 instructions in decode and 53 in prefill.
+    """
     run(emulator, monkeypatch)
     (ptx,) = emulator.sources[kernel]
-    unnoticed = []
-    places = list(SYNCHRONISATION.finditer(ptx))
-    for number, place in enumerate(places):
+    noticed = 0
+    for place in SYNCHRONISATION.finditer(ptx):
         left = ptx[: place.start()] + ptx[place.end() :]
         emulator.edit = lambda name, text, left=left: left if name == kernel else text
         try:
             run(emulator, monkeypatch)
         except (PtxFault, AssertionError):
-            continue
-        unnoticed.append((number, place[1], ptx[: place.start()].count("\n")))
-    print(len(places), unnoticed)
+            noticed += 1
+    assert noticed >= least
