@@ -30,7 +30,13 @@ def emulator(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     return emulator
 
 
-@pytest.fixture(params=[torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype).removeprefix("torch."))
+BOTH_DTYPES = [
+    pytest.param(torch.bfloat16, id="bfloat16"),
+    pytest.param(torch.float16, id="float16", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(params=BOTH_DTYPES)
 def emulated_ops(request: pytest.FixtureRequest, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
     """The compiled Triton kernels in the emulator, in each 16-bit dtype."""
     return make_triton_ops(request.param, monkeypatch)

@@ -99,10 +99,17 @@ def test_new_prompts_are_computed_from_their_own_keys(
     assert "prefill_kernel" in emulator.sources
 
 
-@pytest.mark.parametrize(("dtype", "d"), [(torch.bfloat16, 64), (torch.float16, 128), (torch.bfloat16, 256)], ids=str)
 @pytest.mark.parametrize(
-    ("window", "softcap"),
-    [(0, 0.0), pytest.param(50, 0.0, marks=pytest.mark.slow), pytest.param(0, 2.5, marks=pytest.mark.slow)],
+    ("dtype", "d", "window", "softcap"),
+    [
+        (torch.bfloat16, 64, 0, 0.0),
+        *(
+            pytest.param(dtype, d, window, softcap, marks=pytest.mark.slow)
+            for dtype, d in ((torch.float16, 128), (torch.bfloat16, 256))
+            for window, softcap in ((0, 0.0), (50, 0.0), (0, 2.5))
+        ),
+    ],
+    ids=str,
 )
 def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, d: int, window: int, softcap: float

@@ -6,6 +6,7 @@ import torch
 from quire import kernels
 from quire.kernels.gpu import invariant_matmul, tile_sizes
 from quire.kernels.grouped_weight import FP8, KINDS, UINT4, GroupedWeight
+from tests.kernels.ptx.conftest import BOTH_DTYPES
 from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.test_grouped_weight import random_weight
 from tests.support.kernels.implementations import make_triton_ops
@@ -14,10 +15,9 @@ from tests.support.kernels.stacks import random
 
 # Every size of tiles that `matmul_tiles` gives to 16-bit types.
 SIZES = [(64, 32, 64, 4, 8), (64, 64, 64, 4, 6), (128, 64, 64, 8, 4), (128, 128, 64, 8, 4)]
-DTYPES = (torch.bfloat16, torch.float16)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", BOTH_DTYPES)
 @pytest.mark.parametrize("depth", [200, 448])
 def test_a_row_has_the_same_bits_in_tiles_of_any_size(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, depth: int
@@ -37,7 +37,7 @@ def test_a_row_has_the_same_bits_in_tiles_of_any_size(
     assert emulator.sources.keys() == {"matmul_kernel"}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", BOTH_DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "k", "n"), [(1, 77, 34), (16, 64, 70), (70, 96, 130)])
 def test_products_with_codes_are_those_of_the_dequantised_weights(
