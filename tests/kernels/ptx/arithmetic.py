@@ -15,7 +15,7 @@ from tests.kernels.ptx.program import Instruction
 
 
 class Function(NamedTuple):
-    """What an instruction computes."""
+    """The function of an instruction, and the types of its result and operands."""
 
     compute: Callable[..., np.ndarray]
     target: str  # type of the result

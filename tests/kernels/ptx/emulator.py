@@ -57,7 +57,7 @@ class Emulator:
         names = function.__code__.co_varnames[: len(arguments)]
         given = dict(zip(names, arguments, strict=True))
         values = [_bits(given[one], kind) for one, kind in compiled.signature.items()]
-        values += [0] * (len(program.parameters) - len(values))  # addresses of scratch memory, which is not used
+        values += [0] * (len(program.parameters) - len(values))  # addresses of scratch memory; no kernel uses it
         parameters = dict(zip(program.parameters, values, strict=True))
         memory = GlobalMemory(one for one in arguments if isinstance(one, torch.Tensor))
         block = ThreadBlock(program, parameters, compiled.shared_bytes, memory, name in self.renames)

@@ -2,4 +2,4 @@
 
 
 class PtxFault(Exception):
-    """The program does what is wrong or undefined on a GPU. The message names the instruction."""
+    """An error of the program, or an access that is undefined on a GPU. The message names the instruction."""

@@ -1,4 +1,4 @@
-"""Where the matrix instructions of PTX find the elements of their operands: in threads, and in shared memory."""
+"""The places of matrix elements in PTX: in the registers of threads, and in shared memory."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Matrix products: `mma.sync`, which is complete at once, and Hopper's `wgmma`, which is complete at its wait.
+"""Matrix products: `mma.sync` completes at once, Hopper's `wgmma` completes at its wait.
 
 A product under way holds its accumulators and its operands in registers: no other instruction may name them. It reads
 shared memory as late as its wait allows. Products of one chain add to the same accumulators, in their order.

@@ -124,7 +124,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(
 def test_decode_copies_accumulators_before_their_wait_in_batch_invariant_mode(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A known defect of the PTX of Triton 3.7.1: behind the loop over whole tiles, LLVM copies accumulators too early.
+    """A known defect of the PTX of Triton 3.7.1: LLVM copies accumulators too early, at the end of the loop over whole tiles.
 
     PTX leaves the value of such a copy undefined. ptxas 12.8 removes the copies: it gives both names one register. If
     this test fails, Triton places the copies after the wait, and the test and `Emulator.renames` can be deleted.

@@ -112,7 +112,7 @@ KERNELS: list[tuple[str, Run, list[str]]] = [
 
 NAMES = [f"{kernel}-{run.__name__}" for kernel, run, _ in KERNELS]
 FAULTS = [
-    pytest.param(kernel, run, kind, id=f"{name}-{kind}")
+    pytest.param(kernel, run, kind, id=f"{name}-{kind}", marks=[pytest.mark.slow] * (run is fp8_prefill))
     for name, (kernel, run, kinds) in zip(NAMES, KERNELS, strict=True)
     for kind in kinds
 ]

@@ -1,7 +1,7 @@
 """One block of threads, which executes a program: all threads together, one instruction after the other.
 
-Where the threads of a block take different branches, those at the lowest instruction go on alone until they meet the
-others; barriers, exchanges within a warp and matrix instructions are faults there. Each instruction is bound to its
+If the threads of a block take different branches, the threads at the lowest instruction continue alone until they meet
+the rest; barriers, exchanges within a warp and matrix instructions are faults there. Each instruction is bound to its
 registers once, and then executed for every block of a launch.
 """
 
