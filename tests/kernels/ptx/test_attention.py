@@ -124,10 +124,11 @@ def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(
 def test_decode_copies_accumulators_before_their_wait_in_batch_invariant_mode(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A known defect of the PTX of Triton 3.7.1: LLVM copies accumulators too early, at the end of the loop over whole tiles.
+    """A known defect of the PTX of Triton 3.7.1: LLVM copies accumulators before the wait for them.
 
-    PTX leaves the value of such a copy undefined. ptxas 12.8 removes the copies: it gives both names one register. If
-    this test fails, Triton places the copies after the wait, and the test and `Emulator.renames` can be deleted.
+    The copies are at the end of the loop over whole tiles. PTX leaves the value of such a copy undefined. ptxas 12.8
+    removes the copies: it gives both names one register. If this test fails, Triton places the copies after the wait,
+    and the test and `Emulator.renames` can be deleted.
     """
     paged = make(Case(d=64), monkeypatch, [300], [1], batch_invariant=True)
     with pytest.raises(PtxFault, match=r"touches a register of a product under way: mov\.b32"):
