@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.gateway.batches.batch_store import Place, Window
+from quire.gateway.batches.batch_store import LinePlace, Window
 from quire.gateway.files.file_store import new_file_id
 from quire.gateway.files.storage import WHOLE, check_names
 from quire.shared.broker import new_id
@@ -12,7 +12,7 @@ from quire.shared.broker import new_id
 
 def test_names_that_gateways_make() -> None:
     check_names(new_file_id(), WHOLE)
-    window = Window("b", 4_999_999, new_id(), Place(0, 1), Place(1, 2))
+    window = Window("b", 4_999_999, new_id(), LinePlace(0, 1), LinePlace(1, 2))
     check_names(f"{window.index}-{window.token}")
 
 

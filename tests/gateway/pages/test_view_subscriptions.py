@@ -27,7 +27,7 @@ async def test_all_who_look_share_one_subscription_and_see_the_same(gateway: Run
         assert await fake.broker.is_looked_at("w1") is False
         open_ = [await lookers.look(gateway) for _ in range(3)]
         await subscribed(fake)
-        assert await fake.broker.is_looked_at("w1")
+        await until(lambda: fake.broker.is_looked_at("w1"))  # the gateway subscribes first
         await fake.broker.publish_view("w1", VIEW.encode())
         seen = await asyncio.gather(*(looker.next() for looker in open_))
         assert seen[0] == seen[1] == seen[2]
@@ -44,6 +44,7 @@ async def test_when_the_last_one_leaves_nothing_is_asked_for_any_more(gateway: R
         async with Lookers() as lookers:
             await lookers.look(gateway)
             await subscribed(fake)
+            await until(lambda: fake.broker.is_looked_at("w1"))
         await subscribed(fake, 0)
         left = await fake.broker.client.pttl(fake.broker.keys.view("w1"))
         assert 0 < left <= 1000 * VIEW_TTL_S
