@@ -320,7 +320,7 @@ class WorkerService:
                     log.warning("heartbeat failed: %s", error)
                     parts.consumer.postpone_reclaim()
             else:
-                log.warning("the engine has not moved for %.0f s", self._leases.beat_s)
+                log.warning("no heartbeat: the engine has made no progress for %.3g s", self._leases.beat_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._leases.beat_s):
                     await self._ended.wait()
