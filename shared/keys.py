@@ -9,8 +9,10 @@ from dataclasses import dataclass
 NAMESPACE = "quire"
 # The consumer group that all workers of a lane share.
 GROUP = "workers"
+# The class of batch lines.
+BATCH_CLASS = "batch"
 # Queues in the order in which workers look at them.
-PRIORITY_CLASSES = ("interactive", "standard", "batch")
+PRIORITY_CLASSES = ("interactive", "standard", BATCH_CLASS)
 DEFAULT_CLASS = "standard"
 # Queue of requests that a worker returned unfinished; read before all classes.
 HANDED = "handed"

@@ -39,11 +39,10 @@ from quire.gateway.stream.buffer import OutputBuffer, ParkedOutcome
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.backoff import Backoff
 from quire.shared.broker import QueueBounds
-from quire.shared.keys import LINE_RETENTION_S
+from quire.shared.keys import BATCH_CLASS, LINE_RETENTION_S
 from quire.shared.messages import MessageError
 from quire.shared.states import OutcomeName
 
-CLASS = "batch"
 # The tier of the class; see `labels.CLASSES`.
 TIER = "flex"
 # The part of the bounds of the queue that lines may fill: the rest is for clients that wait.
@@ -290,4 +289,4 @@ def _in_class(call: Call) -> Call:
     labels = call.options.labels
     if labels.service_tier:
         labels = replace(labels, service_tier=TIER)
-    return replace(call, options=replace(call.options, priority=CLASS, background=True, labels=labels))
+    return replace(call, options=replace(call.options, priority=BATCH_CLASS, background=True, labels=labels))

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from quire.shared.broker.lane import Lane, text
 from quire.shared.broker.reader import StreamEntry, read_entry
-from quire.shared.keys import GROUP, QUEUES, RETENTION_S
+from quire.shared.keys import BATCH_CLASS, GROUP, QUEUES, RETENTION_S
 from quire.shared.messages import MessageError, StepItem, decode_items, unpack
 from quire.shared.states import ClaimReply, DropReason
 
@@ -29,6 +29,7 @@ class Claim:
 
     deaths: workers that died with it since its last progress. deliveries: attempts so far, including this one.
     traceparent: of the gateway's span, '' without tracing. before: token of the previous attempt, '' for the first one.
+    is_background: the request runs on without a client.
     """
 
     request_id: str
@@ -43,6 +44,12 @@ class Claim:
     deliveries: int = 1
     traceparent: str = ""
     before: str = ""
+    is_background: bool = False
+
+    @property
+    def is_unwatched(self) -> bool:
+        """True if nobody reads the output as it is made: a line of a batch, or a background response of its class."""
+        return self.is_background and self.priority_class == BATCH_CLASS
 
     @property
     def runs_alone(self) -> bool:
@@ -98,7 +105,8 @@ class WorkerVerbs(Lane):
             elif reason == DropReason.CORRUPT:
                 self.note_corrupt("request", request_id, "its hash or its log; it ended as an error")
             return None
-        _, body, gateway, priority_class, emitted, waited_ms, deaths, deliveries, logged, traceparent, before = reply
+        _, body, gateway, priority_class, emitted, waited_ms, deaths, deliveries, logged, *others = reply
+        traceparent, before, background = others
         return Claim(
             request_id,
             attempt,
@@ -112,6 +120,7 @@ class WorkerVerbs(Lane):
             int(deliveries),
             text(traceparent),
             text(before),
+            bool(background),
         )
 
     async def begin(self, claim: Claim) -> bool:

@@ -3,7 +3,7 @@
 --   ARGV  prefix, id, queue, entry id, worker, incarnation of its process, attempt token (random, one per delivery,
 --         never reused), retention (s), deaths with which a request is quarantined; with one less it waits for `begin`
 --   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, attempts so far, {item, ...}, traceparent,
---         token of the previous attempt}
+--         token of the previous attempt, '1' if it runs without a client}
 --         | {'dropped', reason} (there is nothing left to do, and the entry was removed; see shared/states.py)
 --         | {'lost'} (the entry is pending for another worker by now, or for none: nothing was done)
 -- Repeatable with the same attempt token. A request that is unknown, done, cancelled or expired is dropped.
@@ -111,7 +111,7 @@ end
 if logged_to ~= emitted then
     return end_corrupt()
 end
-local seen = redis.call('HMGET', KEYS[1], 'deaths', 'died_at', 'deliveries', 'traceparent', 'before')
+local seen = redis.call('HMGET', KEYS[1], 'deaths', 'died_at', 'deliveries', 'traceparent', 'before', 'background')
 -- Progress since the last death resets the count.
 local deaths = (emitted > tonumber(seen[2] or -1)) and 0 or tonumber(seen[1])
 if deaths and deaths >= limit - 1 then
@@ -120,4 +120,4 @@ else
     redis.call('HDEL', KEYS[1], 'waits')
 end
 return {'claimed', req[9], req[10], req[5], emitted, now - tonumber(req[12]), deaths, tonumber(seen[3]), items,
-    seen[4] or '', seen[5] or ''}
+    seen[4] or '', seen[5] or '', seen[6] or ''}

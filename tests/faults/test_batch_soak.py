@@ -22,7 +22,7 @@ KILL_EVERY_S = 4.0
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(3000, marks=[pytest.mark.faults, pytest.mark.timeout(600)]),
+        pytest.param(6000, marks=[pytest.mark.faults, pytest.mark.timeout(600)]),
         pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
     ],
 )

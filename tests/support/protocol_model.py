@@ -267,6 +267,7 @@ class ProtocolModel:
             request.deliveries,
             request.traceparent,
             request.before,
+            request.is_background,
         )
 
     def begin(self, request_id: str, attempt: str) -> bool:

@@ -2,12 +2,17 @@
 
 Steps that finish during a commit are merged into the next one: a slow Redis costs latency, never order. The reply of a
 commit names requests that were cancelled, have expired or were lost; the engine learns of them before its next step.
+
+Nobody reads the output of a batch line before its end. The tokens of such requests are held for up to HOLD_S, so that a
+batch costs Redis and the gateways a few commits per second. A worker that dies loses the tokens that it holds. The next
+attempt computes the same tokens again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -31,6 +36,11 @@ MAX_COMMITS = 20_000
 RESULT_BYTES = 64
 # Largest number of tokens in a merged item: appending to a tuple costs time in proportion to its length.
 MAX_JOINED = 256
+# Longest time for which tokens of an unwatched request are held: less than the silence after which a gateway asks Redis
+# whether the output log of a request has more (SILENCE_S).
+HOLD_S = 0.2
+# Shortest time between two commits without results. Such a commit only asks for cancellations.
+ASK_S = 0.02
 # Largest number of remembered cancellations that arrived before the replies to their claims.
 MAX_EARLY_CANCELS = 1024
 
@@ -46,6 +56,7 @@ class Attempt:
     token: str
     log: bytearray
     spans: AttemptSpans | None = None
+    is_unwatched: bool = False
 
     def sent(self) -> list[StepItem]:
         """All items of the log, which may be longer than the limit of a frame."""
@@ -67,6 +78,10 @@ class Committer:
         self._on_lost = on_lost
         self._attempts: dict[str, Attempt] = {}
         self._steps: list[list[StepCommit]] = []
+        # Results of unwatched requests, by request id, that wait to be due.
+        self._held: dict[str, list[StepCommit]] = {}
+        self._held_since = 0.0
+        self._committed_at = 0.0
         self._early_cancels: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
@@ -85,7 +100,7 @@ class Committer:
 
         Returns False if the request has been cancelled since the claim: it must be ended as soon as it has started.
         """
-        attempt = Attempt(claim.attempt, bytearray().join(logged), spans)
+        attempt = Attempt(claim.attempt, bytearray().join(logged), spans, claim.is_unwatched)
         self._attempts[claim.request_id] = attempt
         self._without_progress.add(claim.request_id)
         if spans is not None:
@@ -112,7 +127,7 @@ class Committer:
 
     @property
     def num_uncommitted(self) -> int:
-        """Requests with tokens that wait for the next commit."""
+        """Requests with tokens that wait for the next commit. Tokens that are held are not due yet."""
         return len({commit.item.request_id for step in self._steps for commit in step})
 
     @property
@@ -128,11 +143,37 @@ class Committer:
 
     def put(self, commits: list[StepCommit]) -> None:
         """Queue the results of a step. Call it on the event loop."""
+        if commits and self._first_awaited:
+            self._trace_first(commits)
+        now = time.monotonic()
+        commits = self._hold(commits, now)
+        if self._held and now - self._held_since >= HOLD_S:
+            commits += self._take_held()
         if commits:
             self._steps.append(commits)
-            if self._first_awaited:
-                self._trace_first(commits)
-        self._wake.set()
+        if commits or now - self._committed_at >= ASK_S:
+            self._wake.set()
+
+    def _hold(self, commits: list[StepCommit], now: float) -> list[StepCommit]:
+        """Hold the results of unwatched requests. Returns the others, and those of unwatched requests that end."""
+        due: list[StepCommit] = []
+        for commit in commits:
+            request_id, outcome = commit.item.request_id, commit.item.outcome
+            attempt = self._attempts.get(request_id)
+            if attempt is None or not attempt.is_unwatched:
+                due.append(commit)
+            elif outcome is not None:
+                due += merge([*self._held.pop(request_id, ()), commit])
+            else:
+                if not self._held:
+                    self._held_since = now
+                self._held.setdefault(request_id, []).append(commit)
+        return due
+
+    def _take_held(self) -> list[StepCommit]:
+        """Take the results that are held, merged to one item per request."""
+        held, self._held = self._held, {}
+        return [commit for commits in held.values() for commit in merge(commits)]
 
     def _trace_first(self, commits: list[StepCommit]) -> None:
         for token, item in commits:
@@ -143,10 +184,12 @@ class Committer:
 
     async def run(self, engine: EngineThread) -> None:
         """Commit until `stop`, and then the steps that are still queued."""
-        while not self._stopping or self._steps:
+        while not self._stopping or self._steps or self._held:
             await self._wake.wait()
             self._wake.clear()
-            # A step without results is committed too: the reply may cancel a request whose prompt is being computed.
+            if self._stopping and self._held:
+                self._steps.append(self._take_held())
+            # Without results there is a commit, too: the reply may cancel a request whose prompt is being computed.
             commits = self._gather()
             behind = self._apply(await self._commit(commits), commits, engine)
             if again := self._resend(behind, engine):
@@ -200,6 +243,7 @@ class Committer:
                 with self.counts.timed(commits):
                     reply = await self._broker.commit_step(self._worker_id, step, self._applied)
                 self._applied = reply.notices
+                self._committed_at = time.monotonic()
                 return reply
             except (RedisError, OSError) as error:
                 if self._stopping:
@@ -271,6 +315,7 @@ class Committer:
     def _forget(self, request_id: str) -> Attempt:
         self._first_awaited.pop(request_id, None)
         self._without_progress.discard(request_id)
+        self._held.pop(request_id, None)
         attempt = self._attempts.pop(request_id)
         if not self._attempts:
             self._ended.set()

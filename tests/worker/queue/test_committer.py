@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -48,8 +49,8 @@ class Lane:
         self.engine = Told()
         self.committer = Committer(broker, "w", on_lost=lambda: None)
 
-    async def start(self, request_id: str, spans: Any = None) -> Claim:
-        await self.broker.submit(request_id, b"body", gateway="g", cost=1, bounds=BOUNDS)
+    async def start(self, request_id: str, spans: Any = None, **options: Any) -> Claim:
+        await self.broker.submit(request_id, b"body", gateway="g", cost=1, bounds=BOUNDS, **options)
         [delivery] = await QueueReader(self.broker.client, "lane", "w").read(1, 0)
         claim = await self.broker.claim(delivery, "w", new_id(), "process")
         assert claim is not None
@@ -309,3 +310,91 @@ def test_the_log_of_an_attempt_may_be_longer_than_a_frame(monkeypatch: pytest.Mo
     items = [StepItem("r", at, (Delta(0, (at,), logprobs=bytes(164)),)) for at in range(100)]
     assert module.Attempt("attempt", bytearray(b"".join(item.encode() for item in items))).sent() == items
     assert module.Attempt("attempt", bytearray()).sent() == []
+
+
+LINE = {"priority_class": "batch", "is_background": True}
+
+
+async def logged_tokens(lane: Lane, request_id: str) -> list[tuple[int, ...]]:
+    items = await lane.broker.read_output(request_id)
+    return [token_ids for item in items for _, token_ids, *_ in item.deltas]
+
+
+async def test_tokens_of_a_batch_line_are_committed_a_few_times_per_second(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOLD_S", 0.2)
+    async with committing(redis_url) as lane:
+        line, chat = await lane.start("line", **LINE), await lane.start("chat")
+        began = time.monotonic()
+        for at in range(3):
+            lane.committer.put([step(line, at, (at,)), step(chat, at, (at,))])
+            await lane.log("chat", at + 1)
+        assert not await logged_tokens(lane, "line")
+        await asyncio.sleep(max(0.0, began + 0.2 - time.monotonic()))
+        lane.committer.put([step(line, 3, (3,))])
+        await lane.log("line", 4)
+        assert await logged_tokens(lane, "line") == [(0, 1, 2, 3)]
+        assert await logged_tokens(lane, "chat") == [(0,), (1,), (2,)]
+
+
+async def test_the_end_of_a_batch_line_is_committed_at_once_with_the_tokens_before_it(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        ending, running = await lane.start("ending", **LINE), await lane.start("running", **LINE)
+        lane.committer.put([step(ending, 0, (5,)), step(running, 0, (7,))])
+        lane.committer.put([step(ending, 1, (6,), "stop")])
+        [item] = await lane.log("ending", 2)
+        assert (item.deltas[0].token_ids, item.outcome) == ((5, 6), Outcome("stop"))
+        assert not await logged_tokens(lane, "running")
+        assert lane.committer.counts.ended["stop"] == 1
+
+
+async def test_tokens_that_are_held_are_committed_when_the_worker_stops(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        line = await lane.start("line", **LINE)
+        lane.committer.put([step(line, 0, (5,))])
+        lane.committer.put([step(line, 1, (6,))])
+        lane.committer.stop()
+        await lane.log("line", 2)
+        assert await logged_tokens(lane, "line") == [(5, 6)]
+
+
+async def test_tokens_of_a_batch_line_that_is_lost_are_not_committed(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        line = await lane.start("line", **LINE)
+        lane.committer.put([step(line, 0, (5,))])
+        lane.committer.lose([("line", line.attempt)], lane.engine)  # type: ignore[arg-type]
+        lane.committer.stop()
+    assert lane.engine.dropped == [("line", line.attempt)]
+    client = command_client(redis_url)
+    assert not await Broker(client, "lane").read_output("line")
+    await client.aclose()
+
+
+async def test_a_request_of_the_class_batch_that_has_a_client_is_committed_with_every_step(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        claim = await lane.start("streamed", priority_class="batch")
+        lane.committer.put([step(claim, 0, (5,))])
+        await lane.log("streamed", 1)
+
+
+async def test_steps_without_results_ask_for_cancellations_within_a_short_time(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOLD_S", 60)
+    async with committing(redis_url) as lane:
+        line = await lane.start("line", **LINE)
+        await lane.broker.cancel("line")
+        began = time.monotonic()
+        commits = 0
+        while not lane.engine.finished:
+            assert time.monotonic() < began + 5
+            lane.committer.put([step(line, commits, (5,))])
+            commits += 1
+            await asyncio.sleep(0.001)
+        assert lane.engine.finished == [("line", "cancelled")]
+        for _ in range(100):
+            lane.committer.put([])
+            await asyncio.sleep(0.001)
+        # At most fifty empty commits per second, not one for each step.
+        assert lane.committer.counts.seconds.count <= 2 + (time.monotonic() - began) / module.ASK_S
