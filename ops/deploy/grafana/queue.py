@@ -53,6 +53,13 @@ def _depth() -> list[Panel]:
             Line(lane("quire_queue_oldest_age_seconds", by="class"), "{{class}}"),
             limits=Thresholds(10, 30),
         ),
+        series(
+            "Tenants that wait",
+            "short",
+            "Projects and users with waiting requests, by priority class; with more than one they compete, and are "
+            "served by their weights.",
+            Line(lane("quire_queue_tenants", by="class"), "{{class}}"),
+        ),
     ]
 
 
