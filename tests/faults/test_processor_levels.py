@@ -1,7 +1,7 @@
-"""Running answers move between workers on processors of different kinds, and keep their text with weights in 8 and 4 bits.
+"""Running answers move between workers on processors of different kinds, with weights in 8 and 4 bits: their text stays.
 
-One machine plays the processors: KERNELS_CPU_ISA holds a worker to the instructions of an older one. The older of the two
-has AVX2 only, the newer is this machine with all that it has.
+One machine plays the processors: KERNELS_CPU_ISA holds a worker to the instructions of an older one. The older
+processor has AVX2 only, the newer one is this machine with all that it has.
 """
 
 from __future__ import annotations
