@@ -1,4 +1,4 @@
-"""Running answers move between workers on processors of different kinds, with weights in 8 and 4 bits: their text stays.
+"""Running answers keep their text when they move between processors of different kinds, with weights in 8 and 4 bits.
 
 One machine plays the processors: KERNELS_CPU_ISA holds a worker to the instructions of an older one. The older
 processor has AVX2 only, the newer one is this machine with all that it has.
