@@ -31,8 +31,11 @@ setup: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install only what serving ne
 # since its load would distort their figures. ARGS="-n 0" runs all tests in one process.
 IN_PARALLEL = $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run all tests, two files at a time.
+test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run the quick tests, two files at a time.
 	@$(IN_PARALLEL) $(ARGS)
+
+test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run the slow tests too, and those that CI has no time for; an hour or two.
+	@$(IN_PARALLEL) -m "not faults and not gpu and not alone" --ignore tests/clients $(ARGS)
 
 test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run the tests with each instruction set up to this processor's; half an hour.
 	@$(BIN)/python -m tests.support.levels $(ARGS)

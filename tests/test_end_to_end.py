@@ -96,6 +96,7 @@ def hugging_face_text(model: Path, prompt: str, max_tokens: int) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_a_completion_through_the_stack_is_what_hugging_face_generates(stack: Stack) -> None:
     with stack.client() as client:
         answer = client.completions.create(model="tiny", prompt="The thing in the inn", max_tokens=40, temperature=0)

@@ -234,6 +234,7 @@ async def servers(start_gateway: Start, folder: Path) -> AsyncIterator[Servers]:
         yield Servers(gateways, sdk)
 
 
+@pytest.mark.slow
 @CLIENTS
 @LASTS
 async def test_a_client_that_resumes_executes_each_call_once(
@@ -251,6 +252,7 @@ async def test_a_client_that_resumes_executes_each_call_once(
     assert tools.executed == await servers.undisturbed(client_class, "resumes")
 
 
+@pytest.mark.slow
 @CLIENTS
 @LASTS
 async def test_a_client_that_is_started_again_executes_each_call_once(

@@ -55,6 +55,7 @@ async def message(gateway: RunningGateway) -> Any:
     return await gateway.post("/v1/messages", {**body, "messages": messages})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", TOOL_TEMPLATES)
 async def test_the_model_sees_its_calls_and_their_results(start_gateway: Start, tmp_path: Any, rule: str) -> None:
     folder = write_model(tmp_path / "test-model", chat_template=TOOL_TEMPLATES[rule])

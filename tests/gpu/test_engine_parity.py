@@ -63,6 +63,7 @@ def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", GRAPHS)
 @pytest.mark.parametrize("family", TRIED)
 def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, tmp_path: Path) -> None:
@@ -141,6 +142,7 @@ def test_log_probabilities_are_those_of_hugging_face(graphs: bool, tmp_path: Pat
             assert top.double().numpy() == pytest.approx(expected.topk(4).values.numpy(), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_ranks_give_what_hugging_face_gives(tmp_path: Path) -> None:
     """On a machine with one card there is one rank, which still does every exchange between ranks, also in graphs."""
     path = make_checkpoint(tmp_path / "qwen3", "qwen3")

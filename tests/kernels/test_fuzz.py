@@ -223,6 +223,7 @@ def name_of(param: tuple) -> str:
     return "-".join(str(part).removeprefix("torch.") for part in param if part).replace("triton-", "gpu-")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("param", [p.values[0] for p in implementations()], ids=name_of)
 def test_a_step_touches_its_own_slots_only(param, monkeypatch):
     # Triton's interpreter is slow. On a device nearly every example has a new shape, which Triton must compile first.

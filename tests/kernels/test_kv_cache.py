@@ -68,6 +68,7 @@ def check(paged: Paged) -> None:
         assert_close(rows, paged.exact(s), slack(paged.ops.dtype, 2000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(1, 1, 32), (9, 3, 64), (5, 1, 96), (12, 2, 128), (8, 1, 256)])
 def test_attention_over_the_stored_values(narrow_ops, heads, kv_heads, d):
     check(Paged(narrow_ops, [1, 150, 40, 129, 37, 600], [1, 1, 40, 3, 20, 1], heads, kv_heads, d))

@@ -42,6 +42,7 @@ def test_the_best_are_found_and_normalised(logit_ops, vocabulary, count):
     check(logit_ops, torch.randn(4, vocabulary) * 3, min(count, vocabulary))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [40, 4097])
 def test_of_equals_the_lower_id_comes_first(logit_ops, vocabulary):
     check(logit_ops, torch.randint(-3, 3, (20, vocabulary)).float(), 33)

@@ -571,6 +571,7 @@ BUGS: dict[str, Patch] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_machine_finds(bug: str, redis_server: RedisServer) -> None:
     with pytest.raises((AssertionError, KeyError)):

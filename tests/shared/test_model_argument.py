@@ -13,6 +13,7 @@ from tests.support.commands import refusal
 from tests.support.gguf_vocabularies import write_vocabulary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["worker", "gateway", "serve"])
 @pytest.mark.parametrize("kind", OTHERS)
 def test_each_command_names_the_format_and_the_way_out(kind: str, command: str, tmp_path: Path) -> None:

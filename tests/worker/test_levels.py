@@ -19,7 +19,8 @@ THIN = [
     f"{HERE}/engine/test_engine_parity.py::test_greedy_outputs_equal_those_of_hugging_face[qwen3-False-auto]",
 ]
 COMPUTES = """
-import json, torch, kernels
+import json, torch
+from quire import kernels
 ops = [kernels.select_ops("cpu", dtype) for dtype in (torch.bfloat16, torch.float32)]
 levels = [one.level.name if isinstance(one, kernels.CpuOps) else one.name for one in ops]
 print(json.dumps([torch.backends.cpu.get_cpu_capability(), *levels]))
@@ -52,6 +53,7 @@ def below() -> list[str]:
         return []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", EXPECTED)
 def test_a_process_that_is_held_to_a_level_computes_with_it(level: str) -> None:
     done = run(level, "-c", COMPUTES)
@@ -59,7 +61,14 @@ def test_a_process_that_is_held_to_a_level_computes_with_it(level: str) -> None:
     assert json.loads(done.stdout) == EXPECTED[level]
 
 
-@pytest.mark.parametrize("level", EXPECTED)
+# CI runs models with the lowest levels; the kernels of each level have tests of their own.
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(level, marks=pytest.mark.slow if level in ("avx2", levels.NONE) else pytest.mark.soak)
+        for level in EXPECTED
+    ],
+)
 def test_models_are_right_with_lower_levels_too(level: str) -> None:
     done = run(level, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *THIN)
     assert done.returncode == 0, done.stdout + done.stderr

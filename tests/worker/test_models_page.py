@@ -11,6 +11,12 @@ from tests.support.architectures import ARCHITECTURES
 from tests.support.served_models import PAGE, REFUSED, VISION, Served, measure, tables
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+# All take minutes, so CI measures every third configuration.
+KINDS = [*ARCHITECTURES, *VISION]
+MEASURED = [
+    pytest.param(kind, marks=pytest.mark.slow if index % 3 == 0 else pytest.mark.soak)
+    for index, kind in enumerate(KINDS)
+]
 
 
 def rows(name: str) -> list[list[str]]:
@@ -44,8 +50,7 @@ def test_the_count_is_that_of_the_tables() -> None:
     assert tables(list(on_the_page().values()))["count"].strip() in text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [*ARCHITECTURES, *VISION])
+@pytest.mark.parametrize("kind", MEASURED)
 def test_a_configuration_is_served_as_the_page_says(kind: str, tmp_path: Path) -> None:
     """If this fails for a change that is right: `python -m tests.support.served_models` writes the page."""
     assert measure(kind, tmp_path) == on_the_page()[kind]

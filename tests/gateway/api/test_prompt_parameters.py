@@ -174,6 +174,7 @@ def joined(events: list[Event], index: int) -> dict[str, Any]:
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", STREAMED)
 @pytest.mark.parametrize("prompt", ["Once 😀", "a b " * PROMPT_PORTION], ids=["short", "long"])
 async def test_a_stream_says_what_the_whole_answer_says_and_is_resumed_at_each_event(

@@ -38,6 +38,7 @@ async def server(start_gateway: Start) -> AsyncIterator[RunningGateway]:
     assert await gateway.accepted() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("response_format", "expected"),
     [

@@ -105,6 +105,7 @@ def test_a_wrong_url_names_the_setting(url: str) -> None:
         S3Storage(url)
 
 
+@pytest.mark.slow
 async def test_a_batch_with_its_files_in_a_bucket(start_gateway: Start, s3_url: str, bucket: str) -> None:
     """Two gateways share a bucket, as they share a folder."""
     first, second = [

@@ -83,6 +83,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         yield SimpleNamespace(url=url, expected=expected | {"base": outputs(base)}, process=process, name="base")
 
 
+@pytest.mark.slow
 def test_each_model_gives_the_tokens_of_its_merged_checkpoint(server: SimpleNamespace) -> None:
     assert {name: complete(server.url, name) for name in ("base", "a", "b")} == {
         name: server.expected[name] for name in ("base", "a", "b")

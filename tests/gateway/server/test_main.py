@@ -67,6 +67,7 @@ def settings(redis_url: str, model_folder: Path, **changes: Any) -> GatewaySetti
     return GatewaySettings(**{"model": str(model_folder), "redis_url": redis_url, "port": 0, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_listens_on_a_free_port_says_so_and_ends_cleanly(
     redis_url: str, model_folder: Path, number: signal.Signals

@@ -89,6 +89,7 @@ def test_broadcast_and_gather() -> None:
         assert others == [None, None]
 
 
+@pytest.mark.slow
 def test_many_calls_in_a_row_never_mix_their_values() -> None:
     """Without a pause between them, so that a fast rank is in the next call while a slow one still reads."""
     ranks = make(3)

@@ -68,11 +68,13 @@ def check(paged: Paged, rows: list[torch.Tensor]) -> None:
         assert_close(found, paged.exact(s), slack(paged.ops.dtype, 2000))
 
 
+@pytest.mark.slow
 def test_decoding_with_rows_of_one_chunk_and_of_several(case, monkeypatch):
     paged = make(case, monkeypatch, [1, LONG, 150], [1, 1, 1])
     check(paged, paged.attend())
 
 
+@pytest.mark.slow
 def test_a_plan_does_for_all_layers_of_a_step(case, monkeypatch):
     """A layer whose window may differ uses the same plan first."""
     paged = make(case, monkeypatch, [1, 150, 40], [1, 1, 3])
@@ -81,6 +83,7 @@ def test_a_plan_does_for_all_layers_of_a_step(case, monkeypatch):
         assert torch.equal(found, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [64, 128, 256] if ON_CUDA else [64])
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (50, 0.0), (0, 2.5), (50, 2.5)])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
@@ -110,11 +113,13 @@ def test_no_page_before_every_window_is_read(monkeypatch, invariant):
     check(paged, paged.attend())
 
 
+@pytest.mark.slow
 def test_chunks_on_cached_pages_together_with_decode_rows(case, monkeypatch):
     paged = make(case, monkeypatch, [LONG - 200, 40, 1, 130], [1, 40, 1, 21])
     check(paged, paged.attend())
 
 
+@pytest.mark.slow
 def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
     """A sequence that begins in this step reads no page, so the test fills the pages of such sequences with NaN."""
     paged = make(case, monkeypatch, [37, 150, 61, 3], [37, 1, 20, 3])

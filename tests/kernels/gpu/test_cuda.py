@@ -81,6 +81,7 @@ def test_memory_is_pinned_as_large_as_it_is_asked_for(size: int) -> None:
     assert memory[0] == 0
 
 
+@pytest.mark.slow
 def test_memory_is_unpinned_with_its_last_view_and_before_it_is_unmapped() -> None:
     runtime = Runtime()
     view = pinned_bytes(1 << 20, runtime).view(torch.bfloat16)[5:]

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"
 DTYPES = (torch.float32, torch.float16)  # the interpreter computes bfloat16 products wrongly
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("invariant", [False, True])

@@ -18,6 +18,7 @@ ROUTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("routing", ROUTINGS, ids=str)
 def test_experts_give_the_sum_of_the_reference(ops, routing):
     reference = kernels.ReferenceOps(ops.device)
@@ -29,6 +30,7 @@ def test_experts_give_the_sum_of_the_reference(ops, routing):
     assert_close(results[0], results[1].double(), 1 + results[1].double().abs(), rounds=4)
 
 
+@pytest.mark.slow
 def test_experts_without_rows_and_of_many_tiles(ops):
     """All rows go to one of the experts, and then each row to another one."""
     routing, reference = Routing(4, 1, True), kernels.ReferenceOps(ops.device)
@@ -60,6 +62,7 @@ def test_rows_of_nan_choose_experts_that_exist(ops):
     assert ids.tolist() == [[0, 1], [0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
 def test_bits_of_a_row_do_not_depend_on_the_batch(monkeypatch, dtype):
     if not ON_CUDA:

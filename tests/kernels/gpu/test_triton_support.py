@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[3]
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
 
+@pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize(
     ("case", "kind", "kernel", "cause", "remedy"),

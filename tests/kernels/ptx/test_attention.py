@@ -64,6 +64,7 @@ def check(paged: Paged, rows: list[torch.Tensor]) -> None:
         assert_close(found, paged.exact(s), slack(paged.ops.dtype, 2000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_decoding_with_rows_of_one_chunk_and_of_several(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, case: Case
@@ -73,6 +74,7 @@ def test_decoding_with_rows_of_one_chunk_and_of_several(
     assert {"plan_rows_kernel", "plan_items_kernel", "decode_kernel", "reduce_kernel"} <= emulator.sources.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_chunks_on_cached_pages_together_with_decode_rows(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, case: Case

@@ -13,12 +13,14 @@ def test_argmax(emulator: Emulator, wide_ops: kernels.Ops, vocabulary: int) -> N
     assert emulator.sources.keys() == {"argmax_kernel"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [3, 300, 4099])
 def test_every_row_is_drawn_by_its_own_settings(emulator: Emulator, wide_ops: kernels.Ops, vocabulary: int) -> None:
     test_sampling.test_every_row_is_drawn_by_its_own_settings(wide_ops, vocabulary)
     assert emulator.sources.keys() == {"sample_kernel"}
 
 
+@pytest.mark.slow
 def test_draws_follow_the_uniform_numbers(wide_ops: kernels.Ops) -> None:
     test_sampling.test_draws_follow_the_uniform_numbers_through_what_is_kept(wide_ops)
 
@@ -32,6 +34,7 @@ def test_penalties_change_what_was_seen(emulator: Emulator, wide_ops: kernels.Op
     assert emulator.sources.keys() == {"penalties_kernel"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [40, 4097])
 def test_log_probabilities(emulator: Emulator, wide_ops: kernels.Ops, vocabulary: int) -> None:
     test_logprobs.test_log_probabilities_are_exact_and_ordered(wide_ops, vocabulary)

@@ -12,6 +12,7 @@ from tests.kernels.test_moe import HIDDEN, make_moe
 from tests.support.kernels.oracle import assert_close
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("routing", test_moe.ROUTINGS, ids=str)
 @pytest.mark.parametrize("size", [None, (64, 64, 64, 4, 3), (128, 64, 64, 8, 3)], ids=str)
 def test_experts_give_the_sum_of_the_reference(

@@ -126,6 +126,7 @@ def test_no_kind_is_forgotten(
     assert {kind for ptx in emulator.sources[kernel] for kind in SYNCHRONISATION.findall(ptx)} == set(kinds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "run", "kind"), FAULTS)
 def test_a_kind_that_is_left_out_is_noticed(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run, kind: str
@@ -138,7 +139,7 @@ def test_a_kind_that_is_left_out_is_noticed(
         run(emulator, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("kernel", "run", "least"), [("decode_kernel", decode, 44), ("prefill_kernel", prefill, 32)], ids=NAMES[:4:3]
 )

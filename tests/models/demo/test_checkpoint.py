@@ -148,6 +148,7 @@ def test_the_training_log_tells_a_good_perplexity():
     assert log["parameters"] < 4_000_000
 
 
+@pytest.mark.slow
 def test_a_question_for_a_tool_becomes_a_call_with_its_argument():
     model = TrialModel(str(MODEL))
     sums = {"What is 17 + 25?": "17 + 25", "How much is 12 times 8?": "12 * 8", "Calculate 300 / 4.": "300 / 4"}

@@ -69,6 +69,7 @@ def children(process: QuireProcess, name: str) -> list[int]:
     return [pid for pid, command in children_of(process.pid).items() if pattern.search(command)]
 
 
+@pytest.mark.slow
 def test_it_says_what_a_user_needs(server: QuireProcess) -> None:
     url = server.wait_ready()
     server.wait_for(r"^curl ")
@@ -209,6 +210,7 @@ def test_a_child_that_cannot_start_ends_the_start_with_its_last_word(serve, tmp_
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.slow
 def test_logs_that_somebody_removed_cost_no_server(serve, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     process = serve()
     url = process.wait_ready()

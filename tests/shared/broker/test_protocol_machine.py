@@ -832,6 +832,7 @@ def test_the_scripts_do_what_the_model_does(redis_server: RedisServer) -> None:
     assert sum(steps >= 200 for steps in walks) >= 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_machine_finds(bug: str, redis_server: RedisServer) -> None:
     with pytest.raises(AssertionError):

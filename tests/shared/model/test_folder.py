@@ -123,6 +123,7 @@ def test_other_formats_do_not_matter_where_the_weights_are_there(tmp_path: Path)
     assert "model.norm.weight" in Weights(folder)
 
 
+@pytest.mark.slow
 def test_pickled_weights_are_converted_by_the_command_that_the_refusal_gives(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file

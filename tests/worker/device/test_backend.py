@@ -162,6 +162,7 @@ def test_other_ranks_are_told_auto_if_the_cache_has_the_type_of_the_activations(
     assert backend.kv_cache_name(kernels.ReferenceOps("cpu", torch.float16)) == "auto"
 
 
+@pytest.mark.slow
 def test_threads_are_placed_on_the_cores_of_a_rank() -> None:
     """In a process of its own, whose CPUs change: two nodes of one core each."""
     program = """

@@ -84,6 +84,7 @@ def test_merged_checkpoints_differ_from_their_base(files: SimpleNamespace) -> No
     assert len(set(texts.values())) == 1 + len(ADAPTERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefer", ["auto", "reference"])
 def test_one_batch_of_several_adapters_and_none_equals_merged_checkpoints(files: SimpleNamespace, prefer: str) -> None:
     engine = make_engine(files.base, prefer)

@@ -100,6 +100,7 @@ def params(index: int, **changes: Any) -> SamplingParams:
     return SamplingParams(**(chosen | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 def test_every_answer_follows_its_schema_in_a_batch_with_requests_without_one(
     model: Decoder, tokenizer: Tokenizer, ahead: bool
@@ -153,6 +154,7 @@ def run(engine: Engine, request: GenerationRequest, earlier: tuple[StepItem, ...
     return items
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [0, 1, 2, 3])
 def test_an_answer_that_another_attempt_began_continues_as_it_would_have(
     model: Decoder, tokenizer: Tokenizer, kind: int

@@ -136,6 +136,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reference", "cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(family, name, checkpoints, expected):
@@ -154,6 +155,7 @@ def test_row_invariant_kernels_give_equal_bits_however_the_work_is_cut(checkpoin
     assert all(torch.equal(one, two) for one, two in zip(whole, mixed, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_bfloat16_is_as_near_to_the_exact_result_as_transformers_is(family, tmp_path):
     # Quire and Transformers both round to 8 bits after every operation, but in different places (attention weights,
@@ -292,6 +294,7 @@ def test_a_model_says_why_it_takes_no_adapters(family, ranks, reason, tmp_path):
     assert bool(found) == bool(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral-full", "qwen2", "qwen3"])
 @pytest.mark.parametrize("ops", ["cpu", "reference"])
 def test_yarn_that_a_model_card_adds_is_computed_to_its_full_length(family, ops, tmp_path):

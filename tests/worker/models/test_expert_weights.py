@@ -99,6 +99,7 @@ def quantized(folder: Path, family: str, name: str, dtype: torch.dtype = torch.f
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SIZES)
 @pytest.mark.parametrize(
     ("name", "kept"),
@@ -124,6 +125,7 @@ def test_experts_of_quantised_checkpoints_are_computed_as_their_dequantised_weig
         torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SIZES)
 def test_experts_of_8_bits_with_rounded_activations_are_computed_in_integers(
     family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -64,6 +64,7 @@ def make_engine(model: TransformersModel, limits: EngineLimits = SMALL) -> Engin
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batches_chunks_and_recomputed_prompts_equal_hugging_face(family: str, checkpoints: Path) -> None:
     model, expected = loaded(checkpoints, family)
@@ -75,6 +76,7 @@ def test_batches_chunks_and_recomputed_prompts_equal_hugging_face(family: str, c
     assert engine.groups.blocks.num_free == engine.limits.num_blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_and_answers_found_in_the_cache_equal_hugging_face(family: str, checkpoints: Path) -> None:
     model, expected = loaded(checkpoints, family)

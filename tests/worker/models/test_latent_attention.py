@@ -41,6 +41,7 @@ def make(folder: Path, kind: str, **changes: Any) -> Path:
     return make_other(folder / kind, model_type, **(fields | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_preempted_and_forked_choices_equal_hugging_face(kind: str, preemption: str, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def make_engine(model: TransformersModel, **limits: Any) -> Engine:
     return engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
     path = make_kind(tmp_path / kind, kind)
@@ -107,6 +108,7 @@ def test_layers_have_caches_of_their_own_shapes(kind: str, widths: list[tuple[in
     assert sum(part.nbytes for layer in cache.layers for part in layer) == 3 * model.kv_bytes_per_block(16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["gpt2-scaled", "gemma2", "gemma3", "gemma4-shared", "deepseek-v3", "gpt-oss", "mimo-v2"]
 )
@@ -120,6 +122,7 @@ def test_preempted_choices_equal_hugging_face(preemption: str, kind: str, tmp_pa
     assert outputs == [[expected] * 3 for expected in by_hugging_face(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3", "gemma4-shared", "gpt-oss", "mimo-v2"])
 def test_prompts_found_in_the_cache_give_what_they_give_without_it(kind: str, tmp_path: Path) -> None:
     path = make_kind(tmp_path / kind, kind)
@@ -131,6 +134,7 @@ def test_prompts_found_in_the_cache_give_what_they_give_without_it(kind: str, tm
     assert engine.scheduler.blocks.counters.prefix_hits > hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3-moe"])
 def test_plain_torch_kernels_do_as_well(kind: str, tmp_path: Path) -> None:
     path = make_kind(tmp_path / kind, kind)

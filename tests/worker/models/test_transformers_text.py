@@ -18,6 +18,7 @@ from tests.worker.models.test_transformers_parity import GREEDY, make_engine
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*OTHERS, "qwen2_5_vl", "qwen3_vl", "mistral3"])
 def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
@@ -32,6 +33,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -
     assert engine.scheduler.blocks.counters.prefix_hits > hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*OTHERS, *OWN])
 def test_towers_are_not_kept_in_memory(kind: str, tmp_path: Path) -> None:
     model = load(make_vision(tmp_path / kind, kind))._model

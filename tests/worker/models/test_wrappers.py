@@ -52,6 +52,7 @@ def reference(path: Path) -> object:
     return load_reference(path, AutoModelForImageTextToText)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OWN)
 def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
     path = make_vision(tmp_path / kind, kind)

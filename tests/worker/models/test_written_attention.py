@@ -31,6 +31,7 @@ def make(folder: Path, kind: str, **fields: Any) -> Path:
     return make_other(folder / kind, WRITTEN[kind][0], **(WRITTEN[kind][1] | fields))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
     """Prompts run together, in chunks, are preempted, and then come out of the prefix cache."""
@@ -45,6 +46,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -
     assert engine.scheduler.blocks.counters.prefix_hits > hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bloom", "falcon-alibi", "mpt", "gptj"])
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_forked_and_preempted_choices_equal_hugging_face(preemption: str, kind: str, tmp_path: Path) -> None:
@@ -57,6 +59,7 @@ def test_forked_and_preempted_choices_equal_hugging_face(preemption: str, kind: 
     assert_greedy(reference(path), prompts(), [choices[0] for choices in outputs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bloom", "mpt", "falcon-alibi", "falcon-new", "gpt-neo"])
 def test_plain_torch_kernels_do_as_well(kind: str, tmp_path: Path) -> None:
     path = make(tmp_path, kind)
@@ -64,6 +67,7 @@ def test_plain_torch_kernels_do_as_well(kind: str, tmp_path: Path) -> None:
     assert_greedy(reference(path), prompts(), [choices[0] for choices in outputs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bloom", "mpt", "falcon-alibi"])
 def test_biases_of_distant_keys_are_exact(kind: str, tmp_path: Path) -> None:
     """Biases grow to more than 1000, and scores differ by fractions of 1."""

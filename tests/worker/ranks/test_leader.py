@@ -61,6 +61,7 @@ def ranks_of(
     assert deaths == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "size", "prefer", "preemption"),
     [
@@ -103,6 +104,7 @@ KINDS = (
 )
 
 
+@pytest.mark.slow
 def test_every_kind_of_request_gets_what_one_process_gives_it(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "llama")
     asked = prompts()[:8]
@@ -117,6 +119,7 @@ def test_every_kind_of_request_gets_what_one_process_gives_it(tmp_path: Path) ->
         assert answers(model) == answers(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefer", ["auto", "reference"])
 def test_embeddings_are_those_of_one_process(prefer: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "llama")
@@ -179,6 +182,7 @@ def test_a_rank_that_cannot_even_start_is_found_out(path: Path, monkeypatch: pyt
     assert deaths == [(1, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["amx", "none"])
 def test_what_a_rank_logs_has_its_number_and_does_not_repeat_rank_0(
     level: str,
@@ -221,6 +225,7 @@ def test_why_a_rank_ended_is_said_before_the_step_fails(path: Path, prefer: str)
         assert said == [(1, -9)]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_opened_later_is_never_written_to(path: Path, tmp_path: Path) -> None:
     later = tmp_path / "later"
     later.write_bytes(b"weights" * 20)

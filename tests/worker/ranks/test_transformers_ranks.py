@@ -64,29 +64,36 @@ def make(folder: Path, kind: str) -> Path:
     return make_checkpoint(folder, "llama") if kind == "llama" else make_kind(folder / kind, kind)
 
 
-OFTEN = ["gpt2", "qwen3-moe"]  # the others take minutes together
-SELDOM = ["llama", "opt", "gemma", "phi", "mixtral", "cohere2", "olmo2", "gpt-neox", "granite"]
+# All take minutes together, so CI runs two of each kind.
+IN_CI = ["gpt2", "qwen3-moe"]
+OTHERS = ["llama", "opt", "gemma", "phi", "mixtral", "cohere2", "olmo2", "gpt-neox", "granite"]
 
 
-@pytest.mark.parametrize("kind", [*OFTEN, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SELDOM)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in IN_CI),
+        *(pytest.param(kind, marks=pytest.mark.soak) for kind in OTHERS),
+    ],
+)
 def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
     path = make(tmp_path, kind)
     with ranks_of(path) as model:
         assert answers(model, "swap") == by_hugging_face(path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "size", "prefer"),
     [
-        ("gpt2", 2, "reference"),  # gloo, and a head whose vocabulary does not divide
-        ("llama", 4, "auto"),  # two ranks per kv head
-        ("gpt-bigcode", 2, "auto"),  # one kv head
-        ("diffllama", 2, "auto"),  # attention that is gathered
-        ("deepseek-v3", 2, "auto"),  # values are narrower than keys
-        ("gpt-oss", 2, "auto"),  # sinks; experts in pairs, with biases
-        ("gemma4-global-heads", 2, "auto"),  # caches of two shapes
-        ("mimo-v2", 2, "auto"),
+        # gloo, and a head whose vocabulary does not divide
+        pytest.param("gpt2", 2, "reference", marks=pytest.mark.soak),
+        pytest.param("llama", 4, "auto", marks=pytest.mark.slow),  # two ranks per kv head
+        pytest.param("gpt-bigcode", 2, "auto", marks=pytest.mark.soak),  # one kv head
+        pytest.param("diffllama", 2, "auto", marks=pytest.mark.soak),  # attention that is gathered
+        pytest.param("deepseek-v3", 2, "auto", marks=pytest.mark.slow),  # values are narrower than keys
+        pytest.param("gpt-oss", 2, "auto", marks=pytest.mark.soak),  # sinks; experts in pairs, with biases
+        pytest.param("gemma4-global-heads", 2, "auto", marks=pytest.mark.soak),  # caches of two shapes
+        pytest.param("mimo-v2", 2, "auto", marks=pytest.mark.soak),
     ],
 )
 def test_other_kinds_of_layers_and_ranks_equal_hugging_face(kind: str, size: int, prefer: str, tmp_path: Path) -> None:
@@ -95,6 +102,7 @@ def test_other_kinds_of_layers_and_ranks_equal_hugging_face(kind: str, size: int
         assert answers(model, "swap") == by_hugging_face(path)
 
 
+@pytest.mark.slow
 def test_embeddings_are_those_of_one_process(tmp_path: Path) -> None:
     path = make(tmp_path, "gpt2")
     alone = load(path)

@@ -128,6 +128,7 @@ def test_every_parameter_has_a_schema_with_its_meaning(of: str, name: str) -> No
     Draft202012Validator.check_schema(schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("of", "name"), READ_AT_ONCE)
 def test_a_schema_accepts_what_the_check_accepts(of: str, name: str) -> None:
     parameter = TABLES[of][name]

@@ -192,6 +192,7 @@ def test_a_peer_that_is_missing_or_wrong_gives_one_line(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_peer_without_a_model_that_it_can_read_gives_one_line(
     programs: Make, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

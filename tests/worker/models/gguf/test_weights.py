@@ -70,6 +70,7 @@ def test_a_float32_file_has_the_logits_of_the_checkpoint(family: str, gguf_files
     torch.testing.assert_close(logits(file, ops), logits(folder, ops), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPES)
 def test_weights_are_those_that_the_published_package_expands(kind: str, gguf_files, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     folder, file = gguf_files("llama", kind, **wide())
@@ -79,6 +80,7 @@ def test_weights_are_those_that_the_published_package_expands(kind: str, gguf_fi
         assert torch.equal(weights.read([name], torch.float32), tensor.float()), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "family"), [("F16", "qwen3"), ("Q8_0", "llama"), ("Q4_0", "llama"), ("Q4_K", "qwen2"), ("Q6_K", "qwen3")]
 )

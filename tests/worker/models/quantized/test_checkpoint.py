@@ -27,6 +27,7 @@ def fill(value):
     return lambda tensor: tensor.clone().index_fill_(0, torch.tensor([1]), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [

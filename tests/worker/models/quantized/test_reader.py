@@ -39,6 +39,7 @@ def largest_difference(found, expected):
     return max(float((one - two).abs().max()) for one, two in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "w8a8"])
 def test_logits_are_those_of_the_dequantised_weights(quantized, name, caplog):
     kept = KEPT.get(name)
@@ -80,6 +81,7 @@ def integer_logits(plain, checkpoint):
         return [model(prompt[None]).logits[0] for prompt in draw_prompts(1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, value in STORED_AS.items() if value])
 def test_the_setting_that_names_what_is_stored_keeps_it(quantized, name, caplog):
     folder = quantized(name)
