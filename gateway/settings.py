@@ -213,6 +213,10 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
     tokenizer_threads: int = option(
         2, minimum=1, maximum=64, help="Number of threads that render and tokenize prompts."
     )
+    tokenizer_info: bool = option(
+        False,
+        help="Serve /tokenizer_info, which shows clients the tokenizer's configuration and the chat template.",
+    )
     engine_view: str = option(
         "auto",
         choices=("auto", "on", "off"),
