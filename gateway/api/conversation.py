@@ -87,6 +87,7 @@ async def read_call(
     """
     limits.check_model(options.model)
     limits.check_choices(1, options.counts)
+    limits.check_answer(options.sampling.grammar, options.grammar_parameter)
     conversation = _with_possible_calls(conversation, renderer)
     model, tools = renderer.model, conversation.callable_tools
     # 1) Render and tokenize the prompt.
