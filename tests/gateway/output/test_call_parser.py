@@ -52,7 +52,7 @@ def test_parts_do_not_depend_on_the_pieces(case: Case, is_forced: bool) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_call_that_was_cut_off_after_its_name_leaves_no_content(case: Case) -> None:
-    """Under a grammar the name of a call is passed on at once: what was not passed on of its arguments is dropped."""
+    """Under a grammar a call begins with its name; the unfinished value at the end of its arguments is dropped."""
     seen = False
     for end in range(len(case.one)):
         parts = parse(FORMATS[case.name].parser(TOOLS, True), case.one[:end])

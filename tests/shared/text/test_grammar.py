@@ -90,7 +90,7 @@ def test_every_kind_is_tested() -> None:
         ('{"regex":"(?=a)"}', "look-around"),
         ('{"lark":"start: x"}', "unknown name"),
         ('{"lark":"start: <|other|>"}', "unknown special token"),
-        # Lark is never taken for the JSON of the library, which has options that clients must not set.
+        # The library also reads grammars in JSON, with options that clients must not set: this is Lark.
         ('{"lark":"{\\"grammars\\":[{\\"json_schema\\":{}}]}"}', "expecting rule"),
         ('{"framed":{"lark":"start: @content"}}', "wrong type"),
         ('{"framed":{"lark":"start: @content","content":{}}}', "a JSON object with one key"),
