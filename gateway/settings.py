@@ -143,10 +143,16 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
     )
     max_tools: int = option(128, minimum=1, maximum=1024, help="Largest number of tools in one call.")
     max_schema_bytes: int = option(
-        65_536, minimum=256, maximum=524_288, help="Largest JSON schema of a tool or an answer, in characters."
+        65_536,
+        minimum=256,
+        maximum=524_288,
+        help="Largest JSON schema of a tool or an answer, in characters; of an answer never more than 65,536.",
     )
     max_schema_depth: int = option(
-        64, minimum=4, maximum=512, help="Deepest nesting of objects and arrays in a JSON schema of a tool."
+        64,
+        minimum=4,
+        maximum=512,
+        help="Deepest nesting of objects and arrays in a JSON schema of a tool or an answer.",
     )
     response_retention_s: int = option(
         86_400,
@@ -213,6 +219,10 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
     )
     tokenizer_threads: int = option(
         2, minimum=1, maximum=64, help="Number of threads that render and tokenize prompts."
+    )
+    tokenizer_info: bool = option(
+        False,
+        help="Serve /tokenizer_info, which shows clients the tokenizer's configuration and the chat template.",
     )
     engine_view: str = option(
         "auto",

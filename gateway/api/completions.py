@@ -38,6 +38,7 @@ async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) 
     limits.check_model(options.model)
     prompts = read_prompts(body["prompt"], limits.max_prompts, limits.vocab_size)
     limits.check_choices(len(prompts), options.counts)
+    limits.check_answer(options.sampling.grammar, options.grammar_parameter)
     await renderer.check_grammar(options.sampling.grammar, options.grammar_parameter)
     token_ids = await asyncio.gather(
         *(renderer.prompt(name, prompt, limits.max_model_len, options.form) for name, prompt in prompts)

@@ -24,7 +24,7 @@ from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.output.tool_grammar import grammar_after_reasoning
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.text.chat_template import ChatTemplate, Message
-from quire.shared.text.grammar import lark_json, write
+from quire.shared.text.grammar import framed
 from quire.shared.text.grammar_error import GrammarError
 
 # The places and lines of a grammar in an error: clients see neither the grammar of tool calls nor its lines.
@@ -87,6 +87,7 @@ async def read_call(
     """
     limits.check_model(options.model)
     limits.check_choices(1, options.counts)
+    limits.check_answer(options.sampling.grammar, options.grammar_parameter)
     conversation = _with_possible_calls(conversation, renderer)
     model, tools = renderer.model, conversation.callable_tools
     # 1) Render and tokenize the prompt.
@@ -112,9 +113,10 @@ async def read_call(
         sampling = replace(sampling, grammar=grammar)
     elif sampling.grammar:
         await renderer.check_grammar(sampling.grammar, options.grammar_parameter)
-        grammar, spec = _after_reasoning(sampling.grammar, spec, renderer)
-        await renderer.check_grammar(grammar, options.grammar_parameter)
-        sampling = replace(sampling, grammar=grammar)
+        frame = "" if options.form.continue_final_message else _content_frame(spec, prompt.text, renderer)
+        if frame:
+            sampling = replace(sampling, grammar=framed(frame, sampling.grammar))
+            await renderer.check_grammar(sampling.grammar, options.grammar_parameter)
     is_plain = not spec.tool_format and not spec.reasoning_format
     output = None if is_plain and not conversation.is_typed else spec
     if output is not None and not spec.markers.isdisjoint(model.special_tokens):
@@ -166,19 +168,14 @@ def _as_json(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _after_reasoning(grammar: str, spec: OutputSpec, renderer: Renderer) -> tuple[str, OutputSpec]:
-    """A grammar of the content, and how the answer is read, for a prompt that may end in the reasoning.
-
-    A JSON schema holds for the content after the reasoning. Any other grammar holds for the whole answer, which then
-    has no reasoning.
-    """
-    if spec.reasoning is None or not spec.starts_in_reasoning:
-        return grammar, spec
-    schema = json.loads(grammar).get("json_schema")
-    if schema is None:
-        return grammar, replace(spec, reasoning_format="", starts_in_reasoning=False)
-    content = lark_json(schema)
-    return write("lark", grammar_after_reasoning(content, renderer.model.grammar_tokens, spec.reasoning)), spec
+def _content_frame(spec: OutputSpec, prompt: str, renderer: Renderer) -> str:
+    """The Lark grammar in which `@content` is the content of an answer after its reasoning; empty without reasoning."""
+    special_tokens = renderer.model.grammar_tokens
+    if spec.tool_format and (frame := FORMATS[spec.tool_format].content_frame(special_tokens)):
+        return frame
+    if spec.reasoning is None or spec.reasoning.format.is_over_in(prompt):
+        return ""
+    return grammar_after_reasoning("@content", special_tokens, spec.reasoning)
 
 
 def _content_schema(grammar: str, name: str, spec: OutputSpec) -> str:

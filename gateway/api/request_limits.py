@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from quire.gateway.api.tools import schema_size
 from quire.gateway.errors.api_errors import InvalidRequest, ModelNotFound, refused
@@ -74,20 +76,30 @@ class RequestLimits:
         if size <= self.max_schema_bytes and depth <= self.max_schema_depth:
             return
         for index, tool in enumerate(tools):
-            size, depth = schema_size(tool.parameters)
             name = f"tools[{index}].function.parameters"
-            if size > self.max_schema_bytes:
-                raise refused(
-                    name,
-                    f"{name}, of the tool {tool.name}, has {size} characters; this server allows at most "
-                    f"{self.max_schema_bytes} (--max-schema-bytes).",
-                )
-            if depth > self.max_schema_depth:
-                raise refused(
-                    name,
-                    f"{name}, of the tool {tool.name}, is nested more than {self.max_schema_depth} levels deep "
-                    "(--max-schema-depth).",
-                )
+            self._check_schema(name, f"{name}, of the tool {tool.name},", tool.parameters)
+
+    def check_answer(self, grammar: str, name: str) -> None:
+        """Check the size of the JSON schema that an answer follows, if it follows one. Raises InvalidRequest.
+
+        grammar: the text of a grammar; empty without one. name: of the parameter that it comes from.
+        """
+        schema = json.loads(grammar).get("json_schema") if grammar else None
+        if schema is not None:
+            self._check_schema(name, name, schema)
+
+    def _check_schema(self, name: str, shown_name: str, schema: Mapping[str, Any]) -> None:
+        size, depth = schema_size(schema)
+        if size > self.max_schema_bytes:
+            raise refused(
+                name,
+                f"{shown_name} has {size} characters; this server allows at most {self.max_schema_bytes} "
+                "(--max-schema-bytes).",
+            )
+        if depth > self.max_schema_depth:
+            raise refused(
+                name, f"{shown_name} is nested more than {self.max_schema_depth} levels deep (--max-schema-depth)."
+            )
 
     def sampling(
         self,

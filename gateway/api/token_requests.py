@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.parameters import MESSAGES, read
+from quire.gateway.api.conversation import Conversation, template_variables
+from quire.gateway.api.parameters import MESSAGES, OF_THE_CHAT, read
+from quire.gateway.api.prompt_parameters import read_prompt_form
 from quire.gateway.errors.api_errors import invalid, refused
+from quire.gateway.model.prompt_form import PromptForm
 from quire.shared.sampling_params import Parameter
-from quire.shared.text.chat_template import Message
 from quire.shared.validators import Flag, Text, TokenIds
 
 _MODEL = Parameter(read=Text(), default="", help="the served name; by default the model of this server")
@@ -34,7 +36,25 @@ TOKENIZE: dict[str, Parameter] = {
     "add_generation_prompt": Parameter(
         read=Flag(),
         default=True,
+        requires="messages",
         help="only with `messages`: end with the beginning of an answer, as a chat does",
+    ),
+    "continue_final_message": Parameter(
+        read=Flag(),
+        default=False,
+        requires="messages",
+        help="only with `messages`: end within the last message. Not with `add_generation_prompt: true`",
+    ),
+    "tools": replace(
+        OF_THE_CHAT["tools"],
+        requires="messages",
+        excludes={},
+        help="only with `messages`: the functions of a chat, as the model is [told](#tools) about them",
+    ),
+    "chat_template_kwargs": replace(
+        OF_THE_CHAT["chat_template_kwargs"],
+        requires="messages",
+        help="only with `messages`: variables for the chat template, such as `enable_thinking` or `reasoning_effort`",
     ),
     "return_token_strs": Parameter(
         read=Flag(),
@@ -56,9 +76,8 @@ class TokenizeRequest:
 
     model: str
     prompt: str | None
-    messages: list[Message] | None
-    add_special_tokens: bool
-    add_generation_prompt: bool
+    conversation: Conversation | None
+    form: PromptForm
     return_token_strs: bool
 
 
@@ -67,15 +86,18 @@ def read_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
     given = read(body, TOKENIZE)
     if ("prompt" in given) == ("messages" in given):
         raise refused("prompt", "Give either prompt or messages.", code="missing_required_parameter")
-    is_chat = "messages" in given
-    if not is_chat and "add_generation_prompt" in given:
-        raise refused("add_generation_prompt", "add_generation_prompt is allowed only with messages; leave it out.")
+    conversation = None
+    if "messages" in given:
+        conversation = Conversation(
+            messages=read_messages(given["messages"]),
+            tools=given.get("tools", ()),
+            template_variables=template_variables(given),
+        )
     return TokenizeRequest(
         model=given.get("model", ""),
         prompt=given.get("prompt"),
-        messages=read_messages(given["messages"]) if is_chat else None,
-        add_special_tokens=given.get("add_special_tokens", not is_chat),
-        add_generation_prompt=given.get("add_generation_prompt", True),
+        conversation=conversation,
+        form=read_prompt_form(given),
         return_token_strs=given.get("return_token_strs", False),
     )
 

@@ -53,6 +53,7 @@ class ServedModel:
     hidden_size: numbers in an embedding; None if the configuration does not say.
     pooling: the default of embedding calls (`quire.gateway.model.pooling`); empty if they must name one.
     aliases: other names by which calls may name the model.
+    tokenizer_config: the content of tokenizer_config.json, with the special tokens as texts.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ServedModel:
     reasoning_format: str = ""
     grammar_tokens: Mapping[str, int] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_model(
@@ -122,6 +124,7 @@ def load_model(
         grammar_tokens=grammar.special_tokens(tokenizer),
         reasoning_format=_reasoning_format(reasoning_format, template, added_tokens),
         aliases=aliases,
+        tokenizer_config={**tokenizer_config, **special_tokens},
     )
 
 

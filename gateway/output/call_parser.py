@@ -188,6 +188,8 @@ class CallParser(ABC):
             yield from self.read_call(trigger)
         except MalformedCall:
             if self.is_forced and self._calls > self._complete:  # only at the end of the text, or without the grammar
+                if self.source.is_complete:  # the beginning of a value that was not passed on is no content
+                    self.source.take(len(self.source.unread))
                 self.end_call()
                 return
             self._calls = self._complete

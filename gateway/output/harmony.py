@@ -124,3 +124,16 @@ class Harmony(ToolFormat):
                 "",
             ]
         )
+
+    def content_frame(self, special_tokens: SpecialTokens) -> str:
+        def text(of: str) -> str:
+            return lark_text(of, special_tokens)
+
+        return "\n".join(
+            [
+                f"start: (thought {text(END + START + 'assistant')})* {text(CHANNEL + 'final' + MESSAGE)} @content",
+                f"thought: {text(CHANNEL + 'analysis' + MESSAGE)} TEXT",
+                "TEXT: /(?s:.*)/",
+                "",
+            ]
+        )

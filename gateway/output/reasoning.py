@@ -20,6 +20,10 @@ class ReasoningFormat(NamedTuple):
         """Tell if a prompt ends inside the reasoning, so that the answer begins there."""
         return prompt.rstrip().endswith(self.start)
 
+    def is_over_in(self, prompt: str) -> bool:
+        """Tell if a prompt ends after the reasoning: the template has switched it off."""
+        return prompt.rstrip().endswith(self.end)
+
 
 class Reasoning(NamedTuple):
     """The reasoning that an answer may have. `starts_inside`: the prompt ends with the start marker."""

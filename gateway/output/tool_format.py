@@ -49,6 +49,13 @@ class ToolFormat(ABC):
         before the answer. Raises GrammarError if the format cannot enforce the schema of a strict tool.
         """
 
+    def content_frame(self, special_tokens: SpecialTokens) -> str:
+        """Return the Lark grammar of an answer without calls, whose content is `@content`; empty if it is all content.
+
+        Reasoning between marks of its own (`ReasoningFormat`) is not a part of this grammar.
+        """
+        return ""
+
     @abstractmethod
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return a tool call as the model writes it."""

@@ -1,23 +1,38 @@
-"""POST /tokenize and /detokenize: texts to tokens and back, as vLLM answers them. No worker takes part."""
+"""Tokens of a model without a worker, in the shapes of vLLM: /tokenize, /detokenize and /tokenizer_info."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
 from quire.gateway.api.caller import caller_of
+from quire.gateway.api.conversation import render_prompt, unknown_variables
 from quire.gateway.api.key_policy import check_model
 from quire.gateway.api.parsing import read_object
 from quire.gateway.api.token_requests import read_detokenize, read_tokenize
-from quire.gateway.model.prompt_form import PromptForm
+from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, NotFound
+from quire.gateway.model.tokenizer_info import tokenizer_info
 from quire.gateway.serving.dispatch import ModelDirectory, by_body
 from quire.gateway.serving.service import Gateway
 
 
 def routes(directory: ModelDirectory) -> list[web.RouteDef]:
-    """Returns the routes of both endpoints."""
+    """Returns the routes of the endpoints."""
+
+    async def info(request: web.Request) -> web.Response:
+        """GET /tokenizer_info: the configuration of a tokenizer, if the server shows it."""
+        if not directory.process.settings.tokenizer_info:
+            raise NotFound("This server does not show its tokenizer; its operator can, with --tokenizer-info.")
+        name, caller = request.query.get("model"), caller_of(request)
+        gateway = directory.choose(name, caller)
+        if name is not None:
+            gateway.limits.check_model(name)
+        check_model(caller, name or gateway.model.name)
+        return web.json_response(tokenizer_info(gateway.model))
+
     return [
         web.post("/tokenize", by_body(directory, tokenize)),
         web.post("/detokenize", by_body(directory, detokenize)),
+        web.get("/tokenizer_info", info),
     ]
 
 
@@ -29,11 +44,12 @@ async def tokenize(gateway: Gateway, request: web.Request) -> web.Response:
     if asked.model:
         limits.check_model(asked.model)
     check_model(caller_of(request), asked.model or limits.model)
-    form = PromptForm(add_special_tokens=asked.add_special_tokens, add_generation_prompt=asked.add_generation_prompt)
-    if asked.messages is not None:
-        tokens = (await renderer.chat(asked.messages, limits.max_model_len, form=form)).token_ids
+    if asked.conversation is not None:
+        tokens = (await render_prompt(asked.conversation, limits, renderer, asked.form)).token_ids
+        variables = {"chat_template_kwargs": asked.conversation.template_variables}
+        request[NO_EFFECT_NAMES] = ", ".join(unknown_variables(variables, renderer.model.template))
     else:
-        tokens = await renderer.prompt("prompt", asked.prompt or "", limits.max_model_len, form)
+        tokens = await renderer.prompt("prompt", asked.prompt or "", limits.max_model_len, asked.form)
     return web.json_response(
         {
             "count": len(tokens),

@@ -1,7 +1,8 @@
 """Grammars that an answer must follow, the same in gateway and worker; llguidance compiles them.
 
-The text of a grammar is a JSON object with one key, the kind of the grammar (`KINDS`). Messages carry this text, so
-that it means the same in both services.
+The text of a grammar is a JSON object with one key, the kind of the grammar (`KINDS`). The kind `framed` puts another
+grammar into one in Lark, such as the reasoning before it. Messages carry this text, so that it means the same in both
+services.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 
 from quire.shared.text import ebnf, json_schema, structural_tag
 from quire.shared.text.grammar_error import GrammarError, one_line
@@ -39,6 +40,11 @@ def write(kind: str, value: Any) -> str:
     return canonical({kind: value})
 
 
+def framed(lark: str, content: str) -> str:
+    """Return the text of a grammar in Lark in which `@content` stands for another grammar, the text `content`."""
+    return write("framed", {"lark": lark, "content": json.loads(content)})
+
+
 def grammar(text: str, special_tokens: Collection[str]) -> str:
     """Return a grammar as llguidance takes it.
 
@@ -46,12 +52,11 @@ def grammar(text: str, special_tokens: Collection[str]) -> str:
     """
     try:
         parsed = json.loads(text)
-        if type(parsed) is not dict or len(parsed) != 1:
-            raise GrammarError("a grammar must be a JSON object with one key")
-        ((kind, value),) = parsed.items()
-        if kind not in _COMPILERS:
-            raise GrammarError(f"a grammar must be one of {', '.join(KINDS)}")
-        return _COMPILERS[kind](value, special_tokens)
+        frame = ""
+        if type(parsed) is dict and "framed" in parsed:
+            value = parsed["framed"]
+            frame, parsed = f"{{{_lark_field(_text('lark', value['lark']))}}},", value["content"]
+        return f'{{"grammars":[{frame}{{"name":"content",{_compiled(parsed, special_tokens)}}}]}}'
     except GrammarError:
         raise
     except RecursionError as error:
@@ -62,30 +67,45 @@ def grammar(text: str, special_tokens: Collection[str]) -> str:
         raise GrammarError("a value in it is of the wrong type") from error
 
 
+def _compiled(parsed: Any, special_tokens: Collection[str]) -> str:
+    """Return the field of llguidance's JSON for a grammar that is not framed: `"json_schema": ...`."""
+    if type(parsed) is not dict or len(parsed) != 1:
+        raise GrammarError("a grammar must be a JSON object with one key")
+    ((kind, value),) = parsed.items()
+    if kind not in _COMPILERS:
+        raise GrammarError(f"a grammar must be one of {', '.join(KINDS)}")
+    return _COMPILERS[kind](value, special_tokens)
+
+
+def _lark_field(lark: str) -> str:
+    return f'"lark_grammar":{json.dumps(lark)}'
+
+
 def _json_schema(value: Any, special_tokens: Collection[str]) -> str:
-    made: str = LLMatcher.grammar_from_json_schema(json_schema.compiled(value))
-    return made
+    return f'"json_schema":{json_schema.compiled(value)}'
 
 
 def _regex(value: Any, special_tokens: Collection[str]) -> str:
-    made: str = LLMatcher.grammar_from_regex(_text("regex", value))
-    return made
+    return _lark_field(f"start: /{regex_to_lark(_text('regex', value))}/")
 
 
 def _choice(value: Any, special_tokens: Collection[str]) -> str:
     if type(value) is not list or not value or any(type(one) is not str for one in value):
         raise GrammarError("choice must be an array of strings")
     # One terminal instead of a rule for each choice: a mask then takes the same time for any number of choices.
-    return f"start: CHOICE\nCHOICE: {' | '.join(canonical(one) for one in value)}"
+    return _lark_field(f"start: CHOICE\nCHOICE: {' | '.join(canonical(one) for one in value)}")
 
 
 def _lark(value: Any, special_tokens: Collection[str]) -> str:
-    made: str = LLMatcher.grammar_from_lark(_text("lark", value))
-    return made
+    return _lark_field(_text("lark", value))
 
 
 def _ebnf(value: Any, special_tokens: Collection[str]) -> str:
-    return ebnf.to_lark(_text("ebnf", value))
+    return _lark_field(ebnf.to_lark(_text("ebnf", value)))
+
+
+def _structural_tag(value: Any, special_tokens: Collection[str]) -> str:
+    return _lark_field(structural_tag.to_lark(value, special_tokens))
 
 
 def _text(kind: str, value: Any) -> str:
@@ -100,7 +120,7 @@ _COMPILERS: dict[str, Callable[[Any, Collection[str]], str]] = {
     "choice": _choice,
     "ebnf": _ebnf,
     "lark": _lark,
-    "structural_tag": structural_tag.to_lark,
+    "structural_tag": _structural_tag,
 }
 KINDS = tuple(_COMPILERS)
 

@@ -14,7 +14,7 @@ from tests.conftest import QuireProcess, clean_environ
 def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a gateway that serves the demo model, with a worker of its own."""
     state = tmp_path_factory.mktemp("state")
-    arguments = ("serve", "--port", "0", "--state-dir", str(state), "--dtype", "float32")
+    arguments = ("serve", "--port", "0", "--state-dir", str(state), "--dtype", "float32", "--tokenizer-info")
     process = QuireProcess(arguments, clean_environ(), None)
     try:
         yield process.wait_ready()

@@ -34,6 +34,8 @@ PRIVATE = {
     "LANGSMITH_TRACING": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "true",
     "INSTRUCTOR_TELEMETRY": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
 }
 
 
@@ -56,10 +58,17 @@ class Environments:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def run_python(self, program: str, url: str, requirements: Sequence[str]) -> dict[str, Case]:
+    def run_python(
+        self,
+        program: str,
+        url: str,
+        requirements: Sequence[str],
+        arguments: Sequence[str] = (),
+        timeout_s: float = RUN_TIMEOUT_S,
+    ) -> dict[str, Case]:
         """Run a program of `programs/` with Python and the packages of `requirements`; returns its cases by name.
 
-        Skips the test if the packages cannot be downloaded.
+        arguments: of the program, after the URL. Skips the test if the packages cannot be downloaded.
         """
 
         def install(place: Path) -> None:
@@ -67,7 +76,7 @@ class Environments:
             _install([str(place / "bin" / "python"), "-m", "pip", "install", "--retries", "1", *requirements], place)
 
         place = self._environment("python", requirements, install)
-        return _cases([str(place / "bin" / "python"), str(PROGRAMS / program), url])
+        return _cases([str(place / "bin" / "python"), str(PROGRAMS / program), url, *arguments], timeout_s)
 
     def run_node(self, program: str, url: str, packages: Sequence[str]) -> dict[str, Case]:
         """Run a program of `programs/` with Node.js and the npm packages; returns its cases by name.
@@ -118,9 +127,9 @@ def run(command: list[str], cwd: Path, timeout_s: float, check: bool = True) -> 
     return subprocess.run(command, cwd=cwd, env=environ, timeout=timeout_s, capture_output=True, text=True, check=check)
 
 
-def _cases(command: list[str]) -> dict[str, Case]:
+def _cases(command: list[str], timeout_s: float = RUN_TIMEOUT_S) -> dict[str, Case]:
     """The cases that a program prints, a line of JSON each: `{"case": ..., "result": ..., "error": ...}`."""
-    done = run(command, PROGRAMS, RUN_TIMEOUT_S, check=False)
+    done = run(command, PROGRAMS, timeout_s, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
     return {line["case"]: Case(line.get("result"), line.get("error", "")) for line in lines}

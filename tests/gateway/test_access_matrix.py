@@ -52,7 +52,7 @@ ACCESS: dict[str, Access] = {
     **{f"POST {path}": Access.CALLER for path in (CHAT, TEXT, MESSAGE, RESPONSE, "/v1/embeddings")},
     **{f"POST {path}": Access.CALLER for path in (f"{MESSAGE}/count_tokens", f"{RESPONSE}/input_tokens")},
     **{f"POST {path}": Access.CALLER for path in ("/tokenize", "/detokenize")},
-    **{f"GET {path}": Access.CALLER for path in ("/v1/models", "/v1/models/{name}", "/status")},
+    **{f"GET {path}": Access.CALLER for path in ("/v1/models", "/v1/models/{name}", "/status", "/tokenizer_info")},
     **{f"GET {path}": Access.CALLER for path in ("/engine/workers", "/engine/stream")},
     "GET /v1/usage": Access.OWN,
     **{f"GET {path}/{{id}}/stream": Access.MAKER for path in (CHAT, TEXT, MESSAGE)},

@@ -190,6 +190,11 @@ SCHEMAS: Schema = {
     "ModelList": record(object={"const": "list"}, data=array(ref("Model"))),
     "Tokens": record(count=COUNT, max_model_len=COUNT, tokens=array(COUNT), token_strs=or_null(array(TEXT))),
     "Detokenized": record(prompt=TEXT),
+    "TokenizerInfo": {
+        "type": "object",
+        "properties": {"tokenizer_class": TEXT, "chat_template": TEXT},
+        "required": ["tokenizer_class"],
+    },
     "Version": record(version=TEXT),
     "Liveness": record(status={"const": "ok"}),
     "Readiness": record(ready=FLAG, workers=COUNT, problems=array(TEXT)),

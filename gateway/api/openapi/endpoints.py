@@ -329,6 +329,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         answers={JSON: "Detokenized"},
         errors=(*BODY, *MODEL),
     ),
+    _get(
+        "/tokenizer_info",
+        "tokens",
+        "The configuration of the tokenizer, if the server shows it",
+        JSON,
+        "TokenizerInfo",
+        errors=(400, 404),
+        parameters=("Model",),
+    ),
     _get("/v1/models", "models", "The model of this gateway, with its limits and capabilities", JSON, "ModelList"),
     _get("/v1/models/{name}", "models", "One model", JSON, "Model", errors=MODEL, parameters=("ModelName",)),
     _get(

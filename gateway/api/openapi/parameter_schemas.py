@@ -156,15 +156,20 @@ def body_schema(
         "properties": properties,
         "required": [name for name, parameter in table.items() if parameter.required],
         "additionalProperties": False,
-        "dependentSchemas": {name: _required_with(name, one) for name, one in table.items() if one.requires},
+        "dependentSchemas": {name: _required_with(name, table) for name, one in table.items() if one.requires},
     }
 
 
-def _required_with(name: str, parameter: Parameter) -> Schema:
-    """The schema of bodies with a parameter that requires another one to be true, unless its value asks for nothing."""
+def _required_with(name: str, table: Mapping[str, Parameter]) -> Schema:
+    """The schema of bodies with a parameter that requires another one, unless its value asks for nothing.
+
+    A required flag must be true.
+    """
+    parameter = table[name]
+    given = {"const": True} if isinstance(table[parameter.requires].read, Flag) else {"not": {"type": "null"}}
     return {
         "if": {"properties": {name: {"enum": [*parameter.neutral, None]}}},
-        "else": {"properties": {parameter.requires: {"const": True}}, "required": [parameter.requires]},
+        "else": {"properties": {parameter.requires: given}, "required": [parameter.requires]},
     }
 
 

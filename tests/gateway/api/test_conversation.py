@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLTokenizer
 
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.tools import Tool
 from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.text.grammar import matcher, special_tokens
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import Script, Steps
 from tests.gateway.running import Event, RunningGateway, tokens, write_model
@@ -23,7 +25,8 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
     "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function.name }}{{ call.function.arguments | tojson }}"
     "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
     "{{ reasoning_effort }}{{ verbosity }}"
 )
 ADD = {
@@ -204,23 +207,67 @@ async def test_a_prompt_that_ends_in_reasoning_begins_the_answer_there(tools_gat
     assert (message["reasoning_content"], message["content"]) == ("because", "yes")
 
 
-async def test_a_schema_holds_after_the_reasoning(tools_gateway: RunningGateway) -> None:
-    answer = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
-    call = {"model": "test-model", "messages": [USER], "response_format": answer}
+# Grammars of three kinds, with an answer that follows each.
+CONTENTS: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "json_object"}}, '{"a": 1}'),
+    ({"structured_outputs": {"regex": "x+"}}, "xx"),
+    ({"structured_outputs": {"grammar": 'root ::= "(" root? ")"'}}, "(())"),
+]
+
+
+def allowed_by(worker: Any, text: str) -> bool:
+    """True if the grammar of the last request allows a whole answer."""
+    tokenizer = byte_level()
+    made = matcher(
+        worker.claimed[-1].sampling.grammar,
+        LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=[2]),
+        special_tokens(tokenizer),
+    )
+    return bool(made.consume_tokens(tokens(text)) and made.is_accepting())
+
+
+@pytest.mark.parametrize(("grammar", "answer"), CONTENTS)
+async def test_a_grammar_holds_after_the_reasoning(
+    tools_gateway: RunningGateway, grammar: dict[str, Any], answer: str
+) -> None:
+    call = {"model": "test-model", "messages": [USER], **grammar}
     thinking = {"chat_template_kwargs": {"enable_thinking": True}}
-    async with tools_gateway.worker(answering('because</think>{"a": 1}')) as worker:
+    async with tools_gateway.worker(answering(f"because</think>\n\n{answer}")) as worker:
         reply = await tools_gateway.post(CHAT, call | thinking)
         message = reply.json["choices"][0]["message"]
-        assert (message["reasoning_content"], message["content"]) == ("because", '{"a": 1}')
-        # Without reasoning the schema holds from the first token.
-        await tools_gateway.post(CHAT, call)
-        # A grammar that cannot follow the reasoning forbids it.
-        reply = await tools_gateway.post(CHAT, {**call, "response_format": None, "guided_regex": "x+", **thinking})
-        assert "reasoning_content" not in reply.json["choices"][0]["message"]
-    after, plain, regex = (json.loads(request.sampling.grammar) for request in worker.claimed)
-    assert r"<\/think>" in after["lark"]
-    assert list(plain) == ["json_schema"]
-    assert list(regex) == ["regex"]
+        assert (message["reasoning_content"], message["content"]) == ("because", answer)
+        assert allowed_by(worker, f"because {{</think>\n\n{answer}")
+        assert not allowed_by(worker, answer)  # the reasoning goes on
+        assert not allowed_by(worker, "because</think>no")
+
+
+@pytest.mark.parametrize(("grammar", "answer"), CONTENTS)
+async def test_a_model_chooses_whether_it_reasons_before_a_grammar(
+    tools_gateway: RunningGateway, grammar: dict[str, Any], answer: str
+) -> None:
+    """The prompt does not begin the reasoning: the answer may."""
+    call = {"model": "test-model", "messages": [USER], **grammar}
+    async with tools_gateway.worker(answering(f"<think>why</think>{answer}")) as worker:
+        message = (await tools_gateway.post(CHAT, call)).json["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("why", answer)
+        assert allowed_by(worker, answer)
+        assert allowed_by(worker, f"<think>why</think>\n{answer}")
+        assert not allowed_by(worker, "no")
+        assert not allowed_by(worker, "<think>why</think>no")
+
+
+async def test_a_grammar_holds_at_once_where_no_reasoning_can_come(tools_gateway: RunningGateway) -> None:
+    grammar, answer = CONTENTS[1]
+    call = {"model": "test-model", "messages": [USER], **grammar}
+    begun = {"role": "assistant", "content": "I say x"}
+    async with tools_gateway.worker(answering(answer)) as worker:
+        for more in (
+            {"chat_template_kwargs": {"enable_thinking": False}},  # this template closes the reasoning
+            {"messages": [USER, begun], "continue_final_message": True, "add_generation_prompt": False},
+        ):
+            reply = await tools_gateway.post(CHAT, call | more)
+            assert reply.json["choices"][0]["message"]["content"] == answer
+            assert json.loads(worker.claimed[-1].sampling.grammar) == {"regex": "x+"}
 
 
 async def test_a_schema_of_the_answer_allows_calls(tools_gateway: RunningGateway) -> None:

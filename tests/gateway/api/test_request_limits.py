@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.gateway.api.refusals import CHAT, COMPLETIONS, check
 from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
@@ -57,3 +59,27 @@ async def test_text_that_becomes_a_token_which_no_worker_has_is_refused(start_ga
         reply = await gateway.chat()
     assert (reply.status, reply.error["param"]) == (400, "messages")
     assert "vocabulary 300" in reply.error["message"]
+
+
+async def test_the_schema_of_an_answer_keeps_to_the_settings(start_gateway: Start) -> None:
+    """In every form and dialect, as the schemas of tools do."""
+    gateway = await start_gateway(max_schema_bytes=300, max_schema_depth=8)
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(4):
+        deep = {"type": "object", "properties": {"a": deep}}
+    big = {"enum": ["x" * 40] * 10}
+    for schema, says in ((deep, "nested more than 8 levels deep (--max-schema-depth)"), (big, "at most 300")):
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        name = "response_format.json_schema.schema"
+        await check(gateway, CHAT, chat_body(response_format=form), 400, name, says)
+        await check(gateway, CHAT, chat_body(guided_json=schema), 400, "guided_json", says)
+        plain = {"model": MODEL, "prompt": "x"}
+        await check(gateway, COMPLETIONS, {**plain, "response_format": form}, 400, name, says)
+        text = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
+        body = {"model": MODEL, "input": "x", "text": text}
+        await check(gateway, "/v1/responses", body, 400, "text.format.schema", says)
+        message = chat_body(max_tokens=5, output_config={"format": {"type": "json_schema", "schema": schema}})
+        reply = await gateway.post("/v1/messages", message)
+        assert reply.status == 400
+        assert says in reply.json["error"]["message"]
+        assert reply.json["error"]["details"]["param"] == "output_config.format.schema"

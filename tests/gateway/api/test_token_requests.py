@@ -13,11 +13,20 @@ MESSAGES = [{"role": "user", "content": "x"}]
 
 
 def test_special_tokens_are_by_default_for_prompts_only() -> None:
-    assert read_tokenize({"prompt": "x"}).add_special_tokens is True
-    assert read_tokenize({"prompt": "x", "add_special_tokens": False}).add_special_tokens is False
+    assert read_tokenize({"prompt": "x"}).form.add_special_tokens is None
+    assert read_tokenize({"prompt": "x", "add_special_tokens": False}).form.add_special_tokens is False
     chat = read_tokenize({"messages": MESSAGES, "prompt": None})
-    assert (chat.add_special_tokens, chat.add_generation_prompt, chat.return_token_strs) == (False, True, False)
-    assert chat.messages == MESSAGES
+    assert (chat.form.add_generation_prompt, chat.return_token_strs) == (True, False)
+    assert chat.conversation is not None
+    assert chat.conversation.messages == MESSAGES
+
+
+def test_a_conversation_has_tools_and_variables() -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    found = read_tokenize({"messages": MESSAGES, "tools": [tool], "chat_template_kwargs": {"loud": True}})
+    assert found.conversation is not None
+    assert [one.name for one in found.conversation.callable_tools] == ["add"]
+    assert found.conversation.template_variables == {"loud": True}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +41,15 @@ def test_special_tokens_are_by_default_for_prompts_only() -> None:
         ({"messages": []}, "messages", "1 to 10000"),
         ({"messages": [{"role": "x"}]}, "messages[0].role", "system"),
         ({"prompt": "x", "chat_template": "x"}, "chat_template", "not a parameter"),
-        ({"messages": MESSAGES, "tools": [{}]}, "tools", "not supported"),
+        ({"messages": MESSAGES, "tools": [{}]}, "tools[0].type", "must be function"),
+        ({"prompt": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "only with messages"),
+        ({"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "only with messages"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "cannot be set"),
+        (
+            {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "cannot both be true",
+        ),
     ],
 )
 def test_a_wrong_body_is_refused(body: dict[str, Any], param: str, says: str) -> None:

@@ -48,3 +48,18 @@ def test_parts_do_not_depend_on_the_pieces(case: Case, is_forced: bool) -> None:
             assert parts == ([content(text)] if text else [])
 
     check()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_call_that_was_cut_off_after_its_name_leaves_no_content(case: Case) -> None:
+    """Under a grammar a call begins with its name; the unfinished value at the end of its arguments is dropped."""
+    seen = False
+    for end in range(len(case.one)):
+        parts = parse(FORMATS[case.name].parser(TOOLS, True), case.one[:end])
+        kinds = [part.kind for part in parts]
+        if PartKind.CALL in kinds:
+            seen = True
+            assert PartKind.CONTENT not in kinds[kinds.index(PartKind.CALL) :], case.one[:end]
+        else:
+            assert "".join(part.text for part in parts if part.kind == PartKind.CONTENT) in case.one
+    assert seen

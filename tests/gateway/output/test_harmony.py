@@ -5,7 +5,7 @@ import pytest
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tools import ToolChoice, ToolMode
-from quire.shared.text.grammar import special_tokens
+from quire.shared.text.grammar import framed, grammar, special_tokens, write
 from tests.gateway.output.answers import TOOLS, Answers, byte_tokenizer, call, content, every_split, parse
 
 HARMONY = FORMATS["harmony"]
@@ -60,3 +60,14 @@ def test_what_the_grammar_allows() -> None:
         assert not required.may_end(text)
     for text in ("Hi.", CLOCK.replace("clock", "cluck"), f"{CLOCK}<|end|>", f"{FINAL}<|end|>{WHY}"):
         assert not auto.may_end(text)
+
+
+def test_content_that_follows_a_grammar_is_in_the_final_channel() -> None:
+    tokenizer = byte_tokenizer(special=tuple(sorted(HARMONY.markers)))
+    frame = HARMONY.content_frame(special_tokens(tokenizer))
+    allowed = Answers(tokenizer, grammar(framed(frame, write("regex", "[0-9]+")), special_tokens(tokenizer)))
+    final = "<|channel|>final<|message|>"
+    for text in (f"{final}42", f"{WHY}{final}7", f"{WHY}{WHY}{final}7"):
+        assert allowed.may_end(text), text
+    for text in ("42", f"{final}x", final, WHY, f"{PREAMBLE}{final}7", f"{CLOCK}", f"{final}7<|end|>{WHY}"):
+        assert not allowed.may_end(text), text

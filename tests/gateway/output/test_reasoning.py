@@ -49,7 +49,10 @@ def test_the_markers_of_each_family(form: ReasoningFormat) -> None:
     text = f"{form.start}\nwhy\n{form.end}\nHi."
     assert parse(parser(False, form=form), *text) == [reasoning("why"), content("Hi.")]
     assert form.begins_in(f"<|im_start|>assistant\n{form.start}\n")
-    assert not form.begins_in(f"<|im_start|>assistant\n{form.start}\n\n{form.end}\n\n")
+    closed = f"<|im_start|>assistant\n{form.start}\n\n{form.end}\n\n"
+    assert not form.begins_in(closed)
+    assert form.is_over_in(closed)
+    assert not form.is_over_in(f"<|im_start|>user\n{form.end}<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_a_call_is_read_after_the_reasoning_only() -> None:

@@ -1,11 +1,15 @@
-"""`/tokenize` and `/detokenize`: the tokens are those of a call, and the text comes back."""
+"""Tokens are those of a call, and the text of tokens comes back. The tokenizer is shown only on demand."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from tests.gateway.conftest import Start
 from tests.gateway.fake_worker import emit
-from tests.gateway.running import CONTEXT, MODEL, RunningGateway, chat_body, tokens
+from tests.gateway.running import CONTEXT, MODEL, TEMPLATE, RunningGateway, chat_body, tokens, write_model
 from tests.support.tokenizers import byte_level
 
 TEXT = "Hello, wörld 😀"
@@ -36,6 +40,37 @@ async def test_a_conversation_has_the_tokens_of_a_chat(gateway: RunningGateway) 
     assert closed.json["count"] < reply.json["count"]
 
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+WITH_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% if loud %}LOUD{% endif %}" + TEMPLATE
+
+
+@pytest.mark.parametrize("template", [WITH_TOOLS, TEMPLATE], ids=["told by the template", "told by the gateway"])
+async def test_tools_and_template_variables_are_those_of_a_chat(
+    start_gateway: Start, tmp_path: Path, template: str
+) -> None:
+    folder = write_model(tmp_path / MODEL, chat_template=template)
+    gateway = await start_gateway(model=str(folder), tool_call_format="hermes")
+    counts = []
+    async with gateway.worker(emit(tokens("a"), "stop")):
+        for more in (
+            {},
+            {"tools": [TOOL]},
+            {"chat_template_kwargs": {"loud": True}},
+            {"tools": [TOOL], "chat_template_kwargs": {"loud": True, "other": 1}},
+            {"continue_final_message": True, "add_generation_prompt": False},
+        ):
+            reply = await gateway.post("/tokenize", {"messages": MESSAGES, **more})
+            chat = await gateway.post("/v1/chat/completions", chat_body(messages=MESSAGES, max_tokens=1, **more))
+            assert reply.json["count"] == chat.json["usage"]["prompt_tokens"], more
+            counts.append(reply.json["count"])
+            unknown = [name for name in more.get("chat_template_kwargs", {}) if name not in template]
+            assert reply.headers.get("x-quire-no-effect", "") == ", ".join(
+                f"chat_template_kwargs.{name}" for name in unknown
+            )
+    assert counts[1] > counts[0] > counts[4]
+    assert (counts[2] > counts[0]) is (template is WITH_TOOLS)
+
+
 @pytest.mark.parametrize("text", ["", TEXT, "x" * 3000, "  two  spaces "])
 async def test_a_text_comes_back(gateway: RunningGateway, text: str) -> None:
     found = await gateway.post("/tokenize", {"prompt": text, "add_special_tokens": False})
@@ -63,3 +98,19 @@ async def test_what_a_call_refuses_is_refused(gateway: RunningGateway) -> None:
     assert (reply.status, reply.error["param"]) == (400, "tokens[1]")
     assert (await gateway.post("/tokenize", b"{")).error["code"] == "invalid_json"
     assert (await gateway.get("/tokenize")).status == 405
+
+
+async def test_the_tokenizer_is_shown_only_if_the_operator_allows_it(
+    gateway: RunningGateway, start_gateway: Start
+) -> None:
+    hidden = await gateway.get("/tokenizer_info")
+    assert (hidden.status, hidden.error["code"]) == (404, "not_found")
+    assert "--tokenizer-info" in hidden.error["message"]
+    shows = await start_gateway(tokenizer_info=True)
+    for query in ("", f"?model={MODEL}"):
+        reply = await shows.get(f"/tokenizer_info{query}")
+        assert reply.status == 200
+        found: dict[str, Any] = reply.json
+        assert (found["eos_token"], found["chat_template"]) == ("</s>", TEMPLATE)
+    other = await shows.get("/tokenizer_info?model=another")
+    assert (other.status, other.error["code"]) == (404, "model_not_found")

@@ -17,6 +17,7 @@ from quire.shared.text.grammar import (
     KINDS,
     GrammarVocabulary,
     check,
+    framed,
     lark_json,
     matcher,
     special_tokens,
@@ -55,6 +56,18 @@ def test_an_answer_follows_its_grammar(kind: str, value: Any, good: list[str], b
         assert not accepts(text, answer)
 
 
+@pytest.mark.parametrize(("kind", "value", "good", "bad"), GRAMMARS, ids=[one[0] for one in GRAMMARS])
+def test_a_frame_holds_a_grammar_of_any_kind(kind: str, value: Any, good: list[str], bad: list[str]) -> None:
+    text = framed('start: ("[" /[^\\]]*/ "]")? @content', write(kind, value))
+    check(text, VOCABULARY)
+    for before in ("", "[why {]"):
+        for answer in good:
+            assert accepts(text, before + answer)
+        for answer in bad:
+            assert not accepts(text, before + answer)
+    assert not accepts(text, "[why")
+
+
 def test_every_kind_is_tested() -> None:
     assert {one[0] for one in GRAMMARS} == set(KINDS)
 
@@ -77,6 +90,14 @@ def test_every_kind_is_tested() -> None:
         ('{"regex":"(?=a)"}', "look-around"),
         ('{"lark":"start: x"}', "unknown name"),
         ('{"lark":"start: <|other|>"}', "unknown special token"),
+        # The library also reads grammars in JSON, with options that clients must not set: this is Lark.
+        ('{"lark":"{\\"grammars\\":[{\\"json_schema\\":{}}]}"}', "expecting rule"),
+        ('{"framed":{"lark":"start: @content"}}', "wrong type"),
+        ('{"framed":{"lark":"start: @content","content":{}}}', "a JSON object with one key"),
+        ('{"framed":{"lark":"start: @content","content":{"framed":{}}}}', "one of json_schema, regex"),
+        ('{"framed":{"lark":5,"content":{"regex":"a"}}}', "lark must be a string"),
+        ('{"framed":{"lark":"start: @other","content":{"regex":"a"}}}', "unknown"),
+        ('{"framed":{"lark":"start: @content","content":{"regex":"("}}}', "unclosed group"),
     ],
 )
 def test_a_text_that_is_no_grammar_is_refused_with_the_cause(text: str, why: str) -> None:

@@ -1,0 +1,78 @@
+"""The benchmark of tools: both kinds of call have the same prompt, times count tokens, and one small run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from quire.ops.benchmarks.stack.tools import QUESTION, TOOLS, WRITES_NO_TOOLS, WRITES_TOOLS, described_tool, stream
+from quire.shared.text.chat_template import ChatTemplate
+
+
+def test_the_text_of_tools_is_the_prompt_of_tools() -> None:
+    template = ChatTemplate(WRITES_TOOLS + "{{ messages[0].content }}", {})
+    tools = [described_tool(number) for number in range(TOOLS)]
+    text = "".join(f"{json.dumps(tool, ensure_ascii=False)}\n" for tool in tools)
+    with_tools = template.render([{"role": "user", "content": QUESTION}], tools=tools)
+    assert with_tools == template.render([{"role": "user", "content": text + QUESTION}])
+    assert with_tools.count("read_lines_") == TOOLS
+    silent = ChatTemplate(WRITES_NO_TOOLS + "{{ messages[0].content }}", {})
+    assert "tools" in silent.variables  # otherwise the gateway describes the tools in the message
+    assert silent.render([{"role": "user", "content": QUESTION}], tools=tools) == QUESTION
+
+
+def event(position: str, delta: dict[str, Any]) -> str:
+    return f"id: {position}\ndata: {json.dumps({'choices': [{'delta': delta}]})}\n\n"
+
+
+async def times_of(*events: str) -> tuple[float, float]:
+    """Return the times that `stream` measures for these events, 20 ms apart."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert request.headers["Accept"] == "text/event-stream"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for one in events:
+            await response.write(one.encode())
+            await asyncio.sleep(0.02)
+        return response
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        return await stream(session, str(server.make_url("/")), {}, 10)
+
+
+async def test_the_time_between_tokens_counts_tokens_and_not_events() -> None:
+    """Several tokens may come in one event, and a part of a call counts as text does."""
+    call = {"tool_calls": [{"index": 0, "function": {"arguments": "x"}}]}
+    opening = event("0.1", {"role": "assistant", "content": ""})
+    first, by_one = await times_of(opening, event("1", {"content": "a"}), event("2", {"content": "b"}))
+    assert first >= 0.02
+    _, by_ten = await times_of(opening, event("1", call), event("11", call), event("11.1", {}), "data: [DONE]\n\n")
+    assert by_one >= 0.02
+    assert 0.002 <= by_ten < by_one
+
+
+async def test_a_chat_that_fails_ends_the_benchmark() -> None:
+    with pytest.raises(SystemExit, match="a chat failed: no room"):
+        await times_of('data: {"error": {"message": "no room"}}\n\n')
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_small_run() -> None:
+    command = [sys.executable, "-m", "quire.ops.benchmarks.stack.tools", "--shape", "tiny", "--rounds", "1"]
+    done = subprocess.run([*command, "--prompt", "tools"], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^(.+): \d+\.\d{3} \(from \d+\.\d{3} to \d+\.\d{3}\)$", done.stdout, re.MULTILINE)
+    assert found == ["first token, new prompts", "first token, cached prompts"], done.stdout
