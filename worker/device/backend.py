@@ -108,9 +108,14 @@ def place_threads(
 
 
 def kernels_name(ops: kernels.Ops) -> str:
-    """Return the name of the kernels; for the C++ kernels also the instructions that they use for matrix products."""
+    """Return the name of the kernels.
+
+    It has the instructions of the C++ kernels for matrix products, and the kernels that the self-test has replaced.
+    """
     if isinstance(ops, kernels.CpuOps):
         return f"{ops.name}-{ops.level.name}"
+    if isinstance(ops, kernels.ReplaceableKernels) and ops.replaced:
+        return f"{ops.name}-without-{'-'.join(sorted(ops.replaced))}"
     return f"{ops.name}-invariant" if ops.device.type == "cuda" and ops.row_invariant else ops.name
 
 

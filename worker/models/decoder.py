@@ -19,6 +19,7 @@ import quire.kernels.ops
 from quire.kernels.checks import cache_width
 from quire.kernels.moe import SILU, PackedMoE
 from quire.kernels.ops import Ops, PackedLinear
+from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.worker.engine.adapters import Adapter
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, context_remedy, read_config
@@ -163,6 +164,43 @@ class Decoder(PagedModel):
 
     def load_adapter(self, name: str, folder: Path, max_rank: int) -> Adapter:
         return load_adapter(name, folder, self.config, self.ops, max_rank)
+
+    def kernel_uses(self, block_size: int) -> KernelUses:
+        config, layers = self.config, self._layers
+        attention = (
+            AttentionUse(
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.attention_scale,
+                layer.sliding_window,
+                config.softcap,
+                layer.sinks is not None,
+                layer.q_norm is not None,
+            )
+            for layer in layers
+        )
+        packed = (one for layer in layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down) if one is not None)
+        experts = config.experts
+        return KernelUses(
+            self.hidden_size,
+            self._head.out_features,
+            self.max_model_len,
+            block_size,
+            tuple(dict.fromkeys(attention)),
+            tuple(dict.fromkeys(map(LinearUse.of, packed))),
+            LinearUse.of(self._head),
+            tuple(
+                dict.fromkeys(
+                    ExpertsUse(layer.moe.hidden, layer.moe.inner, layer.moe.routing, experts.style.is_stacked)
+                    for layer in layers
+                    if layer.moe is not None and experts is not None
+                )
+            ),
+            self._embedding.dtype,
+            has_adapters=not self.why_no_adapters,
+            gate=layers[0].gate,
+        )
 
     def tables(self) -> Iterable[torch.Tensor]:
         own = {id(layer.cos_sin): layer.cos_sin for layer in self._layers if layer.cos_sin is not None}
