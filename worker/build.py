@@ -15,6 +15,7 @@ from quire.shared.errors import StartError
 from quire.shared.model.adapter_names import parse_adapters
 from quire.worker.capacity import GIB, choose_limits, log_limits
 from quire.worker.device import backend, devices, graph_capture, memory_plan
+from quire.worker.device.cache_range import warn_of_saturation
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.runner import Runner
@@ -78,6 +79,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         model = load_model(settings, path, config, ops, device, cpus)
         progress.phase("testing the kernels")
         settings = check_kernels(settings, model, device)
+        warn_of_saturation(model, settings.block_size)
         adapters = load_adapters(settings, name, model)
         model.weights_digest = fingerprint.of_weights(path, settings.quantization)
         engine = make_engine(settings, name, model, texts, device)
