@@ -41,7 +41,7 @@ class LaunchOptions:
 
     @property
     def may_split(self) -> bool:
-        """Whether prompts that begin with a step may bring their keys and values along."""
+        """True if prompts that begin with a step may bring their keys and values along."""
         return not self.invariant and not self.replaced & {PREFILL_KERNEL, FRESH_KERNEL}
 
 

@@ -1,4 +1,4 @@
-"""The kernels behind the operations: those of Triton, and those of torch that may replace single ones.
+"""The kernels of the operations: those of Triton, and those of torch that may replace single ones.
 
 A kernel that gives wrong results on a device is replaced (`quire.kernels.self_test`). The batch-invariant mode replaces
 none, because torch's sums depend on the batch.
@@ -44,7 +44,7 @@ class KernelTable:
 
 GRAPH = "graph"  # the replay of steps as CUDA graphs
 TORCH, SLOW_TORCH = "torch", "torch, without CUDA graphs"
-# What replaces each kernel.
+# The replacement of each kernel.
 REPLACEMENTS = {
     **dict.fromkeys(("embed", "rms_norm", "silu_mul", "gelu_mul", "argmax", "sample"), TORCH),
     **dict.fromkeys(("penalise", "best_ids", "logprobs_of", "block_mover"), TORCH),

@@ -99,7 +99,7 @@ class TritonOps:
 
     @property
     def can_capture(self) -> bool:
-        """Whether steps can be captured in CUDA graphs."""
+        """True if steps can be captured in CUDA graphs."""
         return not self.replaced & NEEDED_BY_GRAPHS
 
     # Linear layers

@@ -1,6 +1,6 @@
 """Attention in plain torch, in place of an attention kernel that gives wrong results on this device.
 
-It computes one sequence at a time and reads lengths on the host, so it is slow and cannot be captured in a CUDA graph.
+Sequences are computed one by one, and lengths are read on the host: this is slow, and no CUDA graph can capture it.
 """
 
 from __future__ import annotations

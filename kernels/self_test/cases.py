@@ -81,11 +81,11 @@ class SelfTestReport:
 
 
 def deviation(found: Tensor, expected: Tensor) -> float:
-    """Return how far a result is from what is expected.
+    """Return the distance of a result from the expected values.
 
-    Of floats [..., N]: the largest of all rows, of the root mean square of the difference relative to that of the
-    expected values. So a missing key counts, which changes all values of a row a little. A single value counts with a
-    part of its own relative difference. NaN is infinitely far. Of integers: the share of values that differ.
+    Floats [..., N]: for each row, the root mean square of the difference relative to that of the expected values; the
+    largest of all rows counts. So a missing key counts, which changes all values of a row a little. A single value
+    counts with a part of its own relative difference. NaN is infinitely far. Integers: the share of values that differ.
     """
     if found.shape != expected.shape:
         return float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ QUICK, FULL = "quick", "full"
 SEED = 20
 FLOATS = {"": None, "bfloat16": torch.bfloat16, "float16": torch.float16}  # kinds of `LinearUse`: their types
 # Largest number of elements of random weights of a case.
-MOST_ELEMENTS = {("cpu", QUICK): 1 << 17, ("cpu", FULL): 1 << 22, ("cuda", QUICK): 1 << 24, ("cuda", FULL): 1 << 27}
+MOST_ELEMENTS = {("cpu", QUICK): 1 << 17, ("cpu", FULL): 1 << 22, ("cuda", QUICK): 1 << 22, ("cuda", FULL): 1 << 25}
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,21 @@ class CaseInputs:
         return " with a cache in ".join(str(kind).removeprefix("torch.") for kind in kinds)
 
     def generator(self, salt: int = 0) -> torch.Generator:
-        return torch.Generator(self.ops.device).manual_seed(SEED + salt)
+        """Return a generator of the host, so that inputs are the same on every device."""
+        return torch.Generator("cpu").manual_seed(SEED + salt)
 
     def normal(self, *shape: int, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
         """Return normal numbers of the type of activations."""
-        made = torch.randn(shape, generator=generator, device=self.ops.device)
-        return made.to(self.ops.dtype if dtype is None else dtype)
+        made = torch.randn(shape, generator=generator, device="cpu")
+        return made.to(self.ops.dtype if dtype is None else dtype).to(self.ops.device)
+
+    def angles(self, count: int, width: int, generator: torch.Generator) -> Tensor:
+        """Return the cosines and the sines of random angles, [count, 2 * width] float32: a table of rotations."""
+        angles = torch.rand(count, width, generator=generator, device="cpu") * (2 * math.pi)
+        return torch.cat([angles.cos(), angles.sin()], dim=1).to(self.ops.device)
 
     def integers(self, numbers: Sequence[int], dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(numbers, dtype=dtype).to(self.ops.device)
+        return torch.tensor(numbers, dtype=dtype, device="cpu").to(self.ops.device)
 
     def weight(self, n: int, k: int, kind: str, generator: torch.Generator) -> tuple[LinearWeight, Tensor]:
         """Return random weights [N, K] of a kind of `LinearUse`, and their values in float32."""
@@ -66,11 +73,15 @@ class CaseInputs:
         return grouped, grouped.dequantized(self.ops.dtype).float()
 
     def _codes(self, n: int, k: int, kind: str, generator: torch.Generator) -> GroupedWeight:
-        device, groups = self.ops.device, -(-k // GROUP)
-        codes = torch.randint(0, 1 << BITS[kind], (n, k), generator=generator, device=device).to(torch.uint8)
-        scales = torch.randint(-3, 1, (n, groups), generator=generator, device=device).float().exp2() / (4 * k**0.5)
+        groups, device = -(-k // GROUP), self.ops.device
+
+        def integers(low: int, high: int, columns: int) -> Tensor:
+            return torch.randint(low, high, (n, columns), generator=generator, device="cpu").to(device)
+
+        codes = integers(0, 1 << BITS[kind], k).to(torch.uint8)
+        scales = integers(-3, 1, groups).float().exp2() / (4 * k**0.5)
         zeros = None
         if kind == UINT4:
             scales = scales.half().float()
-            zeros = torch.randint(0, 16, (n, groups), generator=generator, device=device).to(torch.uint8)
+            zeros = integers(0, 16, groups).to(torch.uint8)
         return GroupedWeight(codes, scales, kind, zeros)

@@ -72,9 +72,7 @@ class LayerInputs:
         self.head_norms = [inputs.normal(d, generator=generator) * 0.1 + 1 for _ in range(2)] if use.has_norms else []
         tokens = sum(self.step.counts)
         self.residual = inputs.normal(tokens, self.hidden, generator=generator)
-        longest = max(self.step.lengths)
-        angles = torch.rand(longest, d // 2, generator=generator, device=ops.device) * 6.28
-        self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+        self.cos_sin = inputs.angles(max(self.step.lengths), d // 2, generator)
         at = [
             position for length, count in self.step.sequences for position in range(length - count, length)
         ]  # of the tokens of the step

@@ -89,7 +89,7 @@ def _of_linear(inputs: CaseInputs, use: LinearUse, gate: str) -> Iterator[Kernel
 
 
 def logits_case(inputs: CaseInputs, use: LinearUse) -> KernelCase:
-    """Return the case of the product that gives logits, which are not rounded."""
+    """Return the case of the head, whose logits are not rounded."""
     ops, k = inputs.ops, use.in_features
     columns = max(2, min(use.out_features, inputs.most_elements // k))
     generator = inputs.generator(k + 1)

@@ -76,8 +76,7 @@ def _of_rotation(inputs: CaseInputs, use: AttentionUse, block_size: int) -> Iter
     qkv = inputs.normal(TOKENS, (use.heads + 2 * use.kv_heads) * d, generator=generator)
     norms = [inputs.normal(d, generator=generator) if use.has_norms else None for _ in range(2)]
     positions = torch.arange(TOKENS, dtype=torch.int32, device=ops.device) * 5
-    angles = torch.rand(5 * TOKENS, d // 2, generator=generator, device=ops.device) * 6.28
-    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    cos_sin = inputs.angles(5 * TOKENS, d // 2, generator)
     num_blocks = -(-TOKENS // block_size) + 1
     # Two tokens are not kept.
     slots = inputs.integers([-1, -1, *range(block_size, block_size + TOKENS - 2)], torch.int64)

@@ -1,4 +1,4 @@
-"""What a model uses of the kernels: the shapes and the variants that the self-test covers."""
+"""The kernels that a model uses: the shapes and the variants that the self-test covers."""
 
 from __future__ import annotations
 

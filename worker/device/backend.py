@@ -110,7 +110,7 @@ def place_threads(
 def kernels_name(ops: kernels.Ops) -> str:
     """Return the name of the kernels.
 
-    It has the instructions of the C++ kernels for matrix products, and the kernels that the self-test has replaced.
+    The name of the C++ kernels includes their instructions for matrix products; that of Triton, replaced kernels.
     """
     if isinstance(ops, kernels.CpuOps):
         return f"{ops.name}-{ops.level.name}"

@@ -25,7 +25,7 @@ SCALE_NAMES = ("{0}_scale", "{0}_proj.{0}_scale", "{0}_proj.output_scale")
 
 
 class KVFactors(NamedTuple):
-    """What keys and values of a layer are multiplied by before they are stored: powers of two."""
+    """Powers of two by which the keys and the values of a layer are multiplied before they are stored."""
 
     k: float = 1.0
     v: float = 1.0

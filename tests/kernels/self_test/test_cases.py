@@ -1,4 +1,4 @@
-"""What counts as a deviation, and what follows a failed case."""
+"""The deviation of a result, and the consequences of a failed case."""
 
 import pytest
 import torch

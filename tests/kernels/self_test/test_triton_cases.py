@@ -28,7 +28,7 @@ def test_layers_with_the_same_tiles_have_one_case(triton):
 
 
 def test_if_the_pattern_is_wrong_torch_computes_prompts(triton, monkeypatch):
-    """As ptxas may compile it: some rows get the sum of another tile."""
+    """Some rows get the sum of another tile, as if ptxas had mixed up registers."""
     from quire.kernels.gpu import attention
     from quire.kernels.self_test import triton_cases
 
