@@ -92,7 +92,8 @@ class AttentionInputs:
     @cached_property
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
         """Block tables, lengths and starts of queries. Entries beyond a sequence's blocks name a block of NaN."""
-        order = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(self.num_blocks)).tolist()
+        shuffle = torch.Generator("cpu").manual_seed(self.num_blocks)
+        order = torch.randperm(self.num_blocks, generator=shuffle, device="cpu").tolist()
         spare, owned = order[-1], iter(order)
         longest = -(-max(self.lengths) // self.block_size) + 1
         rows = []

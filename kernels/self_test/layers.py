@@ -79,7 +79,7 @@ class LayerInputs:
         self.positions = inputs.integers(at)
         self.slots = self.step.slots[self.step.tokens]
         # The last token of each sequence.
-        self.rows = torch.tensor(self.step.counts).cumsum(0).sub(1).to(ops.device)
+        self.rows = inputs.integers(self.step.counts, torch.int64).cumsum(0).sub(1)
 
         def part(n: int, k: int, offset: int = 0) -> LoraPart:
             a = inputs.normal(RANK, k, generator=generator, dtype=torch.float32) / k**0.5
@@ -149,7 +149,7 @@ def _case(inputs: CaseInputs, layer: LayerInputs, wide: ReferenceOps, has_adapte
 
 def block_cases(inputs: CaseInputs, use: AttentionUse, block_size: int) -> Iterator[KernelCase]:
     """Yield the case of copies of blocks: within the caches, to the host and back."""
-    ops, ids = inputs.ops, [torch.tensor(one) for one in ([0, 1], [4, 2], [2, 0], [3, 1])]
+    ops, ids = inputs.ops, [torch.tensor(one, device="cpu") for one in ([0, 1], [4, 2], [2, 0], [3, 1])]
 
     def moved(copy: Callable[[list[Tensor]], None]) -> Sequence[Tensor]:
         caches = [ops.alloc_kv_cache(5, use.kv_heads, block_size, use.head_dim) for _ in range(2)]

@@ -11,7 +11,9 @@ from quire.kernels.self_test.cases import deviation, run_cases
 from quire.kernels.self_test.devices import all_reduce_case, graph_case
 from quire.kernels.self_test.inputs import QUICK, CaseInputs
 from quire.kernels.self_test.registry import cases_of
+from quire.worker.device.graphs import record_on_cuda
 from tests.kernels.self_test.conftest import PLAIN
+from tests.support.kernels.implementations import ON_CUDA
 
 
 class Ranks:
@@ -41,6 +43,14 @@ def test_the_registry_has_graphs_and_ranks_if_the_model_has_some(uses):
     assert whole == [*plain, "graph", "all_reduce"]
 
 
+def recorder():
+    if ON_CUDA:
+        return record_on_cuda
+    from tests.support.kernels.recording import record
+
+    return record
+
+
 def stale(launch, pool):
     """Record a graph whose replay does nothing, so that the step that was recorded remains."""
     return SimpleNamespace(replay=lambda: None), pool
@@ -52,9 +62,7 @@ def failing(launch, pool):
 
 @pytest.mark.parametrize("wrong", [None, stale, failing])
 def test_a_graph_is_replayed_with_other_sequences_than_were_recorded(uses, triton, wrong):
-    from tests.support.kernels.recording import record
-
-    case = graph_case(CaseInputs(triton, QUICK), replace(uses, attention=(PLAIN,)), wrong or record)
+    case = graph_case(CaseInputs(triton, QUICK), replace(uses, attention=(PLAIN,)), wrong or recorder())
     report = run_cases(triton, [case])
     assert [fault.kernel for fault in report.faults] == (["graph"] if wrong else [])
     assert triton.can_capture == (wrong is None)
