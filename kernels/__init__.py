@@ -7,25 +7,31 @@ Triton for CUDA devices.
 from quire.kernels.cpu.library import bind_threads, interleave_memory, num_threads, set_num_threads, unbind_threads
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.gpu.cuda import PinningFailed
-from quire.kernels.gpu.triton_support import TritonFailure, outdated_triton, triton_failure
+from quire.kernels.gpu.triton_support import TritonFailure, outdated_assembler, outdated_triton, triton_failure
 from quire.kernels.mkl_warmup import warm_up_mkl
 from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.reference import ReferenceOps
 from quire.kernels.select import latent_ops, select_ops, triton_ops
+from quire.kernels.self_test.cases import KernelFault, ReplaceableKernels, SelfTestReport, WrongKernel
 from quire.kernels.unavailable import KernelsUnavailable
 
 __all__ = [
     "CpuOps",
+    "KernelFault",
     "KernelsUnavailable",
     "Ops",
     "PackedLinear",
     "PinningFailed",
     "ReferenceOps",
+    "ReplaceableKernels",
+    "SelfTestReport",
     "TritonFailure",
+    "WrongKernel",
     "bind_threads",
     "interleave_memory",
     "latent_ops",
     "num_threads",
+    "outdated_assembler",
     "outdated_triton",
     "select_ops",
     "set_num_threads",

@@ -148,3 +148,16 @@ def packed_words(weight: GroupedWeight) -> Tensor:
     for at in range(1, per_word):
         words |= codes[..., at].int() << (weight.bits * at)
     return out
+
+
+def unpacked_words(words: Tensor, kind: str, in_features: int) -> GroupedWeight:
+    """Return the weight whose `packed_words` these are: int32 [N, groups, 1 + words]."""
+    bits = BITS[kind]
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    codes = ((words[..., 1:, None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8)
+    headers, zeros = words[..., 0], None
+    if kind == UINT4:
+        zeros, headers = (headers & _HEADER_MASK).to(torch.uint8), headers & ~_HEADER_MASK
+    return GroupedWeight(
+        codes.flatten(1)[:, :in_features].contiguous(), headers.contiguous().view(torch.float32), kind, zeros
+    )

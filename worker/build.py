@@ -15,9 +15,11 @@ from quire.shared.errors import StartError
 from quire.shared.model.adapter_names import parse_adapters
 from quire.worker.capacity import GIB, choose_limits, log_limits
 from quire.worker.device import backend, devices, graph_capture, memory_plan
+from quire.worker.device.cache_range import warn_of_saturation
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.runner import Runner
+from quire.worker.device.self_test import check_kernels, warn_of_assembler
 from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
@@ -60,6 +62,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     dtype = devices.choose_dtype(settings.dtype, device, has_integers)
     stored = config.dtype if isinstance(config, ModelConfig) else None
     ops = backend.make_ops(settings, device, dtype, stored)
+    warn_of_assembler(device, settings)
     for line in slow_choices(settings, ops, stored, has_integers):
         log.warning(line)
     ranks = settings.num_ranks
@@ -74,6 +77,9 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     progress.phase("loading weights")
     try:
         model = load_model(settings, path, config, ops, device, cpus)
+        progress.phase("testing the kernels")
+        settings = check_kernels(settings, model, device)
+        warn_of_saturation(model, settings.block_size)
         adapters = load_adapters(settings, name, model)
         model.weights_digest = fingerprint.of_weights(path, settings.quantization)
         engine = make_engine(settings, name, model, texts, device)

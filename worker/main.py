@@ -94,7 +94,8 @@ def serve(settings: WorkerSettings) -> None:
     listener = bind(settings.internal_host, settings.internal_port)
     engine = build_engine(settings, name)
     model = engine.runner.model
-    digests = {"weights": model.weights_digest, "results": of_results(engine)}
+    report = model.self_test_report
+    digests = {"weights": model.weights_digest, "results": of_results(engine) or report.digest}
     log.info("model and engine are ready after %.1f s", time.perf_counter() - started)
     log.info("digests, equal in workers that compute alike: weights %(weights)s, results %(results)s", digests)
     service = WorkerService(
@@ -108,6 +109,7 @@ def serve(settings: WorkerSettings) -> None:
         arithmetic=arithmetic_labels(model, num_ranks(model)) | digests,
         adapters=AdapterSettings(Path(settings.lora_dir) if settings.lora_dir else None, settings.max_lora_rank),
         registration=read_registration(resolve(settings.model), name, aliases),
+        num_replaced_kernels=len(report.faults),
     )
     settle()
     try:

@@ -99,13 +99,16 @@ class WorkerService:
         arithmetic: Mapping[str, str] = {},
         adapters: AdapterSettings | None = None,
         registration: Registration | None = None,
+        num_replaced_kernels: int = 0,
     ) -> None:
         """arithmetic: labels that say how the engine computes (`backend.arithmetic_labels`).
 
-        registration: what gateways without the model folder need; None registers nothing.
+        num_replaced_kernels: by the self-test at start. registration: what gateways without the model folder need; None
+        registers nothing.
         """
         self._registration = registration
         self._arithmetic = arithmetic
+        self._num_replaced_kernels = num_replaced_kernels
         self._adapter_settings = adapters or AdapterSettings()
         self._leases = leases
         self._tracer = tracer
@@ -178,7 +181,7 @@ class WorkerService:
         watch, lag, internal = Watchdog(engine, self._leases.watchdog_s), LoopLag(), None
         if self._listener is not None:
             info = {"model": lane, **self._arithmetic}
-            metrics = WorkerMetrics(engine, broker, consumer.claims, committer, lag, info)
+            metrics = WorkerMetrics(engine, broker, consumer.claims, committer, lag, info, self._num_replaced_kernels)
             internal = WorkerAdminServer(engine, self._listener, metrics).server
         return WorkerParts(
             commands, blocking, broker, committer, consumer, reader, engine, died, loader, watch, lag, internal

@@ -148,6 +148,13 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
     batch_invariant: bool = option(
         False, help="Give a request the same output bits alone, in a batch, in chunks or resumed. Slower on a GPU."
     )
+    self_test: str = option(
+        "auto",
+        choices=("auto", "off", "quick", "full"),
+        help="Compare the kernels with torch in float32 at start, with the shapes of the model. A wrong kernel is "
+        "replaced by a slower one, or the worker does not start. auto is quick on a GPU and off on a CPU; full has "
+        "longer contexts and every linear layer.",
+    )
     worker_id: str = option("", help="Stable name of this worker in the queue; by default the host name and slot 0.")
     drain_s: float = option(
         2.0,

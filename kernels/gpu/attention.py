@@ -8,6 +8,9 @@ device decides which sequence goes where.
 In the batch-invariant mode both kernels give a row the same bits: tiles of keys, and the pieces that are summed
 separately, begin at fixed places of the context, whatever else is in the step. With a window all rows go through
 `prefill`, in one piece. So does float32, because two tiles of this size do not fit into the registers.
+
+A kernel that gives wrong results on a device is replaced: `decode` and `prefill` by torch, and `fresh`, which computes
+prompts from the keys that they bring along, by `prefill`.
 """
 
 from dataclasses import dataclass, field
@@ -21,6 +24,10 @@ from quire.kernels.gpu.online_softmax import LOG2_E
 from quire.kernels.gpu.prefill import prefill
 from quire.kernels.gpu.prefill_plan import CACHED, FRESH, PrefillPlan, plan_prefill
 from quire.kernels.gpu.tile_sizes import INVARIANT_PIECE, AttentionTiles, decode_tiles, invariant_tiles, prefill_tiles
+from quire.kernels.gpu.torch_attention import attend_in_torch
+
+# The kernels that may be replaced.
+DECODE_KERNEL, PREFILL_KERNEL, FRESH_KERNEL = "decode", "prefill", "fresh"
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,12 @@ class LaunchOptions:
     multiprocessors: int
     invariant: bool = False  # the bits of a row depend on that row alone
     large_shared_memory: bool = True  # the device has as much shared memory as the largest tiles need
+    replaced: frozenset[str] = frozenset()  # kernels that are not launched
+
+    @property
+    def may_split(self) -> bool:
+        """True if prompts that begin with a step may bring their keys and values along."""
+        return not self.invariant and not self.replaced & {PREFILL_KERNEL, FRESH_KERNEL}
 
 
 class LayerAttention(NamedTuple):
@@ -106,6 +119,9 @@ class AttentionPlan:
 
     def _attend_rows(self, call: LayerAttention, tiles: AttentionTiles, piece: int, each_token: bool) -> None:
         """Compute every token, or only the sequences with one query. piece: keys summed separately, 0: any number."""
+        if DECODE_KERNEL in self.options.replaced:
+            self._attend_in_torch(call, 1, None if each_token else 1)
+            return
         kv_heads, multiprocessors = call.k_cache.shape[1], self.options.multiprocessors
         tokens, capacity = len(call.q), self._capacity(call)
         key = tokens, capacity, call.window, kv_heads, tiles
@@ -136,8 +152,11 @@ class AttentionPlan:
         fresh: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Compute the sequences with more queries than `longest`."""
+        if PREFILL_KERNEL in self.options.replaced:
+            self._attend_in_torch(call, longest + 1, None)
+            return
         invariant = self.options.invariant
-        split = self.split and not invariant  # the batch-invariant mode has one kernel for all
+        split = self.split and self.options.may_split
         tokens, capacity = len(call.q), self._capacity(call)
         key = tokens, capacity, call.window, call.group, tiles
         if (plan := self._prefill.get(key)) is None:
@@ -163,6 +182,11 @@ class AttentionPlan:
                 call.q, k, v, *sequences, plan, FRESH, call.out, tiles, call.scale, call.window,
                 sinks=call.sinks, softcap=call.softcap,
             )  # fmt: skip
+
+    def _attend_in_torch(self, call: LayerAttention, least: int, most: int | None) -> None:
+        """Compute the sequences that have `least` to `most` queries."""
+        tables = self.block_tables, self.seq_lens, self.query_start
+        attend_in_torch(call, call.scale / LOG2_E, *tables, least, most)
 
     def _capacity(self, call: LayerAttention) -> int:
         """Return the number of keys that a row of the block table has room for."""

@@ -1,18 +1,24 @@
 """`decoder_layers` of the Triton kernels: attention is planned once, and new prompts need not read the cache."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from quire.kernels.gpu.attention import AttentionPlan
-from quire.kernels.gpu.rope import rope_and_cache
 from quire.kernels.layers import run_layers_with
 from quire.kernels.lora import AdapterBatch
-from quire.kernels.ops import DecoderLayer, Ops
+from quire.kernels.ops import DecoderLayer
 from quire.kernels.stack import Stack
+
+if TYPE_CHECKING:
+    from quire.kernels.gpu.ops import TritonOps
 
 
 def run_layers(
-    ops: Ops,
+    ops: TritonOps,
     residual: Tensor,
     stack: Stack,
     positions: Tensor,
@@ -24,10 +30,10 @@ def run_layers(
     """Compute `Ops.decoder_layers` with checked arguments. plan: of this step; it must not have been used before."""
     heads, kv_heads, d = stack.num_heads, stack.num_kv_heads, stack.block_shape[-1]
     tokens = residual.shape[0]
-    plan.split = tokens > len(plan.seq_lens) and not plan.options.invariant
+    plan.split = tokens > len(plan.seq_lens) and plan.options.may_split
 
     def attend(qkv: Tensor, layer: DecoderLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        q = rope_and_cache(
+        q = ops.kernels.rope_and_cache(
             qkv,
             positions,
             stack.cos_sin if layer.cos_sin is None else layer.cos_sin,

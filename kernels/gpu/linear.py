@@ -1,5 +1,6 @@
 """Linear layers: cuBLAS through torch, `invariant_matmul` in the batch-invariant mode, or `grouped_matmul`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +24,22 @@ class TritonLinear(ReferenceLinear):
 
 
 AnyTritonLinear = TritonLinear | TritonGroupedLinear
+GroupedMatmul = Callable[..., Tensor]  # as `grouped_matmul`
 
 
-def linear(x: Tensor, packed: AnyTritonLinear, out: Tensor | None, invariant: bool = False) -> Tensor:
-    """Return x [T, K] times the weights as [T, N] of x's dtype. cuBLAS adds the bias before it rounds."""
+def linear(
+    x: Tensor,
+    packed: AnyTritonLinear,
+    out: Tensor | None,
+    invariant: bool = False,
+    grouped: GroupedMatmul = grouped_matmul,
+) -> Tensor:
+    """Return x [T, K] times the weights as [T, N] of x's dtype. cuBLAS adds the bias before it rounds.
+
+    grouped: the kernel for weights that are codes.
+    """
     if isinstance(packed, TritonGroupedLinear):
-        return grouped_matmul(x, packed, out, x.dtype, invariant)
+        return grouped(x, packed, out, x.dtype, invariant)
     if invariant:
         return invariant_matmul(x, packed.weight, packed.bias, out, x.dtype)
     if out is None:
@@ -38,10 +49,12 @@ def linear(x: Tensor, packed: AnyTritonLinear, out: Tensor | None, invariant: bo
     return torch.addmm(packed.bias, x, packed.weight.T, out=out)
 
 
-def linear_float32(x: Tensor, packed: AnyTritonLinear, invariant: bool = False) -> Tensor:
+def linear_float32(
+    x: Tensor, packed: AnyTritonLinear, invariant: bool = False, grouped: GroupedMatmul = grouped_matmul
+) -> Tensor:
     """Return x [R, K] times the weights as [R, N] float32, without rounding to x's dtype in between."""
     if isinstance(packed, TritonGroupedLinear):
-        return grouped_matmul(x, packed, None, torch.float32, invariant)
+        return grouped(x, packed, None, torch.float32, invariant)
     if invariant:
         return invariant_matmul(x, packed.weight, packed.bias, None, torch.float32)
     if x.dtype == torch.float32:

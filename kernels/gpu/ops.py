@@ -14,29 +14,18 @@ first launch with a new dtype, alignment or constant, so each kernel must have r
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import triton
 from torch import Tensor
 
 from quire.kernels import checks
-from quire.kernels.gpu import (
-    id_checks,
-    linear,
-    logprobs,
-    moe,
-    penalties,
-    rope,
-    rows,
-    sampling,
-    supported,
-)
-from quire.kernels.gpu import (
-    logits as logit_kernels,
-)
+from quire.kernels.gpu import id_checks, linear, supported
 from quire.kernels.gpu.attention import AttentionPlan, LaunchOptions
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
 from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear, pack_grouped
+from quire.kernels.gpu.kernel_table import ATTENTION, GRAPH, NEEDED_BY_GRAPHS, REPLACEMENTS, KernelTable
 from quire.kernels.gpu.layers import run_layers
 from quire.kernels.gpu.linear import AnyTritonLinear, TritonLinear
 from quire.kernels.gpu.moe import TritonMoE, dequantized_expert, pack_moe
@@ -60,6 +49,7 @@ class TritonOps:
     """
 
     name = "triton"
+    replaceable = tuple(REPLACEMENTS)
 
     def __init__(
         self,
@@ -89,6 +79,28 @@ class TritonOps:
         self.launch_options = LaunchOptions(multiprocessors, batch_invariant, shared_bytes >= LARGE_SHARED_BYTES)
         self.row_invariant = batch_invariant
         self.check_ids = check_ids
+        self.kernels = KernelTable()
+        self.replaced: frozenset[str] = frozenset()
+
+    # Replacements of kernels
+
+    def replacement(self, kernel: str) -> str:
+        """Return what can replace a kernel; "" if nothing can. kernel: a name of `kernel_table.REPLACEMENTS`."""
+        return "" if self.row_invariant else REPLACEMENTS.get(kernel, "")
+
+    def replace_kernel(self, kernel: str) -> None:
+        """Compute without this kernel from now on. Stacks of caches that exist keep their way of moving blocks."""
+        assert self.replacement(kernel), f"nothing can replace the kernel {kernel}"
+        self.replaced |= {kernel}
+        if kernel in ATTENTION:
+            self.launch_options = replace(self.launch_options, replaced=self.launch_options.replaced | {kernel})
+        elif kernel != GRAPH:
+            self.kernels = self.kernels.with_torch(kernel)
+
+    @property
+    def can_capture(self) -> bool:
+        """True if steps can be captured in CUDA graphs."""
+        return not self.replaced & NEEDED_BY_GRAPHS
 
     # Linear layers
 
@@ -125,20 +137,20 @@ class TritonOps:
         else:
             checks.tensor("out", out, self.dtype, tuple(x.shape))
         logits = linear.linear(x, packed.router, None, self.row_invariant)
-        return moe.compute(x, packed, logits, out, self.row_invariant)
+        return self.kernels.moe(x, packed, logits, out, self.row_invariant)
 
     def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TorchAdapter:
         return pack_adapter(layers, self.device)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         weights = self._check_linear(x, packed, False, out, packed.out_features, self.dtype)
-        return linear.linear(x, weights, out, self.row_invariant)
+        return linear.linear(x, weights, out, self.row_invariant, self.kernels.grouped_matmul)
 
     def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-        return self._gated(x, packed, out, rows.silu_mul)
+        return self._gated(x, packed, out, self.kernels.silu_mul)
 
     def linear_gelu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-        return self._gated(x, packed, out, rows.gelu_mul)
+        return self._gated(x, packed, out, self.kernels.gelu_mul)
 
     def _gated(
         self, x: Tensor, packed: PackedLinear, out: Tensor | None, activate: Callable[[Tensor, Tensor], Tensor]
@@ -146,11 +158,12 @@ class TritonOps:
         inner = packed.out_features // 2
         weights = self._check_linear(x, packed, True, out, inner, self.dtype)
         out = x.new_empty((len(x), inner)) if out is None else out
-        return activate(linear.linear(x, weights, None, self.row_invariant), out)
+        gate_up = linear.linear(x, weights, None, self.row_invariant, self.kernels.grouped_matmul)
+        return activate(gate_up, out)
 
     def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         weights = self._check_linear(x, packed, False, out, packed.out_features, torch.float32)
-        logits = linear.linear_float32(x, weights, self.row_invariant)
+        logits = linear.linear_float32(x, weights, self.row_invariant, self.kernels.grouped_matmul)
         return logits if out is None else out.copy_(logits)
 
     def _check_linear(
@@ -169,16 +182,16 @@ class TritonOps:
         checks.token_ids(token_ids, table, self.weight_dtypes)
         if self.check_ids:
             id_checks.token_ids(token_ids, table)
-        return rows.embed(token_ids, table)
+        return self.kernels.embed(token_ids, table)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         checks.norm(x, weight, self.dtype)
-        return rows.rms_norm(x, None, weight, eps)
+        return self.kernels.rms_norm(x, None, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         checks.same_rows(x, residual, self.dtype)
         checks.norm(x, weight, self.dtype)
-        return rows.rms_norm(x, residual, weight, eps)
+        return self.kernels.rms_norm(x, residual, weight, eps)
 
     # Attention
 
@@ -200,7 +213,7 @@ class TritonOps:
         checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
         if self.check_ids:
             id_checks.slots(positions, len(cos_sin), slot_mapping, blocks * block_size)
-        return rope.rope_and_cache(
+        return self.kernels.rope_and_cache(
             qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps
         )
 
@@ -254,7 +267,7 @@ class TritonOps:
         softcap: float = 0.0,
     ) -> TritonStack:
         stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks, softcap)
-        return TritonStack(stack, self.dtype, self.kv_dtype)
+        return TritonStack(stack, self.dtype, self.kv_dtype, self.kernels)
 
     def decoder_layers(
         self,
@@ -301,7 +314,7 @@ class TritonOps:
         return k_cache.clone(), v_cache.clone()
 
     def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> TritonCaches:
-        return TritonCaches(Caches(kv_cache), self.kv_dtype)
+        return TritonCaches(Caches(kv_cache), self.kv_dtype, self.kernels)
 
     def copy_blocks(self, stack: CacheStack, src: Tensor, dst: Tensor) -> None:
         assert isinstance(stack, TritonCaches)
@@ -337,13 +350,13 @@ class TritonOps:
 
     def argmax(self, logits: Tensor) -> Tensor:
         checks.logits(logits)
-        return logit_kernels.argmax(logits)
+        return self.kernels.argmax(logits)
 
     def sample(
         self, logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
     ) -> Tensor:
         checks.sampling(logits, temperature, top_k, top_p, min_p, uniform)
-        return sampling.sample(logits, temperature, top_k, top_p, min_p, uniform)
+        return self.kernels.sample(logits, temperature, top_k, top_p, min_p, uniform)
 
     def penalise(
         self,
@@ -356,15 +369,15 @@ class TritonOps:
         frequency: Tensor,
     ) -> None:
         checks.logits(logits)
-        penalties.penalise(logits, starts, ids, counts, repetition, presence, frequency)
+        self.kernels.penalise(logits, starts, ids, counts, repetition, presence, frequency)
 
     def top_logprobs(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         checks.top_logprobs(logits, count)
-        ids = logprobs.best_ids(logits, count)
-        return logprobs.logprobs_of(logits, ids), ids
+        ids = self.kernels.best_ids(logits, count)
+        return self.kernels.logprobs_of(logits, ids), ids
 
     def logprobs_of(self, logits: Tensor, ids: Tensor) -> Tensor:
         checks.logprobs_of(logits, ids)
         if self.check_ids:
             id_checks.vocabulary_ids(ids, logits.shape[1])
-        return logprobs.logprobs_of(logits, ids[:, None])[:, 0]
+        return self.kernels.logprobs_of(logits, ids[:, None])[:, 0]

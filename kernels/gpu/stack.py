@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.kernels.gpu.block_moves import BlockMover
+from quire.kernels.gpu.kernel_table import KernelTable
 from quire.kernels.gpu.supported import check_cache_shape, check_group
 from quire.kernels.stack import Caches, Stack
 
@@ -10,20 +10,20 @@ from quire.kernels.stack import Caches, Stack
 class TritonCaches:
     """The checked caches of all layers, and the mover of their blocks."""
 
-    def __init__(self, stack: Caches, kv_dtype: torch.dtype) -> None:
+    def __init__(self, stack: Caches, kv_dtype: torch.dtype, kernels: KernelTable) -> None:
         shape = stack.check_caches(None, kv_dtype)
         check_cache_shape(shape[2], shape[3])
         self.num_blocks, self.block_shape = stack.num_blocks, stack.block_shape
         self._kept = stack
-        self.mover = BlockMover(stack.tensors)
+        self.mover = kernels.block_mover(stack.tensors)
 
 
 class TritonStack(TritonCaches):
     """The checked layers and caches of a decoder."""
 
-    def __init__(self, stack: Stack, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    def __init__(self, stack: Stack, dtype: torch.dtype, kv_dtype: torch.dtype, kernels: KernelTable) -> None:
         self.hidden, shape = stack.check(dtype, kv_dtype)
         stack.check_packing(dtype)
         check_group(stack.num_heads, stack.num_kv_heads, shape[3], dtype)
-        super().__init__(stack, kv_dtype)
+        super().__init__(stack, kv_dtype, kernels)
         self.stack = stack

@@ -1,4 +1,4 @@
-"""The versions of Triton that compile these kernels correctly, and Triton's errors as one line.
+"""The versions of Triton and of its assembler that compile these kernels correctly, and Triton's errors as one line.
 
 Does not import Triton at the top, so that machines without it can import this module.
 """
@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 OLDEST = "3.7.1"
 INSTALL = f"pip install triton=={OLDEST}"
+# The assembler for Hopper (compute capability 9.x). Older ones generate wrong code for some products of matrices whose
+# left matrix is in registers (Triton pull requests 11781 and 11854; flash-linear-attention pull request 1262).
+HOPPER, OLDEST_PTXAS = 9, "13.3"
 # Longest excerpt of a compiler's message, in characters.
 MAX_MESSAGE_LENGTH = 200
 
@@ -35,6 +38,26 @@ def outdated_triton() -> str | None:
     return (
         f"triton {version} leaves out fences between copies and products in attention kernels, and results may be "
         f"wrong: {INSTALL}"
+    )
+
+
+def outdated_assembler(capability: tuple[int, int]) -> str | None:
+    """Return version, fault and remedy of the ptxas that Triton runs, if it is too old for a GPU; else None.
+
+    capability: compute capability of the GPU. Triton runs TRITON_PTXAS_PATH, or the ptxas that it brings along.
+    """
+    if capability[0] != HOPPER:
+        return None
+    try:
+        tool = importlib.import_module("triton").knobs.nvidia.ptxas
+    except (ImportError, AttributeError, RuntimeError):  # no Triton, another one, or no ptxas: compiling will say so
+        return None
+    if _numbers(tool.version) >= _numbers(OLDEST_PTXAS):
+        return None
+    return (
+        f"ptxas {tool.version} ({tool.path}) may compile attention for Hopper wrongly; the self-test sees this only in "
+        f"the shapes that it runs: pip install 'nvidia-cuda-nvcc>={OLDEST_PTXAS}', and name its bin/ptxas in "
+        "TRITON_PTXAS_PATH"
     )
 
 

@@ -5,7 +5,17 @@ import torch
 
 from quire import kernels
 from quire.kernels.cpu.levels import LEVELS
-from quire.kernels.grouped_weight import FP8, KINDS, MXFP4, UINT4, GroupedWeight, has_short_scales, packed_words, to_fp8
+from quire.kernels.grouped_weight import (
+    FP8,
+    KINDS,
+    MXFP4,
+    UINT4,
+    GroupedWeight,
+    has_short_scales,
+    packed_words,
+    to_fp8,
+    unpacked_words,
+)
 from tests.support.kernels.implementations import make_ops
 
 LEVELS_OF = [(level.name, dtype) for dtype, levels in LEVELS.items() for level in levels]
@@ -121,3 +131,13 @@ def test_scales_of_16_bits_are_short():
     for dtype in (torch.float16, torch.bfloat16):
         assert has_short_scales(torch.randn(100).to(dtype).float())
     assert not has_short_scales(torch.tensor([0.1]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_words_can_be_unpacked(kind):
+    weight = random_weight(kind, 5, 77)
+    found = unpacked_words(packed_words(weight), kind, 77)
+    assert torch.equal(found.codes, weight.codes)
+    assert torch.equal(found.scales, weight.scales)
+    assert (found.zeros is None) == (weight.zeros is None)
+    assert found.zeros is None or torch.equal(found.zeros, weight.zeros)

@@ -219,7 +219,7 @@ class LateEvent:
 
     late: LateDevice
 
-    def __init__(self) -> None:
+    def __init__(self, blocking: bool = False) -> None:
         self._at = 0
 
     def record(self, stream: object) -> None:

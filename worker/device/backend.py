@@ -108,9 +108,14 @@ def place_threads(
 
 
 def kernels_name(ops: kernels.Ops) -> str:
-    """Return the name of the kernels; for the C++ kernels also the instructions that they use for matrix products."""
+    """Return the name of the kernels.
+
+    The name of the C++ kernels includes their instructions for matrix products; that of Triton, replaced kernels.
+    """
     if isinstance(ops, kernels.CpuOps):
         return f"{ops.name}-{ops.level.name}"
+    if isinstance(ops, kernels.ReplaceableKernels) and ops.replaced:
+        return f"{ops.name}-without-{'-'.join(sorted(ops.replaced))}"
     return f"{ops.name}-invariant" if ops.device.type == "cuda" and ops.row_invariant else ops.name
 
 

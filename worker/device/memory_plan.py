@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,22 @@ def uses_graphs(settings: WorkerSettings) -> bool:
     Reference kernels cannot be, since they read values on the host.
     """
     return settings.cuda_graphs and settings.kernels != "reference"
+
+
+def reserve_workspace(device: torch.device, dtype: torch.dtype) -> None:
+    """Let torch allocate the cuBLAS workspace of the engine's thread, so that measured memory includes it.
+
+    Torch gives each thread that multiplies a cuBLAS handle, and each handle a workspace (32 MiB on Hopper). The thread
+    of the start has one; the engine's thread, which starts later, gets that of a thread that has ended.
+    """
+
+    def multiply() -> None:
+        ones = torch.ones(16, 16, dtype=dtype, device=device)
+        torch.addmm(ones[0], ones, torch.mm(ones, ones))
+        torch.cuda.synchronize(device)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="workspace") as thread:
+        thread.submit(multiply).result()
 
 
 def measure_step(model: PagedModel, num_tokens: int, num_rows: int, max_model_len: int, block_size: int) -> int:
@@ -103,6 +120,7 @@ def plan_cuda_memory(
     """
     device = model.ops.device
     tokens, rows = max_num_batched_tokens(settings, device), max_num_seqs(settings, device)
+    reserve_workspace(device, model.ops.dtype)
     log.info("running the largest step once, to measure it; the first start on a machine compiles kernels for a while")
     while True:
         release()  # not in the except block, where the error's traceback still holds the memory of the failed step

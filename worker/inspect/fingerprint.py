@@ -3,7 +3,8 @@
 Workers of one model whose digests differ may continue a text differently, even with equal settings.
 
     weights   differ between revisions of a checkpoint, and with --quantization
-    results   computed tokens: differ, to the last bit, with processors, libraries and configurations
+    results   computed tokens: differ, to the last bit, with processors, libraries and configurations. On a GPU, the
+              results of the self-test (`quire.worker.device.self_test`): differ with its model, driver and libraries
 
 Each digest has eight hexadecimal digits.
 """
@@ -47,7 +48,8 @@ def of_weights(folder: Path, quantization: str = "none") -> str:
 def of_results(engine: Engine) -> str:
     """Digest of the log-probabilities of a few tokens, and of the tables that the model computed while loading.
 
-    Empty on a GPU, and for models whose experts torch multiplies: equal workers may differ there.
+    Empty on a GPU, and for models whose experts torch multiplies: equal workers may differ there, because sums depend
+    on the batch.
     """
     model = engine.runner.model
     length = min(MOST_TOKENS, engine.limits.max_model_len - STEPS)

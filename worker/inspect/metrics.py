@@ -27,21 +27,32 @@ class WorkerMetrics:
         committer: Committer,
         lag: LoopLag,
         info: Mapping[str, str],
+        num_replaced_kernels: int = 0,
     ) -> None:
-        """info: labels that say how this worker computes (`backend.arithmetic_labels`), and the model's name."""
+        """info: labels that say how this worker computes (`backend.arithmetic_labels`), and the model's name.
+
+        num_replaced_kernels: by the self-test at start.
+        """
         self._thread = thread
         self._broker = broker
         self._claims = claims
         self._committer = committer
         self._lag = lag
         labels, values = tuple(info), {tuple(info.values()): 1.0}
-        self._info = gauge("quire_worker_info", "Always 1; the labels say how this worker computes", values, labels)
+        self._constant = [
+            gauge("quire_worker_info", "Always 1; the labels say how this worker computes", values, labels),
+            gauge(
+                "quire_replaced_kernels",
+                "Kernels that gave wrong results in the self-test at start and are replaced by slower ones",
+                num_replaced_kernels,
+            ),
+        ]
         self._exposition = Exposition("worker")
 
     def render(self, usage: EngineUsage, times: StepTimes) -> bytes:
         """The exposition of one reading of the engine."""
         return self._exposition.render(
-            [self._info, *_engine(usage), *_steps(times), *self._queue(), *self._commits(), *self._threads()]
+            [*self._constant, *_engine(usage), *_steps(times), *self._queue(), *self._commits(), *self._threads()]
         )
 
     def _queue(self) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ processes hold a part of the model each (`sharding.py`) and run every batch toge
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ import quire.kernels.ops
 from quire.kernels.checks import cache_width
 from quire.kernels.moe import SILU, PackedMoE
 from quire.kernels.ops import Ops, PackedLinear
+from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.worker.engine.adapters import Adapter
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, context_remedy, read_config
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.expert_weights import load_experts
+from quire.worker.models.kv_scales import PLAIN, KVFactors, projection_factors, read_kv_factors, scale_names
 from quire.worker.models.loader import Progress, Weights
 from quire.worker.models.lora.adapter import load_adapter
 from quire.worker.models.paged import KVCache, PagedModel
@@ -31,6 +34,8 @@ from quire.worker.models.quantized.reader import make_reader, open_weights
 from quire.worker.models.rope import cos_sin_table
 from quire.worker.models.sharding import Shard
 from quire.worker.models.weight_reader import WeightReader
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -96,6 +101,7 @@ class Decoder(PagedModel):
         self._head = head
         self._cos_sin = cos_sin  # float32 [max_model_len, D]
         self.hidden_size = shard.local.hidden_size
+        self._kv_factors: list[KVFactors] = []  # of each layer; empty: none has scales
 
     @classmethod
     def load(
@@ -128,7 +134,12 @@ class Decoder(PagedModel):
         weights = open_weights(path, config, ops.weight_dtypes, device, progress)
         embedding, head = _tied_names(config, weights)
         expected = config.tensor_shapes() | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
-        weights.check(expected, ignored=(EMBEDDING, HEAD))
+        scales = [name for layer in range(config.num_layers) for name in scale_names(layer)]
+        weights.check(expected, ignored=(EMBEDDING, HEAD, *scales))
+        has_scales = ops.kv_dtype is torch.float8_e4m3fn
+        factors = read_kv_factors(weights, config.num_layers) if has_scales else [PLAIN] * config.num_layers
+        if num_scaled := sum(one != PLAIN for one in factors):
+            log.info("KV cache in FP8: %d of %d layers have scales in the checkpoint", num_scaled, config.num_layers)
 
         shard = Shard(config, ranks.rank, ranks.size) if ranks else Shard(config)
         reader = make_reader(weights, shard, ops, dtype, device, bits)
@@ -141,12 +152,15 @@ class Decoder(PagedModel):
             dtype,
             embedding=table,
             # A layer's tensors are packed and dropped before those of the next are read.
-            layers=[load_layer(shard.local, reader, index, max_model_len, local) for index in range(config.num_layers)],
+            layers=[
+                load_layer(shard.local, reader, index, max_model_len, local, one) for index, one in enumerate(factors)
+            ],
             norm=reader.norm(FINAL_NORM, config.norm_offset),
             head=reader.head(head, table if head == embedding else None),
             cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(device),
             ranks=ranks,
         )
+        decoder._kv_factors = factors
         reader.log()
         return decoder
 
@@ -162,7 +176,44 @@ class Decoder(PagedModel):
         return ""
 
     def load_adapter(self, name: str, folder: Path, max_rank: int) -> Adapter:
-        return load_adapter(name, folder, self.config, self.ops, max_rank)
+        return load_adapter(name, folder, self.config, self.ops, max_rank, self._kv_factors)
+
+    def kernel_uses(self, block_size: int) -> KernelUses:
+        config, layers = self.config, self._layers
+        attention = (
+            AttentionUse(
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.attention_scale,
+                layer.sliding_window,
+                config.softcap,
+                layer.sinks is not None,
+                layer.q_norm is not None,
+            )
+            for layer in layers
+        )
+        packed = (one for layer in layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down) if one is not None)
+        experts = config.experts
+        return KernelUses(
+            self.hidden_size,
+            self._head.out_features,
+            self.max_model_len,
+            block_size,
+            tuple(dict.fromkeys(attention)),
+            tuple(dict.fromkeys(map(LinearUse.of, packed))),
+            LinearUse.of(self._head),
+            tuple(
+                dict.fromkeys(
+                    ExpertsUse(layer.moe.hidden, layer.moe.inner, layer.moe.routing, experts.style.is_stacked)
+                    for layer in layers
+                    if layer.moe is not None and experts is not None
+                )
+            ),
+            self._embedding.dtype,
+            has_adapters=not self.why_no_adapters,
+            gate=layers[0].gate,
+        )
 
     def tables(self) -> Iterable[torch.Tensor]:
         own = {id(layer.cos_sin): layer.cos_sin for layer in self._layers if layer.cos_sin is not None}
@@ -240,9 +291,14 @@ class Decoder(PagedModel):
 
 
 def load_layer(
-    config: ModelConfig, reader: WeightReader, index: int, max_model_len: int, local: torch.Tensor | None = None
+    config: ModelConfig,
+    reader: WeightReader,
+    index: int,
+    max_model_len: int,
+    local: torch.Tensor | None = None,
+    factors: KVFactors = PLAIN,
 ) -> Layer:
-    """Load a layer. local: the rotations of layers with a window, if they differ."""
+    """Load a layer. local: the rotations of layers with a window, if they differ. factors: of its keys and values."""
     prefix = f"model.layers.{index}"
 
     def tensors(block: str, *names: str, has_bias: bool) -> tuple[list[str], list[str]]:
@@ -257,11 +313,21 @@ def load_layer(
     experts = config.experts if config.has_experts(index) else None
     return Layer(
         input_norm=norm("input_layernorm"),
-        qkv=reader.linear(*tensors("self_attn", "q", "k", "v", has_bias=config.qkv_bias)),
-        q_norm=norm("self_attn.q_norm") if config.qk_norm else None,
-        k_norm=norm("self_attn.k_norm") if config.qk_norm else None,
+        qkv=reader.linear(
+            *tensors("self_attn", "q", "k", "v", has_bias=config.qkv_bias),
+            projection_factors(
+                factors,
+                [("q_proj", config.q_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size)],
+                config.qk_norm,
+            ),
+        ),
+        q_norm=norm("self_attn.q_norm") / factors.k if config.qk_norm else None,
+        k_norm=norm("self_attn.k_norm") * factors.k if config.qk_norm else None,
         sliding_window=window if window < max_model_len else 0,
-        o=reader.linear(*tensors("self_attn", "o", has_bias=config.o_bias)),
+        o=reader.linear(
+            *tensors("self_attn", "o", has_bias=config.o_bias),
+            input_factor=factors.of_projection("o_proj", config.qk_norm),
+        ),
         mlp_norm=norm("pre_feedforward_layernorm") if config.post_norms else after_attention,
         gate_up=None if experts else reader.gate_up(*tensors("mlp", "gate", "up", has_bias=config.mlp_bias)),
         down=None if experts else reader.linear(*tensors("mlp", "down", has_bias=config.mlp_bias)),

@@ -132,6 +132,14 @@ class Weights:
         """The file to name in an error about a tensor."""
         return self._tensors[name][0]
 
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def read_plain(self, name: str) -> torch.Tensor:
+        """Return a small tensor as it is stored."""
+        return self._stored(name, ())
+
     def stored_dtype(self, name: str) -> torch.dtype:
         """Return the type in which a tensor is stored. `check` has found it to be one of STORED_DTYPES."""
         _, handle, inside = self._tensors[name]

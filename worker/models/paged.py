@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
-from quire.kernels.ops import CacheStack, Ops
+from quire.kernels.ops import AllReduceGroup, CacheStack, Ops
+from quire.kernels.self_test.cases import SelfTestReport, run_cases
+from quire.kernels.self_test.devices import RecordGraph
+from quire.kernels.self_test.registry import cases_of
+from quire.kernels.self_test.uses import KernelUses
 from quire.worker.device.memory import available_memory
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.states import StatePool
@@ -101,6 +105,7 @@ class PagedModel(ABC):
     # Memory of the recurrent states of one sequence, in bytes; 0 if the model keeps keys and values alone.
     state_bytes = 0
     weights_digest = ""  # digest of the checkpoint (`quire.worker.inspect.fingerprint`)
+    self_test_report = SelfTestReport()  # of the self-test at start
 
     @property
     def vocab_size(self) -> int:
@@ -164,6 +169,20 @@ class PagedModel(ABC):
         `hidden_size` compute them.
         """
         raise NotImplementedError(f"{type(self).__name__} has no hidden states")
+
+    def kernel_uses(self, block_size: int) -> KernelUses | None:
+        """Return what the model uses of the kernels; None if the self-test does not cover it."""
+        return None
+
+    def self_test(
+        self, level: str, block_size: int, record: RecordGraph | None, ranks: AllReduceGroup | None = None
+    ) -> SelfTestReport:
+        """Test the kernels that the model uses, and replace those with wrong results.
+
+        level, record, ranks: of `cases_of`. Raises WrongKernel.
+        """
+        uses = self.kernel_uses(block_size)
+        return SelfTestReport() if uses is None else run_cases(self.ops, cases_of(self.ops, uses, level, record, ranks))
 
     def least_free_memory(self) -> int:
         """Free bytes of the device, with those that torch holds in reserve; the least of all ranks."""

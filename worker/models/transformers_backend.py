@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from quire.kernels import CpuOps, triton_failure
 from quire.kernels.ops import Ops
+from quire.kernels.self_test.uses import AttentionUse, KernelUses, LinearUse
 from quire.worker.models import transformers_attention as attention
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.batch import ForwardBatch
@@ -57,6 +58,10 @@ log = logging.getLogger(__name__)
 CHUNKS_NEED_CPU = "its attention in chunks is computed on CPUs only (--device cpu)"
 # Largest relative distance if only the steps differ. Mostly the distance is 0.
 NEAR = 0.05
+
+
+# The width of rows in the self-test of a model that does not give its hidden states.
+UNKNOWN_WIDTH = 64
 
 
 class TransformersModel(PagedModel):
@@ -183,6 +188,34 @@ class TransformersModel(PagedModel):
         has_experts = self._experts or self._fused.has_experts
         in_torch = has_experts or self._left_to_torch or self._states is not None
         return super().is_row_invariant and not in_torch
+
+    def kernel_uses(self, block_size: int) -> KernelUses:
+        """Attention over pages and packed products; Transformers computes the rest, or fused modules do."""
+        packed: Iterable[Any] = (getattr(module, "packed", None) for module in self._model.modules())
+        linears = (LinearUse.of(one) for one in packed if hasattr(one, "in_features"))
+        attention_uses = (
+            AttentionUse(
+                one.num_heads,
+                one.num_kv_heads,
+                one.cache_dim,
+                one.scale,
+                one.sliding_window,
+                one.softcap,
+                one.has_sinks,
+            )
+            for one in self._shapes
+            if one.latent is None
+        )
+        return KernelUses(
+            hidden=self.hidden_size or UNKNOWN_WIDTH,
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            block_size=block_size,
+            attention=tuple(dict.fromkeys(attention_uses)),
+            linears=tuple(dict.fromkeys(linears)),
+            has_norms=self.hidden_size > 0,
+            is_stack=False,
+        )
 
     def tables(self) -> Iterable[torch.Tensor]:
         return self._model.buffers()

@@ -15,6 +15,7 @@ from quire.kernels.grouped_weight import GroupedWeight, LinearWeight, to_fp8
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing
 from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.quantization import quantize
+from quire.worker.models.kv_scales import scaled_rows
 from quire.worker.models.sharding import Shard
 
 HEAD_BITS = 8  # 4 bits of the head would change the logits of rare tokens most
@@ -69,9 +70,25 @@ class WeightReader:
         """Read a whole embedding table in its stored type. All ranks have all of it."""
         return self._weights.read([name], dtype=self._kept([name]), device=self._device)
 
-    def linear(self, weights: Sequence[str], biases: Sequence[str] = ()) -> PackedLinear:
-        """Read and pack a linear layer, of weights side by side."""
-        return self._pack(self._ops.pack_linear, weights, biases)
+    def linear(
+        self,
+        weights: Sequence[str],
+        biases: Sequence[str] = (),
+        row_factors: torch.Tensor | None = None,
+        input_factor: float = 1.0,
+    ) -> PackedLinear:
+        """Read and pack a linear layer, of weights side by side.
+
+        row_factors [N]: powers of two with which the outputs are multiplied. input_factor: such a number for the input.
+        """
+        if row_factors is None and input_factor == 1:
+            return self._pack(self._ops.pack_linear, weights, biases)
+        weight = self._weight(weights, self._layer_bits)
+        bias = self.read(*biases) if biases else None
+        if row_factors is not None:
+            weight = scaled_rows(weight, row_factors)
+            bias = None if bias is None else bias * row_factors.to(bias)
+        return self._ops.pack_linear(scaled_rows(weight, torch.full((weight.shape[0],), input_factor)), bias)
 
     def gate_up(self, weights: Sequence[str], biases: Sequence[str] = ()) -> PackedLinear:
         """Read and pack the gate and the up projection of an MLP."""

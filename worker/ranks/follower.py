@@ -22,10 +22,12 @@ import msgpack
 import torch
 
 from quire import kernels
+from quire.kernels.self_test.cases import replace_kernels, replaced_mask
 from quire.shared.errors import StartError
 from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import backend, devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
+from quire.worker.device.self_test import refusal
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
 from quire.worker.models import loader, transformers_fused, transformers_split, transformers_weights
 from quire.worker.models.choice import choose_model
@@ -59,6 +61,8 @@ class Follower:
             "swap_out": lambda number, src, dst: self._caches[number].swap_out(src, dst),
             "swap_in": lambda number, src, dst: self._caches[number].swap_in(src, dst),
             "cache": self._cache,
+            "self_test": self._self_test,
+            "replace_kernels": lambda mask: replace_kernels(model.ops, mask),
             "free_memory": lambda: answer(model.least_free_memory()),
             "drop_cache": lambda number: self._caches.pop(number),
             "drop_graph": lambda number: self._graphs.pop(number, None),  # this rank may have failed to record it
@@ -75,6 +79,11 @@ class Follower:
 
     def _cache(self, number: int, *sizes: int) -> None:
         self._caches[number] = self._model.alloc_kv_cache(*sizes)
+
+    def _self_test(self, level: str, block_size: int, has_graphs: bool) -> None:
+        """Test the kernels, together with rank 0. Answers which ones this rank has replaced."""
+        self._model.self_test(level, block_size, self._record if has_graphs else None, self._ranks)
+        self._answer(replaced_mask(self._model.ops))
 
     def _forward(self, number: int, *sizes: int) -> None:
         batch = self._ranks.receive(BatchSizes(*sizes))
@@ -174,6 +183,9 @@ def main() -> None:
         leave(GAVE_UP)
     except StartError as error:
         os.pwrite(last_words, str(error).encode(), 0)
+        leave(GAVE_UP)
+    except kernels.WrongKernel as error:
+        os.pwrite(last_words, refusal(error).encode(), 0)
         leave(GAVE_UP)
     except BaseException:
         log.exception("rank %d failed", rank)

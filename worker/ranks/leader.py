@@ -20,7 +20,10 @@ from typing import Any, Self
 import msgpack
 import torch
 
-from quire.kernels import Ops
+from quire.kernels import KernelFault, Ops, SelfTestReport
+from quire.kernels.ops import AllReduceGroup
+from quire.kernels.self_test.cases import replace_kernels, replaced_mask
+from quire.kernels.self_test.devices import RecordGraph
 from quire.shared.processes import spawn
 from quire.shared.telemetry.logs import give_up
 from quire.worker.device.backend import kv_cache_name
@@ -301,6 +304,21 @@ class LeadingModel(PagedModel):
         leading = LeadingGraph(graph, number, self)
         weakref.finalize(leading, self._dropped.append, ("drop_graph", number))
         return leading, pool
+
+    def self_test(
+        self, level: str, block_size: int, record: RecordGraph | None, ranks: AllReduceGroup | None = None
+    ) -> SelfTestReport:
+        """Test the kernels on all ranks at once. A kernel that is replaced on one rank is replaced on all."""
+        self._tell("self_test", level, block_size, record is not None)
+        with self._in_step():
+            report = super().self_test(level, block_size, record, self.followers.ranks)
+        mask = replaced_mask(self.ops)
+        for other in self.followers.answers():
+            mask |= other
+        self._tell("replace_kernels", mask)
+        for kernel, how in replace_kernels(self.ops, mask):
+            report.faults.append(KernelFault(kernel, how, "it is wrong on another rank"))
+        return report
 
     def least_free_memory(self) -> int:
         self._tell("free_memory")

@@ -4,13 +4,14 @@ make gpu-check                                   run all parts
 make gpu-check ARGS="--only kernels,parity"      run some parts
 make gpu-check ARGS="--rehearse"                 run all parts on the CPU with tiny shapes, to test the script itself
 
-Parts: kernels (every kernel against float64 references), parity (the engine against Hugging Face), small and large (the
-speed of the engine at published shapes; again without CUDA graphs after a failure), bandwidth (each kernel against the
-card's measured rates), stack (Redis, worker, gateway, client), invariance (the cost of --batch-invariant), peers
-(Hugging Face on the same card), tiles (other tile sizes of the attention kernels). If a part fails, takes too long or
-lacks a package, the check reports it, keeps the results of the part so far, and continues with the next part. Results
-are marked as unreliable if the machine's Triton is older than workers accept. Logs and results.json are written to the
-folder named by OUT, or to ops/benchmarks/results/gpu. The exit code is 1 if a part failed.
+Parts: self-test (that of workers, at its full level), kernels (every kernel against float64 references), parity (the
+engine against Hugging Face), small and large (the speed of the engine at published shapes; again without CUDA graphs
+after a failure), bandwidth (each kernel against the card's measured rates), stack (Redis, worker, gateway, client),
+invariance (the cost of --batch-invariant), peers (Hugging Face on the same card), tiles (other tile sizes of the
+attention kernels). If a part fails, takes too long or lacks a package, the check reports it, keeps the results of the
+part so far, and continues with the next part. Results are marked as unreliable if the machine's Triton is older than
+workers accept. Logs and results.json are written to the folder named by OUT, or to ops/benchmarks/results/gpu. The exit
+code is 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -193,6 +194,12 @@ def pytest(args: argparse.Namespace, *arguments: str) -> dict[str, Any]:
     return {"status": "passed" if passed else "failed", "tests": summary}
 
 
+def check_self_test(args: argparse.Namespace, save: Save) -> dict[str, Any]:
+    from quire.ops.benchmarks.gpu import self_test
+
+    return self_test.run(device_of(args), args.rehearse, save)
+
+
 def check_kernels(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     # All cases in every dtype on a card; in a rehearsal, the cases that are fast enough for Triton's interpreter.
     return pytest(args, "tests/kernels", "tests/ops/benchmarks/kernels", "-k", "triton or gpu", "-m", "not soak")
@@ -301,6 +308,7 @@ def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 # The most important parts come first, in case time runs out. A part that is stopped counts as failed, a skipped part
 # does not: `least` is the time in which a part usually ends on an H200.
 PARTS = {
+    "self-test": CheckPart(60, 15, check_self_test),
     "kernels": CheckPart(170, 20, check_kernels),
     "parity": CheckPart(90, 30, check_parity),
     "small": CheckPart(90, 30, partial(measure_speed, "qwen3-0.6b"), has_graphs=True),

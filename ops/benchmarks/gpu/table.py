@@ -31,6 +31,12 @@ def table(report: dict[str, Any]) -> str:
         if "unreliable" in part:
             told = f"unreliable: triton {report['environment']['triton']}; {told}".removesuffix("; ")
         lines.append(f"{name:<18}{part['status']:<9}{told}")
+        for row in part.get("self_test", ()):
+            lines.append(
+                f"  {row['model']}, cache in {row['cache']}: {row['cases']} cases in {row['seconds']:.1f} s, "
+                f"{len(row['faults'])} kernels wrong"
+            )
+            lines += [f"    {line}" for line in row["faults"]]
         for row in part.get("kernels", ()):
             if "error" in row:
                 lines.append(f"  {row['name']:<40} failed: {row['error'][:100]}")

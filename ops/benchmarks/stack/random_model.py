@@ -70,14 +70,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
 COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1}
 
 
-def config_json(name: str) -> str:
-    return json.dumps(COMMON | CONFIGS[name], indent=1)
+def config_json(name: str, num_layers: int = 0) -> str:
+    """Return the configuration of a model. num_layers: 0 for all."""
+    fewer = {"num_hidden_layers": num_layers} if num_layers else {}
+    return json.dumps(COMMON | CONFIGS[name] | fewer, indent=1)
 
 
-def random_decoder(name: str, ops: Ops, dtype: torch.dtype, max_model_len: int) -> Decoder:
-    """A model of a published shape on the device of `ops`. Weights are normal, with the scale of trained ones."""
+def random_decoder(name: str, ops: Ops, dtype: torch.dtype, max_model_len: int, num_layers: int = 0) -> Decoder:
+    """A model of a published shape on the device of `ops`. Weights are normal, with the scale of trained ones.
+
+    num_layers: 0 for all.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(config_json(name))
+        (Path(folder) / "config.json").write_text(config_json(name, num_layers))
         config = read_config(Path(folder))
     shard = Shard(config)
     reader = WeightReader(RandomWeights(shapes_of(config), dtype), shard, ops, dtype, ops.device)

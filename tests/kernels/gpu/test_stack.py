@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from quire.kernels.gpu.kernel_table import KernelTable
 from quire.kernels.gpu.stack import TritonCaches
 from quire.kernels.gpu.supported import Unsupported
 from quire.kernels.stack import Caches
@@ -19,7 +20,7 @@ def test_weights_that_were_packed_for_another_use_are_refused(ops):
 def test_caches_are_refused_that_no_kernel_reads():
     k, v = torch.zeros(2, 3, 1, 16, 320)
     with pytest.raises(Unsupported, match="head_dim is 320"):
-        TritonCaches(Caches([(k, v)]), torch.float32)
+        TritonCaches(Caches([(k, v)]), torch.float32, KernelTable())
 
 
 def test_a_stack_moves_blocks_of_all_its_caches(ops):

@@ -91,3 +91,36 @@ def test_a_missing_triton_is_not_an_old_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_oldest_version_is_the_one_that_tests_install() -> None:
     assert f'"triton=={OLDEST}; ' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"), [("12.8", True), ("13.0", True), ("13.2", True), ("13.3", False), ("14.0", False)]
+)
+def test_an_assembler_that_compiles_attention_for_hopper_wrongly_is_named(
+    version: str, is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton asks the file of TRITON_PTXAS_PATH for its version."""
+    pytest.importorskip("triton")
+    program = tmp_path / "ptxas"
+    program.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.93'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(program))
+    fault = kernels.outdated_assembler((9, 0))
+    assert (fault is not None) == is_old
+    if fault:
+        assert fault.startswith(f"ptxas {version} ({program}) ")
+        assert "TRITON_PTXAS_PATH" in fault
+    for other in ((8, 0), (8, 9), (10, 0), (12, 0)):
+        assert kernels.outdated_assembler(other) is None
+
+
+def test_the_assembler_of_triton_itself_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    if fault := kernels.outdated_assembler((9, 0)):
+        assert "triton/backends/nvidia/bin/ptxas" in fault
+
+
+def test_without_triton_no_assembler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert kernels.outdated_assembler((9, 0)) is None

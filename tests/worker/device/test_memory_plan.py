@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from tests.support.kernels.implementations import HAS_TRITON
 GIB = 1 << 30
 CUDA = torch.device("cuda", 0)
 MODEL = SimpleNamespace(
-    ops=SimpleNamespace(device=CUDA),
+    ops=SimpleNamespace(device=CUDA, dtype=torch.bfloat16),
     max_model_len=4096,
     kv_bytes_per_block=lambda block_size: block_size * GIB // 1024,
     state_bytes=0,
@@ -43,6 +44,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(memory_plan, "measure_graphs", lambda model, limits, record: 1 * GIB)
+    monkeypatch.setattr(memory_plan, "reserve_workspace", lambda device, dtype: None)
 
 
 def steps(monkeypatch: pytest.MonkeyPatch, fits: int, error: Exception) -> list[int]:
@@ -256,3 +258,35 @@ def test_memory_that_runs_out_at_start_is_one_line(
         StartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
     ):
         build.build_engine(settings, "llama")
+
+
+def test_the_workspace_of_the_engines_thread_is_allocated_by_another_thread_that_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch passes the cuBLAS handle of a thread that has ended, with its workspace, to the next thread."""
+    multiplied: list[threading.Thread] = []
+    addmm = torch.addmm
+
+    def noted(*given: torch.Tensor) -> torch.Tensor:
+        multiplied.append(threading.current_thread())
+        return addmm(*given)
+
+    monkeypatch.setattr(torch, "addmm", noted)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    memory_plan.reserve_workspace(torch.device("cpu"), torch.bfloat16)
+    (thread,) = multiplied
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("card")
+def test_memory_is_measured_after_that_workspace_was_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = GIB // 32
+    steps(monkeypatch, 8192, RuntimeError())
+    expected = plan().cache - workspace
+    monkeypatch.setattr(
+        memory_plan,
+        "reserve_workspace",
+        lambda device, dtype: monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * GIB + workspace),
+    )
+    assert plan().cache == expected

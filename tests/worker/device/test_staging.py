@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from quire.worker.device.staging import (
@@ -89,3 +90,12 @@ def test_there_is_a_buffer_for_each_step_in_flight() -> None:
 
 def test_padding_extends_values_by_the_filler() -> None:
     assert padded(np.array([1, 2], dtype=np.int32), 4, -1).tolist() == [1, 2, -1, -1]
+
+
+def test_a_thread_that_waits_for_a_gpu_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event of CUDA lets the thread spin, unless it is asked to block."""
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **options: made.append(options))
+    StreamMark(torch.device("cuda", 0))
+    assert made == [{"blocking": True}]

@@ -27,7 +27,7 @@ def families() -> Iterator[Metric]:
     broker = Broker(Redis(), "mock")
     thread = EngineThread(engine, lambda commits: None, lambda: None)
     committer = Committer(broker, "w1", on_lost=lambda: None)
-    metrics = WorkerMetrics(thread, broker, ClaimCounts(), committer, LoopLag(), {"model": "mock"})
+    metrics = WorkerMetrics(thread, broker, ClaimCounts(), committer, LoopLag(), {"model": "mock"}, 2)
     text = metrics.render(take_snapshot(engine).usage(), engine.times.read())
     yield from (one for one in text_string_to_metric_families(text.decode()) if one.name.startswith("quire_"))
 
@@ -55,5 +55,6 @@ def test_metrics_show_the_figures_of_the_engine() -> None:
         "quire_forks_total": 3,
         "quire_step_seconds_count decode": 1,
         "quire_worker_info mock": 1,
+        "quire_replaced_kernels": 2,
     }
     assert {name: found[name] for name in expected} == expected

@@ -298,3 +298,46 @@ def test_a_replay_that_fails_on_one_rank_ends_all(path: Path) -> None:
             graph.replay()
     assert [tape.replays for tape in tapes] == [1]
     assert list(follower._graphs.values()) == tapes
+
+
+class Replaceable(kernels.ReferenceOps):
+    """Plain torch, of which two operations count as kernels that can be replaced."""
+
+    replaceable = ("embed", "rms_norm")
+
+    def __init__(self, wrong: float = 1.0) -> None:
+        super().__init__()
+        self.replaced: frozenset[str] = frozenset()
+        self.wrong = wrong
+
+    def replacement(self, kernel: str) -> str:
+        return "torch" if kernel in self.replaceable else ""
+
+    def replace_kernel(self, kernel: str) -> None:
+        self.replaced |= {kernel}
+
+    def rms_norm(self, *given: Any) -> torch.Tensor:
+        return super().rms_norm(*given) * (1.0 if "rms_norm" in self.replaced else self.wrong)
+
+
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_a_kernel_that_is_wrong_on_one_rank_is_replaced_on_all(path: Path, who: str) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, _, _):
+        leader.ops = Replaceable(1.1 if who == "leader" else 1.0)
+        follower._model.ops = Replaceable(1.1 if who == "follower" else 1.0)
+        report = leader.self_test("quick", 16, None)
+    assert [(fault.kernel, fault.replacement) for fault in report.faults] == [("rms_norm", "torch")]
+    for ops in (leader.ops, follower._model.ops):
+        assert isinstance(ops, Replaceable)
+        assert ops.replaced == {"rms_norm"}
+
+
+def test_ranks_that_do_not_add_up_fail_the_self_test(path: Path) -> None:
+    with a_leader_and_a_follower(path) as (leader, follower, _, _):
+        follower._handlers["self_test"] = lambda *_: follower._answer(0)
+        leader.followers.all_reduce = lambda values: values + 1
+        with pytest.raises(OutOfStep) as failed:
+            leader.self_test("quick", 16, None)
+        assert isinstance(failed.value.__cause__, kernels.WrongKernel)
+        assert str(failed.value.__cause__).startswith("all-reduce (1 ranks, 64 features, float32) is wrong here")
+        follower.answers_left = leader.followers.said.get(timeout=20)

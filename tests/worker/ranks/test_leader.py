@@ -252,3 +252,26 @@ def test_followers_may_use_the_cpus_of_all_ranks(path: Path) -> None:
             followers.close()
     finally:
         os.sched_setaffinity(0, cpus)
+
+
+@pytest.mark.parametrize("prefer", ["auto", "reference"])
+def test_the_kernels_and_the_sums_of_all_ranks_are_tested(path: Path, prefer: str) -> None:
+    with ranks_of(path, 2, prefer) as model:
+        report = model.self_test("quick", 8, None)
+        alone = Decoder.self_test(model, "quick", 8, None)
+        assert report.faults == []
+        assert report.num_cases == alone.num_cases + 1
+
+
+def test_a_rank_with_a_wrong_kernel_ends_the_worker_with_its_reason(path: Path) -> None:
+    """One rank doubles its part of each sum."""
+    said: list[str] = []
+    with ranks_of(path, 2, on_death=lambda rank, code, words: said.append(words)) as model:
+        ranks = model.followers.ranks
+        add_up = ranks.all_reduce
+        ranks.all_reduce = lambda values: add_up(values * 2)  # type: ignore[method-assign]
+        with pytest.raises(OutOfStep):
+            model.self_test("quick", 8, None)
+        model.followers.wait_for_cause(20)
+    assert said[0].startswith("self-test: all-reduce (2 ranks, ")
+    assert "--kernels reference" in said[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from quire.kernels.ops import Ops
 from quire.worker.engine.adapters import Adapter
 from quire.worker.models.config import ModelConfig
 from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.worker.models.kv_scales import KVFactors
 from quire.worker.models.lora.adapter_config import (
     ADAPTER_CONFIG,
     MERGE,
@@ -39,8 +41,13 @@ _TENSOR = re.compile(
 _LINEAR_OF = dict(zip(PROJECTIONS, ("qkv", "qkv", "qkv", "o", "gate_up", "gate_up", "down"), strict=True))
 
 
-def load_adapter(name: str, folder: Path, config: ModelConfig, ops: Ops, max_rank: int) -> Adapter:
-    """Load and pack an adapter. Raises CheckpointError: one line with file, field, expected value and remedy."""
+def load_adapter(
+    name: str, folder: Path, config: ModelConfig, ops: Ops, max_rank: int, kv_factors: Sequence[KVFactors] = ()
+) -> Adapter:
+    """Load and pack an adapter. Raises CheckpointError: one line with file, field, expected value and remedy.
+
+    kv_factors: of each layer, which its weights already have; empty: none.
+    """
     if not folder.is_dir():
         raise CheckpointError(folder, f"the folder of the adapter {name!r} is missing", "correct its path")
     settings = _read(folder / ADAPTER_CONFIG, MAX_CONFIG_BYTES)
@@ -70,7 +77,10 @@ def load_adapter(name: str, folder: Path, config: ModelConfig, ops: Ops, max_ran
     layers: list[dict[str, list[LoraPart]]] = [{} for _ in range(config.num_layers)]
     for module, (a, b) in factors.items():
         layer, projection = int(module.split(".")[2]), module.rpartition(".")[2]
-        part = LoraPart(a, b, parsed.scale_of(module, len(a)), offsets.get(projection, 0))
+        scale = parsed.scale_of(module, len(a))
+        if kv_factors:
+            scale *= kv_factors[layer].of_projection(projection, config.qk_norm)
+        part = LoraPart(a, b, scale, offsets.get(projection, 0))
         layers[layer].setdefault(_LINEAR_OF[projection], []).append(part)
     packed = ops.pack_adapter(layers, config.intermediate_size)
     return Adapter(name, digest.hexdigest(), packed, max((len(a) for a, _ in factors.values()), default=0))

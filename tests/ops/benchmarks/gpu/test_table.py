@@ -19,6 +19,10 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
     kernel = {"name": "copy", "ms": 0.5, "gb_per_s": 2000.0, "tflop_per_s": 0.0, "share": 0.75}
     case = {"case": "c1", "output_tokens_per_s": 7.0, "ttft_ms": 3.0, "itl_ms": 1.5, "itl_p99_ms": 2.5}
     parts = {
+        "self-test": {
+            "status": "failed",
+            "self_test": [{"model": "m", "cache": "fp8", "cases": 30, "faults": ["fold is wrong"], "seconds": 0.51}],
+        },
         "kernels": {"status": "failed", "tests": "1 failed"},
         "small": {
             "status": "failed",
@@ -52,6 +56,7 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
     for wanted in (
         "are of an H200 with copies of 4.3 TB/s. This is NVIDIA H100, 79 GiB, with copies of 3.0 TB/s.",
         "1 failed",
+        "m, cache in fp8: 30 cases in 0.5 s, 1 kernels wrong\n    fold is wrong\n",
         "50.0 tok/s   asked for 40, floor 100 (50 %), 1.2 % of the cache in use wasted",
         "2.00 ms, device 1.50, waits for the host 0.500, launching one with a prompt takes 9.00",
         "2.00 ms, no graph",

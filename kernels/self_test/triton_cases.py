@@ -1,0 +1,83 @@
+"""Cases of kernels that only the Triton kernels have. Imports Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from quire.kernels.gpu.attention import FRESH_KERNEL, PREFILL_KERNEL, AttentionPlan
+from quire.kernels.gpu.fold_check import attend_whole_tiles
+from quire.kernels.gpu.ops import TritonOps
+from quire.kernels.gpu.tile_sizes import AttentionTiles, prefill_tiles
+from quire.kernels.self_test.attention import MIXED, NEW, TOLERANCE, AttentionInputs, fit
+from quire.kernels.self_test.cases import KernelCase
+from quire.kernels.self_test.inputs import CaseInputs
+from quire.kernels.self_test.uses import AttentionUse
+
+FOLDED_TILES = 5  # of keys
+
+
+def fold_cases(inputs: CaseInputs, uses: Sequence[AttentionUse]) -> Iterator[KernelCase]:
+    """Yield cases of the pattern that assemblers before 13.3 may compile wrongly, with the tiles of prefill."""
+    ops = inputs.ops
+    assert isinstance(ops, TritonOps)
+    is_large = ops.launch_options.large_shared_memory
+    tiles = {
+        (use.head_dim, prefill_tiles(use.head_dim, use.heads // use.kv_heads, ops.dtype, use.window, is_large)): None
+        for use in uses
+    }
+    for d, one in tiles:
+        yield _of_fold(inputs, ops, d, one)
+
+
+def _of_fold(inputs: CaseInputs, ops: TritonOps, d: int, tiles: AttentionTiles) -> KernelCase:
+    generator, scale = inputs.generator(d), d**-0.5
+    q = inputs.normal(tiles.rows, d, generator=generator)
+    k, v = (inputs.normal(FOLDED_TILES * tiles.keys, d, generator=generator) for _ in range(2))
+
+    def exact() -> Sequence[Tensor]:
+        return [(q.float() @ k.float().T * scale).softmax(dim=-1) @ v.float()]
+
+    def run() -> Sequence[Tensor]:
+        # Once prefill is replaced, no kernel of the model has this pattern.
+        return exact() if PREFILL_KERNEL in ops.replaced else [attend_whole_tiles(q, k, v, tiles, scale)]
+
+    shape = f"{tiles.rows} x {tiles.keys} tiles of {d}, {tiles.warps} warps, {inputs.types}"
+    return KernelCase("fold", PREFILL_KERNEL, shape, run, exact, TOLERANCE * inputs.unit)
+
+
+def fresh_cases(
+    inputs: CaseInputs, uses: Sequence[AttentionUse], block_size: int, longest: int
+) -> Iterator[KernelCase]:
+    """Yield cases of prompts that bring their keys along, alone and among other sequences."""
+    for use in uses:
+        for name, sequences in (("new prompts", NEW), ("new prompts in a mixed step", MIXED)):
+            fitting = fit(sequences, longest)
+            if any(count > 1 for _, count in fitting):
+                yield _of_fresh(name, AttentionInputs(inputs, use, block_size, fitting))
+
+
+def _of_fresh(name: str, step: AttentionInputs) -> KernelCase:
+    ops, use = step.inputs.ops, step.use
+    assert isinstance(ops, TritonOps)
+
+    def attend() -> Tensor:
+        out = torch.empty_like(step.q)
+        plan = AttentionPlan(ops.launch_options, *step.tables, split=True)
+        k, v = (rows[step.tokens] for rows in step.kv)
+        plan.attend(step.q, *step.caches, use.scale, use.window, out, (k, v), step.sinks, use.softcap)
+        return out.flatten(1)
+
+    def is_new(length: int, count: int) -> bool:
+        return length == count > 1
+
+    return KernelCase(
+        name,
+        FRESH_KERNEL,
+        f"{use}, {step.inputs.types}",
+        lambda: step.rows(attend(), is_new),
+        lambda: step.rows(step.exact, is_new),
+        TOLERANCE * step.inputs.unit,
+    )

@@ -1,0 +1,61 @@
+"""The pattern that old assemblers compile wrongly, and prompts that bring their keys along."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quire.kernels.self_test.cases import run_cases
+from quire.kernels.self_test.inputs import QUICK, CaseInputs
+from quire.kernels.self_test.registry import cases_of
+from tests.kernels.self_test.conftest import ODD, PLAIN
+from tests.support.kernels.implementations import HAS_TRITON
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+
+
+def test_the_first_case_is_the_pattern_of_fold(uses, triton):
+    first = next(cases_of(triton, uses, QUICK))
+    assert (first.name, first.kernel) == ("fold", "prefill")
+    assert first.shape == "64 x 32 tiles of 16, 4 warps, float32"
+
+
+def test_layers_with_the_same_tiles_have_one_case(triton):
+    from quire.kernels.self_test.triton_cases import fold_cases
+
+    uses = [PLAIN, replace(PLAIN, softcap=3.0), ODD]
+    assert len([*fold_cases(CaseInputs(triton, QUICK), uses)]) == 2
+
+
+def test_if_the_pattern_is_wrong_torch_computes_prompts(triton, monkeypatch):
+    """Some rows get the sum of another tile, as if ptxas had mixed up registers."""
+    from quire.kernels.gpu import attention
+    from quire.kernels.self_test import triton_cases
+
+    right = triton_cases.attend_whole_tiles
+
+    def wrong(q, k, v, tiles, scale):
+        found = right(q, k, v, tiles, scale)
+        found[8:16] = right(q, k[tiles.keys :], v[tiles.keys :], tiles, scale)[8:16]
+        return found
+
+    monkeypatch.setattr(triton_cases, "attend_whole_tiles", wrong)
+    report = run_cases(triton, triton_cases.fold_cases(CaseInputs(triton, QUICK), [PLAIN]))
+    assert [fault.kernel for fault in report.faults] == ["prefill"]
+    assert report.faults[0].line.startswith("fold (64 x 32 tiles of 16")
+    assert not triton.launch_options.may_split
+    monkeypatch.setattr(attention, "prefill", None)
+    assert run_cases(triton, triton_cases.fresh_cases(CaseInputs(triton, QUICK), [PLAIN], 16, 60)).faults == []
+
+
+def test_a_prompt_does_not_read_the_blocks_of_its_own_keys(triton):
+    from quire.kernels.self_test.attention import NEW, AttentionInputs
+    from quire.kernels.self_test.triton_cases import _of_fresh
+
+    step = AttentionInputs(CaseInputs(triton, QUICK), PLAIN, 16, NEW)
+    expected = step.exact
+    for cache in step.caches:
+        cache.fill_(float("nan"))
+    with torch.inference_mode():
+        (found,) = _of_fresh("new prompts", step).run()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
