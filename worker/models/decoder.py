@@ -147,7 +147,7 @@ class Decoder(PagedModel):
             cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(device),
             ranks=ranks,
         )
-        reader.log()
+        reader.finish()
         return decoder
 
     @property

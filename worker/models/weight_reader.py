@@ -7,6 +7,7 @@ Linear layers are read a few rows at a time, so that the memory beside the packe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -18,6 +19,7 @@ from quire.kernels.linear_weight import LinearWeight, Ranges, RowsDiffer, Weight
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing
 from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.quantization import quantize
+from quire.worker.models.free_memory import FreeMemory
 from quire.worker.models.sharding import Shard
 
 HEAD_BITS = 8  # 4 bits of the head would change the logits of rare tokens most
@@ -90,6 +92,7 @@ class WeightReader:
     ) -> None:
         self._weights, self._shard, self._ops = weights, shard, ops
         self._dtype, self._device, self._bits = dtype, device, bits
+        self._free_memory = FreeMemory()
 
     def read(self, *names: str) -> torch.Tensor:
         """Read tensors in the type of activations, as one along their first dimension."""
@@ -147,12 +150,16 @@ class WeightReader:
             return self._ops.pack_linear(part)
 
         def read(ranges: Ranges) -> LinearWeight:
+            self._free_memory.count(sum(last - first for first, last in ranges) * part.shape[1])
             return self._quantized(torch.cat([part[first:last] for first, last in ranges]), HEAD_BITS)
 
-        return self._ops.pack_linear(WeightRows(part.shape, read))
+        packed = self._ops.pack_linear(WeightRows(part.shape, read))
+        self._free_memory.give_back()
+        return packed
 
-    def log(self) -> None:
-        """Log how the weights are kept, if that does not follow from the settings."""
+    def finish(self) -> None:
+        """Log how the weights are kept, if that does not follow from the settings, and return freed memory."""
+        self._free_memory.give_back()
 
     def _pack(self, pack: Pack, names: Sequence[str], bits: int, biases: Sequence[str] = ()) -> PackedLinear:
         """Read and pack the weights of a linear layer. bits: of weights that are quantised on load."""
@@ -165,7 +172,9 @@ class WeightReader:
         for form in self._forms(names, bits):
 
             def read(chosen: Sequence[str], parts: Sequence[Part], form: Form = form) -> LinearWeight:
-                last[:] = [form.read(chosen, parts)]
+                self._free_memory.count(math.prod(last[0].shape) if last else 0)
+                last.clear()
+                last.append(form.read(chosen, parts))
                 return last[0]
 
             try:

@@ -40,8 +40,8 @@ class QuantizedCheckpoint(Weights):
         self.quantization = quantization
         self._dtypes, self._wide = dtypes, wide if wide in dtypes else dtypes[0]
         self._layers: dict[str, tuple[LayerLayout, int, int]] = {}  # name of the weight: layout, rows, columns
-        self._last: tuple[tuple[str, int, int], ScaledWeight] | None = None
-        self._loaded: list[Tensor] = []  # the stored tensors of the last one
+        self._last: tuple[tuple[str, int, int], ScaledWeight, list[Tensor]] | None = None  # with its stored tensors
+        self._used: list[Tensor] = []  # stored tensors that the last result was made of, or is
 
     def __contains__(self, name: str) -> bool:
         layer = name.removesuffix(".weight")
@@ -79,6 +79,7 @@ class QuantizedCheckpoint(Weights):
 
     def exact(self, names: Sequence[str], bits: int, parts: Sequence[tuple[slice, ...]]) -> QuantizedWeight | None:
         """Return quantised layers as one in a layout of the kernels; None if it cannot hold them without rounding."""
+        self._release_used()
         weights = []
         for name, part in zip(names, parts, strict=True):
             if name not in self._layers:
@@ -98,6 +99,7 @@ class QuantizedCheckpoint(Weights):
 
         layer: the names of all weights that are packed as one.
         """
+        self._release_used()
         weights = []
         for name, part in zip(names, parts, strict=True):
             if name not in self._layers:
@@ -111,7 +113,8 @@ class QuantizedCheckpoint(Weights):
         return grouped_rows(weights)
 
     def finished(self, names: Sequence[str]) -> None:
-        self._drop_last()
+        self._last = None
+        self._release_used()
         super().finished(names)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -164,6 +167,7 @@ class QuantizedCheckpoint(Weights):
     def _stored(self, name: str, part: tuple[slice, ...]) -> Tensor:
         if name not in self._layers:
             return super()._stored(name, part)
+        self._release_used()
         rows, inside = self._rows(name, part)
         weight = rows.dequantized(self.stored_dtype(name))
         return weight[inside].contiguous() if inside else weight
@@ -182,10 +186,11 @@ class QuantizedCheckpoint(Weights):
     def _weight(self, name: str, first: int, last: int) -> ScaledWeight:
         """Read some rows of a layer. The last ones are kept: they are tried in several layouts."""
         if self._last is not None and self._last[0] == (name, first, last):
+            self._used += self._last[2]
             return self._last[1]
-        self._drop_last()
         layout, n, k = self._layers[name]
         layer = name.removesuffix(".weight")
+        stored_tensors: list[Tensor] = []
         whole, start, end = (layout.tensors(rows, k) for rows in (n, first, last))
 
         def load(kind: str) -> Tensor | None:
@@ -196,26 +201,27 @@ class QuantizedCheckpoint(Weights):
             sizes = zip(start[kind].shapes[at], end[kind].shapes[at], strict=True)
             part = [slice(None) if low == high else slice(low, high) for low, high in sizes]
             is_all = (first, last) == (0, n) or all(one == slice(None) for one in part)
-            return self._finite(stored, () if is_all else tuple(part))
+            stored_tensors.append(self._finite(stored, () if is_all else tuple(part)))
+            return stored_tensors[-1]
 
         try:
             weight = layout.weight(last - first, k, load)
         except TensorFault as fault:
             at = f"{layer}.{fault.end}"
             raise CheckpointError(self._path(at), f"tensor {at} {fault.what}", fault.remedy) from None
-        self._last = (name, first, last), weight
+        self._last = (name, first, last), weight, stored_tensors
+        self._used += stored_tensors
         return weight
 
-    def _drop_last(self) -> None:
-        self._last = None
-        for tensor in self._loaded:
+    def _release_used(self) -> None:
+        """Take the pages of the last result out of the memory of this process."""
+        for tensor in self._used:
             self._mapped.release(tensor)
-        self._loaded.clear()
+        self._used.clear()
 
     def _finite(self, name: str, part: tuple[slice, ...]) -> Tensor:
         """Read a tensor or a part of it. Raises CheckpointError for values that are not finite."""
         stored = super()._stored(name, part)
-        self._loaded.append(stored)
         if not is_finite(stored):
             raise CheckpointError(self._path(name), f"tensor {name} has values that are not finite", AGAIN)
         return stored

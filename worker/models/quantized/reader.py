@@ -141,7 +141,8 @@ class QuantizedReader(WeightReader):
                 return []
         return [at for at in dict.fromkeys(wanted) if at in self._ops.quantized_bits]
 
-    def log(self) -> None:
+    def finish(self) -> None:
+        super().finish()
         kept = "; ".join(f"{count} layers: {kind}" for kind, count in self._kinds.most_common())
         note = "; activations are not rounded" if self._has_float_activations else ""
         quantization = self._checkpoint.quantization
