@@ -24,6 +24,7 @@ from quire.worker.models import transformers_trial as trial
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.config import context_remedy
 from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.worker.models.free_memory import FreeMemory
 from quire.worker.models.latent_attention import LatentLayer, find_latent_layers
 from quire.worker.models.loader import Progress
 from quire.worker.models.mapped_files import MappedFiles
@@ -56,7 +57,7 @@ from quire.worker.models.written_attention import has_alibi, prepare
 log = logging.getLogger(__name__)
 
 CHUNKS_NEED_CPU = "its attention in chunks is computed on CPUs only (--device cpu)"
-RELEASED_BYTES = 64 << 20  # of packed weights, after which the pages of files are released
+RELEASED_BYTES = 16 << 20  # of packed weights, after which the pages of files are released
 # Largest relative distance if only the steps differ. Mostly the distance is 0.
 NEAR = 0.05
 
@@ -150,6 +151,7 @@ class TransformersModel(PagedModel):
             fused.log(model, fuse_layers(model, ops, fused.rotations, lambda: trial.over_pages(loaded, texts)))
             found, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
             loaded.hidden_size = loaded._find_hidden_size(texts[0])
+            FreeMemory().give_back()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # any line of a model's code can raise anything
@@ -311,13 +313,14 @@ def _prepare(
 
 
 def _releasing(mapped: MappedFiles, progress: Progress | None) -> Progress:
-    """Return a progress that also releases files whose tensors were packed."""
-    released = 0
+    """Return a progress that also releases files whose tensors were packed, and memory that was freed."""
+    memory, released = FreeMemory(), 0
 
     def report(done: int, total: int) -> None:
         nonlocal released
         if done - released >= RELEASED_BYTES:
             mapped.release_all()
+            memory.give_back()
             released = done
         if progress is not None:
             progress(done, total)

@@ -6,6 +6,7 @@ import pytest
 
 from quire.worker.models.free_memory import FreeMemory
 
+
 def test_memory_is_returned_after_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, calls = FreeMemory(10), []
     monkeypatch.setattr(memory, "_trim", calls.append)

@@ -2,9 +2,9 @@
 
     python llm_compressor.py SOURCE OUT PROMPTS
 
-SOURCE: a checkpoint of Hugging Face. Writes the folders OUT/<case> with the checkpoint, as save_pretrained of the package
-writes it, and the file logits.safetensors: of the weights that compressed-tensors decompresses, for each prompt of the
-JSON list PROMPTS. Prints the names of the cases.
+SOURCE: a checkpoint of Hugging Face. Writes the folders OUT/<case> with the checkpoint, as save_pretrained of the
+package writes it, and the file logits.safetensors: of the weights that compressed-tensors decompresses, for each prompt
+of the JSON list PROMPTS. Prints the names of the cases.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
 from safetensors.torch import save_file
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 SAMPLES, LENGTH = 16, 32
@@ -44,15 +44,20 @@ CASES: dict[str, Any] = {
 }
 
 
+def calibration(model: Any) -> dict[str, Any]:
+    """Return the arguments of `oneshot` for texts of random tokens."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.config.vocab_size, (SAMPLES, LENGTH), generator=generator)
+    samples = [{"input_ids": text, "attention_mask": torch.ones_like(text)} for text in ids]
+    loader = DataLoader(samples, batch_size=1)
+    return {"dataset": loader, "num_calibration_samples": SAMPLES, "max_seq_length": LENGTH}
+
+
 def main() -> None:
     source, out, prompts = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text())
     for name, recipe in CASES.items():
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, model.config.vocab_size, (SAMPLES, LENGTH), generator=generator).tolist()
-        samples = Dataset.from_dict({"input_ids": ids, "attention_mask": [[1] * LENGTH] * SAMPLES})
-        calibration = {"dataset": samples, "num_calibration_samples": SAMPLES, "max_seq_length": LENGTH}
-        oneshot(model=model, recipe=recipe(), **(calibration if name.startswith("gptq") else {}))
+        oneshot(model=model, recipe=recipe(), **(calibration(model) if name.startswith("gptq") else {}))
         model.save_pretrained(out / name, save_compressed=True)
         decompressed = AutoModelForCausalLM.from_pretrained(
             out / name, dtype=torch.bfloat16, quantization_config=CompressedTensorsConfig(run_compressed=False)
