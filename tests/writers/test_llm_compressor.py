@@ -50,7 +50,7 @@ KEPT = {
     "fp8_dynamic": "as fp8 without further rounding",
     "fp8_block": "as fp8 without further rounding",
     "gptq": "as uint4 without further rounding",
-    "gptq_act_order": "as uint4 without further rounding",
+    "gptq_static": "as uint4 without further rounding",
 }
 NEAREST = 0.98  # the cosine of logits, if activations are rounded to 8 bits
 

@@ -40,7 +40,7 @@ CASES: dict[str, Any] = {
     "fp8_dynamic": lambda: QuantizationModifier(targets="Linear", scheme="FP8_DYNAMIC", ignore=["lm_head"]),
     "fp8_block": lambda: QuantizationModifier(targets="Linear", scheme="FP8_BLOCK", ignore=["lm_head"]),
     "gptq": lambda: GPTQModifier(targets="Linear", scheme="W4A16", ignore=["lm_head"], actorder=None),
-    "gptq_act_order": lambda: GPTQModifier(targets="Linear", scheme="W4A16", ignore=["lm_head"], actorder="group"),
+    "gptq_static": lambda: GPTQModifier(targets="Linear", scheme="W4A16", ignore=["lm_head"], actorder="static"),
 }
 
 
@@ -60,13 +60,12 @@ def main() -> None:
         oneshot(model=model, recipe=recipe(), **(calibration(model) if name.startswith("gptq") else {}))
         model.save_pretrained(out / name, save_compressed=True)
         decompressed = AutoModelForCausalLM.from_pretrained(
-            out / name, dtype=torch.bfloat16, quantization_config=CompressedTensorsConfig(run_compressed=False)
-        ).float()
-        for module in decompressed.modules():  # activations are not rounded
-            if hasattr(module, "quantization_enabled"):
-                module.quantization_enabled = False
+            out / name, dtype=torch.float32, quantization_config=CompressedTensorsConfig(run_compressed=False)
+        ).state_dict()
+        plain = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)  # which rounds no activations
+        plain.load_state_dict({key: decompressed[key].float() for key in plain.state_dict()})
         with torch.inference_mode():
-            logits = {str(at): decompressed(torch.tensor([ids])).logits[0] for at, ids in enumerate(prompts)}
+            logits = {str(at): plain(torch.tensor([ids])).logits[0] for at, ids in enumerate(prompts)}
         save_file(logits, out / name / "logits.safetensors")
         print(json.dumps({"case": name, "result": sorted(path.name for path in (out / name).iterdir())}), flush=True)
 
