@@ -70,8 +70,8 @@ soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill processes at random fo
 containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-compose.yml; minutes, and needs Docker.
 	@$(BIN)/python -m pytest -m soak -s tests/ops/deploy/test_containers.py $(ARGS)
 
-clients: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try real clients in environments of their own; minutes, and needs a package index and npm.
-	@$(IN_PARALLEL) -m "soak or not soak" tests/clients $(ARGS)
+clients: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try real clients and writers of checkpoints in environments of their own; minutes, and needs a package index and npm.
+	@$(IN_PARALLEL) -m "soak or not soak" tests/clients tests/writers $(ARGS)
 
 # A machine with CUDA, torch, triton and transformers needs no installation. The command names packages that are missing;
 # they can be unpacked into .gpu-check/ on another machine, with the same version of Python:

@@ -108,8 +108,8 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         1024,
         minimum=1,
         maximum=10_000_000,
-        help="Largest number of requests waiting in the queue; further calls get status 429. While several tenants wait, "
-        "one that has less than its part may queue up to twice this number.",
+        help="Largest number of requests waiting in the queue; further calls get status 429. While several tenants "
+        "wait, one that has less than its part may queue up to twice this number.",
     )
     max_queued_tokens: int = option(
         2_000_000,

@@ -7,12 +7,15 @@ on each call, some hundred times per model step, so a correct argument costs a f
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import GroupedWeight, LinearWeight
+from quire.kernels.grouped_weight import GroupedWeight
+from quire.kernels.k_quant_weight import KQuantWeight
+from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.moe import Routing
 from quire.kernels.quantization import QuantizedWeight
 
@@ -60,26 +63,29 @@ def address(value: Tensor | None) -> int | None:
 
 def linear_weights(
     weight: LinearWeight,
-    bias: Tensor | None,
     dtypes: tuple[torch.dtype, ...],
     bits: tuple[int, ...],
     kinds: tuple[str, ...],
     halves: bool = False,
 ) -> None:
-    """Check weight [N, K] and bias [N]. halves: N is even, I gate rows and then I up rows.
+    """Check weight [N, K]. halves: N is even, I gate rows and then I up rows.
 
-    dtypes, bits, kinds: `weight_dtypes`, `quantized_bits` and `grouped_kinds` of the implementation.
+    dtypes, bits, kinds: `weight_dtypes`, `quantized_bits` and `code_kinds` of the implementation.
     """
     shape = weight.shape
     if len(shape) != 2 or 0 in shape or (halves and shape[0] % 2):
         raise ValueError(f"weight has shape {tuple(shape)}, not [{'2I' if halves else 'N'}, K]")
-    if isinstance(weight, GroupedWeight):
+    if isinstance(weight, GroupedWeight | KQuantWeight):
         if weight.kind not in kinds:
             raise TypeError(f"weight is {weight.kind}, which these kernels do not support")
     elif not isinstance(weight, QuantizedWeight):
         one_of("weight", weight, dtypes, shape)
     elif weight.bits not in bits:
         raise TypeError(f"weight has {weight.bits} bits, which these kernels do not support")
+
+
+def linear_bias(bias: Tensor | None, dtypes: tuple[torch.dtype, ...], shape: Sequence[int]) -> None:
+    """Check bias [N] of weights of the shape [N, K]."""
     if bias is not None:
         one_of("bias", bias, dtypes, (shape[0],))
 

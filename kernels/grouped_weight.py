@@ -11,13 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.quantization import QuantizedWeight
-
 GROUP = 32  # input features with a scale
-UINT4, MXFP4, FP8 = "uint4", "mxfp4", "fp8"
-BITS = {UINT4: 4, MXFP4: 4, FP8: 8}
+UINT4, UINT8, MXFP4, FP8 = "uint4", "uint8", "mxfp4", "fp8"
+BITS = {UINT4: 4, MXFP4: 4, FP8: 8, UINT8: 8}
 KINDS = tuple(BITS)
-MAX_ZERO = 16  # GPTQ stores zero points less one in 4 bits
+MAX_ZEROS = {UINT4: 16, UINT8: 255}  # GPTQ stores zero points less one in 4 bits
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 LARGEST_E4M3 = 448.0
 _HEADER_MASK = 255  # the lowest bits of a scale, in which the kernels keep the zero point
@@ -25,11 +23,12 @@ _HEADER_MASK = 255  # the lowest bits of a scale, in which the kernels keep the 
 
 @dataclass(frozen=True, eq=False)
 class GroupedWeight:
-    """The weights of one linear layer. weight[n, k] = (value - zeros[n, k // 32]) * scales[n, k // 32].
+    """The weights of one linear layer. weight[n, order[k]] = (value - zeros[n, k // 32]) * scales[n, k // 32].
 
-    codes: [N, K] uint8. kind: what a code stands for. UINT4: 0..15. MXFP4: an entry of E2M1. FP8: the bits of a
-    float8_e4m3fn number. scales: [N, ceil(K / 32)] float32, finite; with UINT4 their lowest 8 bits are zeros, as those
-    of float16 and bfloat16 numbers. zeros: as scales, uint8 in 0..16; only with UINT4.
+    codes: [N, K] uint8. kind: what a code stands for. UINT4: 0..15. UINT8: 0..255. MXFP4: an entry of E2M1. FP8: the
+    bits of a float8_e4m3fn number. scales: [N, ceil(K / 32)] float32, finite; of integers their lowest 8 bits are
+    zeros, as those of float16 and bfloat16 numbers. zeros: as scales, uint8 in 0..16 or 0..255; only with integers.
+    order: [K] int32, the input feature of each code of a row, a permutation; None: that of the same number.
     Raises TypeError or ValueError if they do not fit together.
     """
 
@@ -37,21 +36,24 @@ class GroupedWeight:
     scales: Tensor
     kind: str
     zeros: Tensor | None = None
+    order: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind is {self.kind!r}: it must be one of {', '.join(KINDS)}")
         if self.codes.dim() != 2 or 0 in self.codes.shape:
             raise ValueError(f"codes has shape {tuple(self.codes.shape)}, not [N, K]")
-        if (self.zeros is not None) != (self.kind == UINT4):
-            raise ValueError(f"zeros are for {UINT4} alone, which needs them")
+        if (self.zeros is not None) != (self.kind in MAX_ZEROS):
+            raise ValueError(f"zeros are for {' and '.join(MAX_ZEROS)} alone, which need them")
         n, k = self.codes.shape
-        wanted = [
+        wanted: list[tuple[str, Tensor, torch.dtype, tuple[int, ...]]] = [
             ("codes", self.codes, torch.uint8, (n, k)),
             ("scales", self.scales, torch.float32, (n, -(-k // GROUP))),
         ]
         if self.zeros is not None:
             wanted.append(("zeros", self.zeros, torch.uint8, (n, -(-k // GROUP))))
+        if self.order is not None:
+            wanted.append(("order", self.order, torch.int32, (k,)))
         for name, value, dtype, shape in wanted:
             if value.dtype is not dtype:
                 raise TypeError(f"{name} is {value.dtype}, not {dtype}")
@@ -61,12 +63,14 @@ class GroupedWeight:
             raise ValueError("scales must be finite")
         if self.kind == FP8 and bool(((self.codes & 127) == 127).any()):
             raise ValueError("codes must be numbers")
-        if self.kind != FP8 and int(self.codes.max()) > 15:
+        if self.bits == 4 and int(self.codes.max()) > 15:
             raise ValueError("codes of 4 bits must be in 0..15")
-        if self.zeros is not None and int(self.zeros.max()) > MAX_ZERO:
-            raise ValueError(f"zeros must be in 0..{MAX_ZERO}")
-        if self.kind == UINT4 and not has_short_scales(self.scales):
-            raise ValueError("scales of uint4 must have zeros in their lowest 8 bits")
+        if self.zeros is not None and int(self.zeros.max()) > MAX_ZEROS[self.kind]:
+            raise ValueError(f"zeros must be in 0..{MAX_ZEROS[self.kind]}")
+        if self.kind in MAX_ZEROS and not has_short_scales(self.scales):
+            raise ValueError(f"scales of {self.kind} must have zeros in their lowest 8 bits")
+        if self.order is not None and not torch.equal(self.order.sort().values, torch.arange(k, dtype=torch.int32)):
+            raise ValueError(f"order must have each of 0..{k - 1} once")
 
     @property
     def shape(self) -> torch.Size:
@@ -87,32 +91,41 @@ class GroupedWeight:
         else:
             assert self.zeros is not None
             values = self.codes.float() - self.zeros.float().repeat_interleave(GROUP, dim=1)[:, :k]
-        return (values * self.scales.repeat_interleave(GROUP, dim=1)[:, :k]).to(dtype)
-
-
-LinearWeight = Tensor | QuantizedWeight | GroupedWeight
+        weights = (values * self.scales.repeat_interleave(GROUP, dim=1)[:, :k]).to(dtype)
+        return weights if self.order is None else weights[:, self.order.argsort()]
 
 
 def grouped_part(weight: GroupedWeight, part: tuple[slice, ...]) -> GroupedWeight | None:
-    """Return rows and input features of a weight; None if they cut a group. part: slices, or empty for all."""
+    """Return rows and input features of a weight; None if they cut a group. part: slices, or empty for all.
+
+    None also for some of the input features of a weight with an order.
+    """
     if not part:
         return weight
     rows, columns = part if len(part) == 2 else (part[0], slice(None))
     k = weight.codes.shape[1]
     first, last, _ = columns.indices(k)
-    if first % GROUP or (last % GROUP and last < k):
+    if first % GROUP or (last % GROUP and last < k) or (weight.order is not None and last - first < k):
         return None
     groups = slice(first // GROUP, -(-last // GROUP))
     zeros = None if weight.zeros is None else weight.zeros[rows, groups].contiguous()
     codes, scales = weight.codes[rows, columns].contiguous(), weight.scales[rows, groups].contiguous()
-    return GroupedWeight(codes, scales, weight.kind, zeros)
+    return GroupedWeight(codes, scales, weight.kind, zeros, weight.order)
 
 
-def grouped_rows(weights: Sequence[GroupedWeight]) -> GroupedWeight:
-    """Return layers of the same kind and input features as one, along their output channels."""
+def grouped_rows(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
+    """Return layers of the same input features as one, along their output channels; None if kinds or orders differ."""
+    kind, order = weights[0].kind, weights[0].order
+    for other in weights:
+        if other.kind != kind or (other.order is None) != (order is None):
+            return None
+        if order is not None and other.order is not None and not torch.equal(other.order, order):
+            return None
+    if len(weights) == 1:
+        return weights[0]
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
     codes, scales = (torch.cat(parts) for parts in zip(*((one.codes, one.scales) for one in weights), strict=True))
-    return GroupedWeight(codes, scales, weights[0].kind, torch.cat(zeros) if zeros else None)
+    return GroupedWeight(codes, scales, kind, torch.cat(zeros) if zeros else None, order)
 
 
 def has_short_scales(scales: Tensor) -> bool:
@@ -156,7 +169,7 @@ def unpacked_words(words: Tensor, kind: str, in_features: int) -> GroupedWeight:
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     codes = ((words[..., 1:, None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8)
     headers, zeros = words[..., 0], None
-    if kind == UINT4:
+    if kind in MAX_ZEROS:
         zeros, headers = (headers & _HEADER_MASK).to(torch.uint8), headers & ~_HEADER_MASK
     return GroupedWeight(
         codes.flatten(1)[:, :in_features].contiguous(), headers.contiguous().view(torch.float32), kind, zeros

@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import LinearWeight
+from quire.kernels.linear_weight import LinearWeight, WeightRows
 from quire.kernels.lora import AdapterBatch, LoraLayer, PackedAdapter
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing
 
@@ -83,21 +83,21 @@ class Ops(Protocol):
     dtype: torch.dtype
     weight_dtypes: tuple[torch.dtype, ...]  # of weights and biases of linear layers, and of embedding tables
     quantized_bits: tuple[int, ...]  # of quantised weights; empty: none
-    grouped_kinds: tuple[str, ...]  # of `GroupedWeight`
+    code_kinds: tuple[str, ...]  # of `GroupedWeight` and `KQuantWeight`
     kv_dtype: torch.dtype  # of the KV cache
     device: torch.device
     row_invariant: bool
 
-    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
+    def pack_linear(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> PackedLinear:
         """Pack weight [N, K] and bias [N], as torch.nn.Linear keeps them.
 
         They have a dtype of `weight_dtypes`, and keep it: products are those of the same weights in `act`. Quantised
         weights have as many bits as `quantized_bits` says, and their products are `quantization.quantized_linear`.
-        Grouped weights have a kind of `grouped_kinds`; products are those of the dequantised weights, which are
-        rounded to bfloat16 if that is the dtype of activations.
+        Codes with scales have a kind of `code_kinds`; products are those of the dequantised weights, which are rounded
+        to bfloat16 if that is the dtype of activations. `WeightRows` are read while they are packed.
         """
 
-    def pack_gate_up(self, weight: LinearWeight, bias: Tensor | None = None) -> PackedLinear:
+    def pack_gate_up(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> PackedLinear:
         """Pack weight [2I, K] for the gated products: I rows of the gate, then I rows of the up projection."""
 
     def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> PackedMoE:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from quire.kernels import checks, kv_values
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
-from quire.kernels.grouped_weight import KINDS, GroupedWeight, LinearWeight
+from quire.kernels.grouped_weight import KINDS, GroupedWeight
+from quire.kernels.k_quant_weight import K_QUANTS, KQuantWeight
 from quire.kernels.layers import run_layers
+from quire.kernels.linear_weight import LinearWeight, WeightRows, whole
 from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, route
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
@@ -47,19 +49,21 @@ class ReferenceOps:
         self.sum_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self.weight_dtypes: tuple[torch.dtype, ...] = (dtype,)
         self.quantized_bits: tuple[int, ...] = (8, 4) if dtype == torch.float32 else ()
-        self.grouped_kinds = KINDS
+        self.code_kinds = (*KINDS, *K_QUANTS)
 
-    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> ReferencePacked:
+    def pack_linear(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> ReferencePacked:
         return self._pack(weight, bias, halves=False)
 
-    def pack_gate_up(self, weight: LinearWeight, bias: Tensor | None = None) -> ReferencePacked:
+    def pack_gate_up(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> ReferencePacked:
         return self._pack(weight, bias, halves=True)
 
-    def _pack(self, weight: LinearWeight, bias: Tensor | None, halves: bool) -> ReferencePacked:
-        checks.linear_weights(weight, bias, self.weight_dtypes, self.quantized_bits, self.grouped_kinds, halves)
+    def _pack(self, weight: LinearWeight | WeightRows, bias: Tensor | None, halves: bool) -> ReferencePacked:
+        weight = whole(weight)
+        checks.linear_weights(weight, self.weight_dtypes, self.quantized_bits, self.code_kinds, halves)
+        checks.linear_bias(bias, self.weight_dtypes, weight.shape)
         if isinstance(weight, QuantizedWeight):
             return QuantizedLinear(weight, bias)
-        if isinstance(weight, GroupedWeight):
+        if isinstance(weight, GroupedWeight | KQuantWeight):
             return ReferenceLinear(weight.dequantized(self.dtype), bias)
         return ReferenceLinear(weight, bias)
 

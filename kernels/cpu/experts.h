@@ -96,9 +96,12 @@ INLINE void grouped_linear(const GroupedLinear& job) {
     }
 #endif
     switch (job.weights[0].format) {
-        case kUint4: return grouped_linear_of<GroupedFormat<Uint4Codes>>(job);
-        case kMxfp4: return grouped_linear_of<GroupedFormat<Mxfp4Codes>>(job);
-        case kFp8: return grouped_linear_of<GroupedFormat<Fp8Codes>>(job);
+        case kUint4: return grouped_linear_of<GroupedFormat<Groups<Uint4Codes>>>(job);
+        case kMxfp4: return grouped_linear_of<GroupedFormat<Groups<Mxfp4Codes>>>(job);
+        case kFp8: return grouped_linear_of<GroupedFormat<Groups<Fp8Codes>>>(job);
+        case kUint8: return grouped_linear_of<GroupedFormat<Groups<Uint8Codes>>>(job);
+        case kKQuant4: return grouped_linear_of<GroupedFormat<KQuants<4>>>(job);
+        case kKQuant6: return grouped_linear_of<GroupedFormat<KQuants<6>>>(job);
     }
     grouped_linear_of<WordFormat>(job);
 }

@@ -1,13 +1,16 @@
-// Linear layers whose weights are codes of 4 or 8 bits with a scale per column and group of 32 values. Included inside a
+// Linear layers whose weights are codes of 4 to 8 bits with a scale per column and group of values. Included inside a
 // level's namespace; see level_*.cpp.
 //
 // A code is expanded to a float, w = value * scale or (value - zero) * scale, rounded once. Activations are not rounded.
 // With float activations the sums have the bits of the same weights as floats. With bf16 activations a panel becomes
 // words of bf16 in the cache first, each weight rounded once more.
 //
-// A group of a panel is [32 columns] headers and then units of [32 columns][4 bytes], the first value of a word in its
-// lowest bits. A header has the scale as a float. With zero points the lowest 8 bits of the header are the zero point,
-// and those of the scale are zeros.
+// A group of 32 values of a panel is [32 columns] headers and then units of [32 columns][4 bytes], the first value of a
+// word in its lowest bits. A header has the scale as a float. With zero points the lowest 8 bits of the header are the
+// zero point, and those of the scale are zeros. `KQuants` has the layout of K-quants.
+//
+// `Weights::order`, if it is not null, is the order in which the values of a row of activations are multiplied: the input
+// features of a group need not be neighbours (act-order).
 
 struct Scaling {
     F scale, offset;
@@ -24,6 +27,15 @@ struct Uint4Codes {
     // Offsets and results have at most 21 bits: nothing is rounded.
     INLINE F value(I code, const Scaling& s) { return fma(float_of_uint4(code), s.scale, s.offset); }
     INLINE I next(I code) { return shift_right_4(code); }
+};
+
+// 8 bits with a zero point in 0..255.
+struct Uint8Codes {
+    static constexpr int kBits = 8;
+    INLINE Scaling scaling(const uint32_t* header) { return Uint4Codes::scaling(header); }
+    // Offsets have at most 24 bits, and the result is rounded once.
+    INLINE F value(I code, const Scaling& s) { return fma(float_of_uint8(code), s.scale, s.offset); }
+    INLINE I next(I code) { return shift_right_8(code); }
 };
 
 // E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same with a sign.
@@ -45,43 +57,114 @@ struct Fp8Codes {
 constexpr size_t kGroupValues = 32;
 constexpr int kAheadGrouped = 12;  // prefetch distance in units
 
-// Calls step(i, w) for each value i of a row in order, with its weight of each column.
-template <class Codes, class Step>
-INLINE void for_weights(const uint32_t* b, size_t k, Step step) {
-    constexpr size_t kPerUnit = 32 / Codes::kBits;
-    for (size_t i = 0; i < k;) {
-        Scaling scaling[NV];
+// A panel of groups. `for_weights` calls step(i, w) for each value i of a row in order, with its weight of each column.
+template <class Codes>
+struct Groups {
+    INLINE size_t panel_words(size_t k) {
+        return (k + kGroupValues - 1) / kGroupValues * (1 + kGroupValues * Codes::kBits / 32) * kPanel;
+    }
+
+    template <class Step>
+    INLINE void for_weights(const uint32_t* b, size_t k, Step step) {
+        constexpr size_t kPerUnit = 32 / Codes::kBits;
+        for (size_t i = 0; i < k;) {
+            Scaling scaling[NV];
 #pragma GCC unroll 8
-        for (int c = 0; c < NV; ++c) scaling[c] = Codes::scaling(b + c * W);
-        b += kPanel;
-        for (size_t u = 0; u < kGroupValues; u += kPerUnit, b += kPanel) {
-            _mm_prefetch((const char*)(b + kAheadGrouped * kPanel), _MM_HINT_T0);
-            _mm_prefetch((const char*)(b + kAheadGrouped * kPanel + 16), _MM_HINT_T0);
-            I codes[NV];
+            for (int c = 0; c < NV; ++c) scaling[c] = Codes::scaling(b + c * W);
+            b += kPanel;
+            for (size_t u = 0; u < kGroupValues; u += kPerUnit, b += kPanel) {
+                _mm_prefetch((const char*)(b + kAheadGrouped * kPanel), _MM_HINT_T0);
+                _mm_prefetch((const char*)(b + kAheadGrouped * kPanel + 16), _MM_HINT_T0);
+                I codes[NV];
 #pragma GCC unroll 8
-            for (int c = 0; c < NV; ++c) codes[c] = int_load(b + c * W);
-            const size_t count = k - i < kPerUnit ? k - i : kPerUnit;
-            for (size_t j = 0; j < count; ++j, ++i) {
-                F w[NV];
+                for (int c = 0; c < NV; ++c) codes[c] = int_load(b + c * W);
+                const size_t count = k - i < kPerUnit ? k - i : kPerUnit;
+                for (size_t j = 0; j < count; ++j, ++i) {
+                    F w[NV];
 #pragma GCC unroll 8
-                for (int c = 0; c < NV; ++c) {
-                    w[c] = Codes::value(codes[c], scaling[c]);
-                    codes[c] = Codes::next(codes[c]);
+                    for (int c = 0; c < NV; ++c) {
+                        w[c] = Codes::value(codes[c], scaling[c]);
+                        codes[c] = Codes::next(codes[c]);
+                    }
+                    step(i, w);
                 }
-                step(i, w);
+                if (i == k) return;
             }
-            if (i == k) return;
         }
     }
-}
+};
+
+// A panel of K-quants: w = code * (scale * factor) - minimum * offset, with a scale and a minimum per 256 values, and a
+// factor and an offset of signed 8 bits per 16 values. scale * factor and minimum * offset are exact if scale and minimum
+// have at most 16 bits, so that a weight is rounded once.
+//
+// A block of 256 values has two words of each column, scale and minimum as floats, and then 8 groups of 32 values. The
+// first word of a group is factor, offset, factor, offset, from the lowest byte. Then come 4 words with the lowest 4 bits
+// of 8 codes each, and for codes of 6 bits 2 words with the highest 2 bits of 16 codes each.
+template <int kBits>
+struct KQuants {
+    static constexpr size_t kBlockValues = 256, kGroupWords = 1 + kBits;
+
+    INLINE size_t panel_words(size_t k) {
+        return k / kBlockValues * (2 + kBlockValues / kGroupValues * kGroupWords) * kPanel;
+    }
+
+    template <class Step>
+    INLINE void for_weights(const uint32_t* b, size_t k, Step step) {
+        for (size_t i = 0; i < k;) {
+            F scale[NV], minimum[NV];
+#pragma GCC unroll 8
+            for (int c = 0; c < NV; ++c) {
+                scale[c] = load((const float*)b + c * W);
+                minimum[c] = load((const float*)b + kPanel + c * W);
+            }
+            b += 2 * kPanel;
+            for (size_t group = 0; group < kBlockValues / kGroupValues; ++group, b += kGroupWords * kPanel) {
+                for (size_t line = 0; line < 2 * kGroupWords; ++line)
+                    _mm_prefetch((const char*)(b + kAheadGrouped * kPanel + line * 16), _MM_HINT_T0);
+                for (int half = 0; half < 2; ++half) {
+                    F factor[NV], offset[NV];
+                    I high[NV];
+#pragma GCC unroll 8
+                    for (int c = 0; c < NV; ++c) {
+                        I bytes = int_load(b + c * W);
+                        if (half) bytes = shift_right_8(shift_right_8(bytes));
+                        factor[c] = mul(scale[c], float_of_int8(bytes));
+                        offset[c] = sub(zero(), mul(minimum[c], float_of_int8(shift_right_8(bytes))));
+                        high[c] = kBits == 6 ? int_load(b + (5 + half) * kPanel + c * W) : int_zero();
+                    }
+                    for (int unit = 2 * half; unit < 2 * half + 2; ++unit) {
+                        I low[NV];
+#pragma GCC unroll 8
+                        for (int c = 0; c < NV; ++c) low[c] = int_load(b + (1 + unit) * kPanel + c * W);
+                        for (int j = 0; j < 8; ++j, ++i) {
+                            F w[NV];
+#pragma GCC unroll 8
+                            for (int c = 0; c < NV; ++c) {
+                                F code = float_of_uint4(low[c]);
+                                low[c] = shift_right_4(low[c]);
+                                if (kBits == 6) {
+                                    code = fma(to_float(int_and(high[c], int_set1(3))), set1(16.f), code);
+                                    high[c] = shift_right_2(high[c]);
+                                }
+                                w[c] = fma(code, factor[c], offset[c]);
+                            }
+                            step(i, w);
+                        }
+                    }
+                }
+            }
+        }
+    }
+};
 
 #ifndef ACT_BF16
 
-template <class Codes, int MR>
+template <class Panel, int MR>
 void grouped_rows(const Linear& job, const uint32_t* rows, size_t row, size_t panel, const uint32_t* b) {
     F acc[MR][NV];
     clear_sums(acc);
-    for_weights<Codes>(b, job.K, [&](size_t i, F (&w)[NV]) {
+    Panel::for_weights(b, job.K, [&](size_t i, F (&w)[NV]) {
         const uint32_t* a = rows + i / 16 * MR * 16 + i % 16;
 #pragma GCC unroll 16
         for (int r = 0; r < MR; ++r) {
@@ -95,13 +178,27 @@ void grouped_rows(const Linear& job, const uint32_t* rows, size_t row, size_t pa
 
 #endif
 
-template <class Codes>
+// Copies the values of a row in an order.
+INLINE void reorder(const act* x, const int32_t* order, size_t k, act* out) {
+    for (size_t i = 0; i < k; ++i) out[i] = x[order[i]];
+}
+
+// Panel: `Groups` or `KQuants`.
+template <class Panel>
 struct GroupedFormat : WordFormat {
     static constexpr bool kExpands = true;
     using State = typename WordFormat::State;
 
-    INLINE size_t panel_words(size_t k) {
-        return (k + kGroupValues - 1) / kGroupValues * (1 + kGroupValues * Codes::kBits / 32) * kPanel;
+    INLINE size_t panel_words(size_t k) { return Panel::panel_words(k); }
+
+    INLINE void pack(const Linear& job, const Tiling& tiling, size_t row, const PackedRows& rows) {
+        const act* x = job.x + row * job.K;
+        if (job.weights.order) {
+            auto* ordered = (act*)quire::scratch(quire::kTile, job.K * sizeof(act));
+            reorder(x, job.weights.order, job.K, ordered);
+            x = ordered;
+        }
+        pack_row(tiling, row, x, job.K, rows.words);
     }
 
     INLINE size_t expanded_bytes(size_t k) { return (k + kPerWord - 1) / kPerWord * kPanel * 4; }
@@ -110,7 +207,7 @@ struct GroupedFormat : WordFormat {
     INLINE void expand(const uint32_t* b, size_t k, uint32_t* words) {
 #ifdef ACT_BF16
         F even[NV];
-        for_weights<Codes>(b, k, [&](size_t i, F (&w)[NV]) {
+        Panel::for_weights(b, k, [&](size_t i, F (&w)[NV]) {
             for (int c = 0; c < NV; ++c) {
                 const bool is_last = i + 1 == k;
                 if (i % 2)
@@ -122,7 +219,7 @@ struct GroupedFormat : WordFormat {
             }
         });
 #else
-        for_weights<Codes>(b, k, [&](size_t i, F (&w)[NV]) {
+        Panel::for_weights(b, k, [&](size_t i, F (&w)[NV]) {
             for (int c = 0; c < NV; ++c) word_store(words + i * kPanel + c * W, w[c]);
         });
 #endif
@@ -151,6 +248,6 @@ struct GroupedFormat : WordFormat {
   private:
     using GroupedRows = void (*)(const Linear&, const uint32_t*, size_t, size_t, const uint32_t*);
     template <int MR>
-    static constexpr GroupedRows rows_of = grouped_rows<Codes, MR>;
+    static constexpr GroupedRows rows_of = grouped_rows<Panel, MR>;
 #endif
 };

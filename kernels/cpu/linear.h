@@ -70,9 +70,12 @@ INLINE void linear(const Linear& job) {
     }
 #endif
     switch (job.weights.format) {
-        case kUint4: return linear_of<GroupedFormat<Uint4Codes>>(job);
-        case kMxfp4: return linear_of<GroupedFormat<Mxfp4Codes>>(job);
-        case kFp8: return linear_of<GroupedFormat<Fp8Codes>>(job);
+        case kUint4: return linear_of<GroupedFormat<Groups<Uint4Codes>>>(job);
+        case kMxfp4: return linear_of<GroupedFormat<Groups<Mxfp4Codes>>>(job);
+        case kFp8: return linear_of<GroupedFormat<Groups<Fp8Codes>>>(job);
+        case kUint8: return linear_of<GroupedFormat<Groups<Uint8Codes>>>(job);
+        case kKQuant4: return linear_of<GroupedFormat<KQuants<4>>>(job);
+        case kKQuant6: return linear_of<GroupedFormat<KQuants<6>>>(job);
     }
     linear_of<WordFormat>(job);
 }

@@ -1,20 +1,25 @@
 """The packed weights of one linear layer for the C++ kernels. gemm.h has the layouts."""
 
 import ctypes
+from collections.abc import Callable, Iterator
 from ctypes import Structure, c_int64, c_void_p
 from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from quire.kernels.checks import address
 from quire.kernels.cpu import library
 from quire.kernels.cpu.memory import Arena
-from quire.kernels.grouped_weight import FP8, GROUP, MXFP4, UINT4, GroupedWeight, LinearWeight, packed_words
+from quire.kernels.grouped_weight import BITS, FP8, GROUP, MXFP4, UINT4, UINT8, GroupedWeight, packed_words
+from quire.kernels.k_quant_weight import BLOCK, K_QUANT4, K_QUANT6, K_QUANTS, KQuantWeight, k_quant_words
+from quire.kernels.linear_weight import LinearWeight, Ranges, RowsDiffer, WeightRows
 from quire.kernels.moe import CLAMPED, GELU, SILU
 from quire.kernels.quantization import INT4_GROUP, QuantizedWeight, group_multipliers
 
 _PANEL = 32  # columns, `kPanel` in gemm.h
 _UNIT = 128  # bytes, [32 columns][4 bytes]
+_CHUNK = 1 << 19  # weights of `WeightRows` that are read at a time
 
 
 class Format(IntEnum):
@@ -28,13 +33,17 @@ class Format(IntEnum):
     UINT4 = 5
     MXFP4 = 6
     FP8 = 7
+    UINT8 = 8
+    K_QUANT4 = 9
+    K_QUANT6 = 10
 
 
 # The formats of embedding tables and of weights that are not quantised, for float activations.
 FLOAT_FORMATS = {torch.float32: Format.WORDS, torch.bfloat16: Format.BFLOAT16, torch.float16: Format.FLOAT16}
 
 
-GROUPED_FORMATS = {UINT4: Format.UINT4, MXFP4: Format.MXFP4, FP8: Format.FP8}
+GROUPED_FORMATS = {UINT4: Format.UINT4, MXFP4: Format.MXFP4, FP8: Format.FP8, UINT8: Format.UINT8}
+K_QUANT_FORMATS = {K_QUANT4: Format.K_QUANT4, K_QUANT6: Format.K_QUANT6}
 
 
 # The activations of gates: `Output` in gemm.h.
@@ -44,7 +53,13 @@ GATES = {SILU: 2, GELU: 3, CLAMPED: 4}
 class LinearWeights(Structure):
     """`Weights` in gemm.h."""
 
-    _fields_ = [("panels", c_void_p), ("bias", c_void_p), ("scales", c_void_p), ("format", c_int64)]
+    _fields_ = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("scales", c_void_p),
+        ("order", c_void_p),
+        ("format", c_int64),
+    ]
 
 
 class CpuLinear:
@@ -53,65 +68,113 @@ class CpuLinear:
     Bias, and the scales of columns of quantised weights, are in the same order, in float32.
     """
 
-    __slots__ = ("address", "bias", "dtype", "format", "gate_up", "in_features", "nbytes", "out_features", "scales",
-                 "weight", "weights")  # fmt: skip
+    __slots__ = ("address", "bias", "dtype", "format", "gate_up", "in_features", "nbytes", "order", "out_features",
+                 "scales", "weight", "weights")  # fmt: skip
 
     def __init__(
-        self, weight: LinearWeight, bias: Tensor | None, gate_up: bool, dtype: torch.dtype, arena: Arena
+        self,
+        weight: LinearWeight | WeightRows,
+        bias: Tensor | None,
+        gate_up: bool,
+        dtype: torch.dtype,
+        arena: Arena,
+        check: Callable[[LinearWeight], None] = lambda rows: None,
     ) -> None:
-        """dtype: of activations. The weights are of a type that `CpuOps.weight_dtypes` has, or quantised."""
+        """dtype: of activations. The weights are of a type that `CpuOps.weight_dtypes` has, or quantised.
+
+        check: called with the weights, or with some rows of them; raises for weights that cannot be packed.
+        """
         n, k = weight.shape
         self.in_features, self.out_features = k, n
         self.dtype, self.gate_up = dtype, gate_up
         width, columns = (_PANEL // 2, n // 2) if gate_up else (_PANEL, n)
-        scales = multipliers = None
-        if isinstance(weight, QuantizedWeight):
-            self.format, scales = Format.INT8, weight.scales
-            if weight.bits == 4:
-                self.format = Format.INT4
-                multipliers, scales = group_multipliers(weight.scales)
-        elif isinstance(weight, GroupedWeight):
-            self.format = GROUPED_FORMATS[weight.kind]
-        else:
-            self.format = Format.WORDS if weight.dtype is dtype else FLOAT_FORMATS[weight.dtype]
-        panel_bytes = _panel_bytes(self.format, k, dtype)
-        self.weight = arena.take(-(-columns // width) * panel_bytes)
-        self._pack(weight, multipliers, panel_bytes)
-        self.scales = None if scales is None else _panels(scales, width, gate_up)
+        scales: list[Tensor] = []
+        self.order: Tensor | None = None
+        panel_bytes = panel = 0
+        for rows in _chunks(weight, width, columns, gate_up):
+            check(rows)
+            if panel == 0:
+                self.format = _format(rows, dtype)
+                self.order = rows.order if isinstance(rows, GroupedWeight) else None
+                panel_bytes = _panel_bytes(self.format, k, dtype)
+                self.weight = arena.take(-(-columns // width) * panel_bytes)
+            self._check_same(rows)
+            count = -(-rows.shape[0] // _PANEL)
+            found = self._pack(rows, self.weight[panel * panel_bytes : (panel + count) * panel_bytes], panel_bytes)
+            if found is not None:
+                scales.append(_panels(found, width, gate_up))
+            panel += count
+        self.scales = torch.cat(scales) if scales else None
         self.bias = None if bias is None else _panels(bias.float(), width, gate_up)
         self.weights = LinearWeights(
             self.weight.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
-            None if self.scales is None else self.scales.data_ptr(),
+            *(None if part is None else part.data_ptr() for part in (self.bias, self.scales, self.order)),
             self.format,
         )
         self.address = ctypes.addressof(self.weights)
-        self.nbytes = sum(part.nbytes for part in (self.weight, self.bias, self.scales) if part is not None)
+        self.nbytes = sum(part.nbytes for part in (self.weight, self.bias, self.scales, self.order) if part is not None)
 
-    def _pack(self, weight: LinearWeight, multipliers: Tensor | None, panel_bytes: int) -> None:
-        common, out = library.load().common, self.weight.data_ptr()
+    def _check_same(self, rows: LinearWeight) -> None:
+        """Raise RowsDiffer for rows of another format or order than the first ones."""
+        order = rows.order if isinstance(rows, GroupedWeight) else None
+        same = order is self.order if order is None or self.order is None else torch.equal(order, self.order)
+        if _format(rows, self.dtype) is not self.format or not same:
+            raise RowsDiffer("the rows of a weight differ in their type, kind or order")
+
+    def _pack(self, weight: LinearWeight, out: Tensor, panel_bytes: int) -> Tensor | None:
+        """Write the panels of some rows to `out`. Returns the scales of these rows, if the format has one per row."""
         n, k = weight.shape
-        if isinstance(weight, GroupedWeight):
-            self.weight.view(torch.int32).copy_(_group_panels(packed_words(weight), self.gate_up).flatten())
-            return
+        if isinstance(weight, GroupedWeight | KQuantWeight):
+            address(weight.codes)
+            words = packed_words(weight) if isinstance(weight, GroupedWeight) else k_quant_words(weight)
+            out.view(torch.int32).copy_(_group_panels(words, self.gate_up).flatten())
+            return None
+        common, to = library.load().common, out.data_ptr()
         if not isinstance(weight, QuantizedWeight):
             word_bytes = 2 if self.format is Format.FLOAT16 else 4
-            row_bytes = k * weight.element_size()
-            common.pack(weight.data_ptr(), n, row_bytes, word_bytes, self.gate_up, panel_bytes, out)
-            return
-        offset = 128 if weight.bits == 8 else 8
-        values = (weight.values.short() + offset).to(torch.uint8)
-        if multipliers is None:
-            common.pack(values.data_ptr(), n, k, 4, self.gate_up, panel_bytes, out)
-        else:
-            common.pack_nibbles(values.data_ptr(), multipliers.data_ptr(), n, k, self.gate_up, out)
+            common.pack(address(weight), n, k * weight.element_size(), word_bytes, self.gate_up, panel_bytes, to)
+            return None
+        values = weight.values.view(torch.uint8) + (128 if weight.bits == 8 else 8)  # modulo 256
+        if weight.bits == 8:
+            common.pack(address(values), n, k, 4, self.gate_up, panel_bytes, to)
+            return weight.scales
+        multipliers, scales = group_multipliers(weight.scales)
+        common.pack_nibbles(address(values), address(multipliers), n, k, self.gate_up, to)
+        return scales
+
+
+def _chunks(weight: LinearWeight | WeightRows, width: int, columns: int, gate_up: bool) -> Iterator[LinearWeight]:
+    """Yield the rows of whole panels, some at a time. width: rows of a panel, of each half with `gate_up`."""
+    if not isinstance(weight, WeightRows):
+        yield weight
+        return
+    step = max(1, _CHUNK // (weight.shape[1] * _PANEL)) * width
+    for first in range(0, columns, step):
+        last = min(first + step, columns)
+        ranges: Ranges = [(first, last), (columns + first, columns + last)] if gate_up else [(first, last)]
+        yield weight.read(ranges)
+
+
+def _format(weight: LinearWeight, dtype: torch.dtype) -> Format:
+    """Return the format of weights for activations of `dtype`."""
+    if isinstance(weight, QuantizedWeight):
+        return Format.INT8 if weight.bits == 8 else Format.INT4
+    if isinstance(weight, GroupedWeight):
+        return GROUPED_FORMATS[weight.kind]
+    if isinstance(weight, KQuantWeight):
+        return K_QUANT_FORMATS[weight.kind]
+    return Format.WORDS if weight.dtype is dtype else FLOAT_FORMATS[weight.dtype]
 
 
 def _panel_bytes(format_: Format, k: int, dtype: torch.dtype) -> int:
     if format_ is Format.INT4:
         return -(-k // INT4_GROUP) * _PANEL * (2 + INT4_GROUP // 2)
-    if format_ in GROUPED_FORMATS.values():
-        return -(-k // GROUP) * (1 + GROUP * (8 if format_ is Format.FP8 else 4) // 32) * _UNIT
+    for kind, grouped in GROUPED_FORMATS.items():
+        if format_ is grouped:
+            return -(-k // GROUP) * (1 + GROUP * BITS[kind] // 32) * _UNIT
+    for kind, of_blocks in K_QUANT_FORMATS.items():
+        if format_ is of_blocks:
+            return k // BLOCK * (2 + BLOCK // GROUP * (1 + K_QUANTS[kind])) * _UNIT
     value_bytes = {Format.INT8: 1, Format.WORDS: dtype.itemsize}.get(format_, 2)
     return -(-k * value_bytes // 4) * _UNIT
 

@@ -33,6 +33,7 @@ class Arena:
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._mapping: mmap.mmap | None = None
         self._next = 0
+        self._taken = 0  # bytes
         self._place = 0
 
     def take(self, size: int, apart: bool = False) -> torch.Tensor:
@@ -48,10 +49,13 @@ class Arena:
             self._place = (self._place + _STEP) % _LARGE_PAGE
             at += (self._place - self._chunk.data_ptr() - at) % _LARGE_PAGE
         if at + size > len(self._chunk):
-            self._chunk, self._mapping, at = _map(max(size, min(_CHUNK, 4 * size)) + (_LARGE_PAGE if apart else 0))
+            # Chunks grow with the model: the last large page of each is in use only in part.
+            chunk = max(size, min(_CHUNK, max(4 * size, self._taken // 4)))
+            self._chunk, self._mapping, at = _map(chunk + (_LARGE_PAGE if apart else 0))
             at += self._place if apart else 0
         if apart:
             self._use_small_pages(at)
+        self._taken += size
         self._next = at + -(-size // _SMALL_PAGE) * _SMALL_PAGE
         return self._chunk[at : at + size]
 

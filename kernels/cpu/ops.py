@@ -21,12 +21,13 @@ from quire.kernels.cpu.memory import Arena
 from quire.kernels.cpu.moe import CpuMoE
 from quire.kernels.cpu.ranks import CpuRanks
 from quire.kernels.cpu.stack import CpuCaches, CpuStack
-from quire.kernels.grouped_weight import KINDS, GroupedWeight, LinearWeight
+from quire.kernels.grouped_weight import KINDS
+from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.layers import run_layers
+from quire.kernels.linear_weight import LinearWeight, WeightRows
 from quire.kernels.lora import AdapterBatch, LoraLayer
 from quire.kernels.moe import GELU, SILU, ExpertWeights, PackedMoE, Routing, check_experts
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
-from quire.kernels.quantization import QuantizedWeight
 from quire.kernels.reference import penalise
 from quire.kernels.stack import Caches, Stack
 
@@ -54,7 +55,7 @@ class CpuOps:
         self.level = best_level(dtype)
         self.weight_dtypes: tuple[torch.dtype, ...] = tuple(FLOAT_FORMATS) if dtype is torch.float32 else (dtype,)
         self.quantized_bits: tuple[int, ...] = (8, 4) if dtype is torch.float32 else ()
-        self.grouped_kinds = KINDS
+        self.code_kinds = (*KINDS, *K_QUANTS)
         if self.kv_dtype not in (dtype, *_KV_TYPES):
             kept = ", ".join(map(str, (dtype, *_KV_TYPES)))
             raise TypeError(f"the cache is asked for as {kv_dtype}: the C++ kernels keep it as {kept}")
@@ -64,19 +65,18 @@ class CpuOps:
 
     # Linear layers
 
-    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> CpuLinear:
+    def pack_linear(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> CpuLinear:
         return self._pack(weight, bias, gate_up=False)
 
-    def pack_gate_up(self, weight: LinearWeight, bias: Tensor | None = None) -> CpuLinear:
+    def pack_gate_up(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> CpuLinear:
         return self._pack(weight, bias, gate_up=True)
 
-    def _pack(self, weight: LinearWeight, bias: Tensor | None, gate_up: bool) -> CpuLinear:
-        checks.linear_weights(weight, bias, self.weight_dtypes, self.quantized_bits, self.grouped_kinds, halves=gate_up)
-        if isinstance(weight, GroupedWeight):
-            address(weight.codes)
-        else:
-            address(weight.values if isinstance(weight, QuantizedWeight) else weight)
-        return CpuLinear(weight, bias, gate_up, self.dtype, self._arena)
+    def _pack(self, weight: LinearWeight | WeightRows, bias: Tensor | None, gate_up: bool) -> CpuLinear:
+        def check(rows: LinearWeight) -> None:
+            checks.linear_weights(rows, self.weight_dtypes, self.quantized_bits, self.code_kinds, halves=gate_up)
+
+        checks.linear_bias(bias, self.weight_dtypes, weight.shape)
+        return CpuLinear(weight, bias, gate_up, self.dtype, self._arena, check)
 
     def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> CpuMoE:
         checks.router(router, routing)

@@ -133,6 +133,7 @@ INLINE I int_sub(I a, I b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_
 INLINE I int_and(I a, I b) { return {_mm256_and_si256(a.low, b.low), _mm256_and_si256(a.high, b.high)}; }
 INLINE I int_max(I a, I b) { return {_mm256_max_epi32(a.low, b.low), _mm256_max_epi32(a.high, b.high)}; }
 INLINE I shift_right_8(I a) { return {_mm256_srli_epi32(a.low, 8), _mm256_srli_epi32(a.high, 8)}; }
+INLINE I shift_right_2(I a) { return {_mm256_srli_epi32(a.low, 2), _mm256_srli_epi32(a.high, 2)}; }
 INLINE I shift_right_4(I a) { return {_mm256_srli_epi32(a.low, 4), _mm256_srli_epi32(a.high, 4)}; }
 INLINE I add_ones(I counts, Mask m) {
     return {_mm256_sub_epi32(counts.low, _mm256_castps_si256(m.low)),
@@ -144,6 +145,11 @@ INLINE I bits_of(F v) { return {_mm256_castps_si256(v.low), _mm256_castps_si256(
 INLINE I round_to_int(F v) { return {_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high)}; }
 INLINE F to_float(I v) { return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
 INLINE F float_of_uint4(I v) { return to_float(int_and(v, int_set1(15))); }
+INLINE F float_of_uint8(I v) { return to_float(int_and(v, int_set1(255))); }
+INLINE F float_of_int8(I v) {
+    return to_float({_mm256_srai_epi32(_mm256_slli_epi32(v.low, 24), 24),
+                     _mm256_srai_epi32(_mm256_slli_epi32(v.high, 24), 24)});
+}
 INLINE F float_of_bits(I v) { return {_mm256_castsi256_ps(v.low), _mm256_castsi256_ps(v.high)}; }
 INLINE __m256 float_of_e2m1_half(__m256i v) {
     const __m256 values = _mm256_setr_ps(0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f);

@@ -84,6 +84,7 @@ INLINE I int_add(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE I int_sub(I a, I b) { return _mm512_sub_epi32(a, b); }
 INLINE I int_and(I a, I b) { return _mm512_and_si512(a, b); }
 INLINE I int_max(I a, I b) { return _mm512_max_epi32(a, b); }
+INLINE I shift_right_2(I a) { return _mm512_srli_epi32(a, 2); }
 INLINE I shift_right_4(I a) { return _mm512_srli_epi32(a, 4); }
 INLINE I shift_right_8(I a) { return _mm512_srli_epi32(a, 8); }
 INLINE I add_ones(I counts, Mask m) { return _mm512_mask_add_epi32(counts, m, counts, _mm512_set1_epi32(1)); }
@@ -107,6 +108,8 @@ INLINE F float_of_uint4(I v) {
     const F values = _mm512_setr_ps(0.f, 1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 12.f, 13.f, 14.f, 15.f);
     return _mm512_permutexvar_ps(v, values);
 }
+INLINE F float_of_uint8(I v) { return to_float(int_and(v, int_set1(255))); }
+INLINE F float_of_int8(I v) { return to_float(_mm512_srai_epi32(_mm512_slli_epi32(v, 24), 24)); }
 INLINE F float_of_e4m3(I v) {  // exponent and mantissa in the place of those of a float, whose exponent is less by 120
     const I number = _mm512_srai_epi32(_mm512_slli_epi32(v, 24), 4);
     return mul(float_of_bits(int_and(number, int_set1(int(0x87f00000)))), set1(0x1p120f));

@@ -27,6 +27,7 @@ class TritonGroupedLinear:
     in_features: int
     dtype: torch.dtype  # of activations
     gate_up: bool = False
+    order: Tensor | None = None  # of a `GroupedWeight`
 
     @property
     def out_features(self) -> int:
@@ -34,7 +35,7 @@ class TritonGroupedLinear:
 
     @property
     def nbytes(self) -> int:
-        return self.words.nbytes + (self.bias.nbytes if self.bias is not None else 0)
+        return sum(part.nbytes for part in (self.words, self.bias, self.order) if part is not None)
 
 
 def pack_grouped(
@@ -42,13 +43,14 @@ def pack_grouped(
 ) -> TritonGroupedLinear:
     """Copy weights to the device. dtype: of activations."""
     words = packed_words(weight).to(device)
-    return TritonGroupedLinear(words, bias, weight.kind, weight.shape[1], dtype, gate_up)
+    order = None if weight.order is None else weight.order.to(device)
+    return TritonGroupedLinear(words, bias, weight.kind, weight.shape[1], dtype, gate_up, order)
 
 
 @triton.jit
 def expand_codes(code, scale, zero, KIND: tl.constexpr):
     """Return the weights of codes in float32. KIND: of a `GroupedWeight`."""
-    if KIND == "uint4":
+    if KIND == "uint4" or KIND == "uint8":
         value = code.to(tl.float32) - zero
     elif KIND == "mxfp4":
         magnitude = (code & 7).to(tl.float32)
@@ -87,7 +89,7 @@ def grouped_matmul_kernel(
     for group in tl.range(0, GROUPS):
         header = tl.load(header_at + group * (1 + BITS), mask=columns, other=0)
         raw = tl.load(word_at + group * (1 + BITS), mask=columns[None, :], other=0)
-        if KIND == "uint4":
+        if KIND == "uint4" or KIND == "uint8":
             zero = (header & 255).to(tl.float32)[None, :]
             header = header & -256
         else:
@@ -114,6 +116,8 @@ def grouped_matmul(
         out = torch.empty((tokens, n), dtype=out_dtype, device=x.device)
     if tokens == 0:
         return out
+    if packed.order is not None:
+        x = x.index_select(1, packed.order)
     rows = MIN_ROWS if tokens <= MIN_ROWS and not invariant else ROWS
     grouped_matmul_kernel[(triton.cdiv(tokens, rows) * triton.cdiv(n, COLUMNS),)](
         x, packed.words, x if packed.bias is None else packed.bias, out, tokens, n, packed.in_features,

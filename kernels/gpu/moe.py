@@ -18,7 +18,8 @@ from torch import Tensor
 
 from quire.kernels.gpu.linear import TritonLinear
 from quire.kernels.gpu.tile_sizes import MatmulTiles, dot_precision, grouped_tiles, power_of_2
-from quire.kernels.grouped_weight import GroupedWeight, LinearWeight
+from quire.kernels.grouped_weight import GroupedWeight
+from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.moe import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, ExpertWeights, Routing
 
 BLOCK = 1024  # columns of one program that adds up outputs

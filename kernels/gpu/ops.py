@@ -31,7 +31,8 @@ from quire.kernels.gpu.linear import AnyTritonLinear, TritonLinear
 from quire.kernels.gpu.moe import TritonMoE, dequantized_expert, pack_moe
 from quire.kernels.gpu.stack import TritonCaches, TritonStack
 from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
-from quire.kernels.grouped_weight import KINDS, GroupedWeight, LinearWeight
+from quire.kernels.grouped_weight import KINDS, GroupedWeight
+from quire.kernels.linear_weight import LinearWeight, WeightRows, whole
 from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
@@ -63,7 +64,7 @@ class TritonOps:
         supported.check_dtypes(dtype, self.kv_dtype)
         self.weight_dtypes: tuple[torch.dtype, ...] = (dtype,)
         self.quantized_bits: tuple[int, ...] = ()
-        self.grouped_kinds = KINDS
+        self.code_kinds = KINDS
         accumulate_in_float32()
         self.device = torch.device(device)
         if self.device.type == "cuda":
@@ -104,14 +105,16 @@ class TritonOps:
 
     # Linear layers
 
-    def pack_linear(self, weight: LinearWeight, bias: Tensor | None = None) -> AnyTritonLinear:
+    def pack_linear(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> AnyTritonLinear:
         return self._pack(weight, bias, gate_up=False)
 
-    def pack_gate_up(self, weight: LinearWeight, bias: Tensor | None = None) -> AnyTritonLinear:
+    def pack_gate_up(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> AnyTritonLinear:
         return self._pack(weight, bias, gate_up=True)
 
-    def _pack(self, weight: LinearWeight, bias: Tensor | None, gate_up: bool) -> AnyTritonLinear:
-        checks.linear_weights(weight, bias, self.weight_dtypes, self.quantized_bits, self.grouped_kinds, halves=gate_up)
+    def _pack(self, weight: LinearWeight | WeightRows, bias: Tensor | None, gate_up: bool) -> AnyTritonLinear:
+        weight = whole(weight)
+        checks.linear_weights(weight, self.weight_dtypes, self.quantized_bits, self.code_kinds, halves=gate_up)
+        checks.linear_bias(bias, self.weight_dtypes, weight.shape)
         if isinstance(weight, GroupedWeight):
             return pack_grouped(weight, bias, gate_up, self.dtype, self.device)
         assert isinstance(weight, Tensor)
@@ -124,7 +127,8 @@ class TritonOps:
         def checked() -> Iterator[ExpertWeights]:
             for one in check_experts(routing, router.in_features, experts):
                 for weight, bias in ((one.gate_up, one.gate_up_bias), (one.down, one.down_bias)):
-                    checks.linear_weights(weight, bias, self.weight_dtypes, self.quantized_bits, self.grouped_kinds)
+                    checks.linear_weights(weight, self.weight_dtypes, self.quantized_bits, self.code_kinds)
+                    checks.linear_bias(bias, self.weight_dtypes, weight.shape)
                 yield dequantized_expert(one, self.dtype, self.device)
 
         return pack_moe(routing, router, checked())

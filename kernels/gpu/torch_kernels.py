@@ -77,6 +77,8 @@ def grouped_matmul(
     x: Tensor, packed: TritonGroupedLinear, out: Tensor | None, out_dtype: torch.dtype, invariant: bool = False
 ) -> Tensor:
     assert not invariant, "the batch-invariant mode replaces no kernel"
+    if packed.order is not None:
+        x = x.index_select(1, packed.order)
     wide = x.to(out_dtype)
     parts = [
         F.linear(wide, unpacked_words(words, packed.kind, packed.in_features).dequantized(x.dtype).to(out_dtype))

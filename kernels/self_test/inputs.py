@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import BITS, FP8, GROUP, UINT4, GroupedWeight, LinearWeight, to_fp8
+from quire.kernels.grouped_weight import BITS, FP8, GROUP, MAX_ZEROS, GroupedWeight, to_fp8
+from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
 from quire.kernels.quantization import quantize
 from quire.kernels.self_test.cases import UNITS
@@ -81,7 +82,7 @@ class CaseInputs:
         codes = integers(0, 1 << BITS[kind], k).to(torch.uint8)
         scales = integers(-3, 1, groups).float().exp2() / (4 * k**0.5)
         zeros = None
-        if kind == UINT4:
-            scales = scales.half().float()
-            zeros = integers(0, 16, groups).to(torch.uint8)
+        if kind in MAX_ZEROS:
+            scales = (scales * 16 / (1 << BITS[kind])).half().float()
+            zeros = integers(0, MAX_ZEROS[kind] + 1, groups).to(torch.uint8)
         return GroupedWeight(codes, scales, kind, zeros)

@@ -24,6 +24,7 @@ from tests.conftest import clean_environ
 PROGRAMS = Path(__file__).parent / "programs"
 INSTALL_TIMEOUT_S = 900
 RUN_TIMEOUT_S = 300
+WRITE_TIMEOUT_S = 900
 # Parts of the messages of pip and npm if no package index answers.
 UNREACHABLE = ("connection broken by", "ENOTFOUND", "ECONNREFUSED", "ETIMEDOUT", "EAI_AGAIN", "ENETUNREACH")
 # No client may send anything to another server than the one under test, or read a key of the user.
@@ -76,7 +77,22 @@ class Environments:
             _install([str(place / "bin" / "python"), "-m", "pip", "install", "--retries", "1", *requirements], place)
 
         place = self._environment("python", requirements, install)
-        return _cases([str(place / "bin" / "python"), str(PROGRAMS / program), url, *arguments], timeout_s)
+        return _cases([str(place / "bin" / "python"), str(PROGRAMS / program), url, *arguments], timeout_s=timeout_s)
+
+    def run_beside_quire(self, program: Path, arguments: Sequence[str], requirements: Sequence[str]) -> dict[str, Case]:
+        """Run a program with Quire's Python, and these packages in front of Quire's; returns its cases by name.
+
+        The requirements name all packages that are needed: for programs that need Quire's torch, which is large. Skips
+        the test if the packages cannot be downloaded.
+        """
+
+        def install(place: Path) -> None:
+            place.mkdir()
+            pip = [sys.executable, "-m", "pip", "install", "--retries", "1", "--no-deps", "--target", str(place)]
+            _install([*pip, *requirements], place)
+
+        place = self._environment("beside", requirements, install)
+        return _cases([sys.executable, str(program), *arguments], {"PYTHONPATH": str(place)}, WRITE_TIMEOUT_S)
 
     def run_node(self, program: str, url: str, packages: Sequence[str]) -> dict[str, Case]:
         """Run a program of `programs/` with Node.js and the npm packages; returns its cases by name.
@@ -120,16 +136,21 @@ def _install(command: list[str], place: Path) -> None:
     raise AssertionError(f"{' '.join(command)}: {said[-4000:]}")
 
 
-def run(command: list[str], cwd: Path, timeout_s: float, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command without the user's keys; returns its output."""
+def run(
+    command: list[str], cwd: Path, timeout_s: float, check: bool = True, variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command without the user's keys; returns its output. variables: of its environment, more or others."""
     foreign = ("OPENAI_", "ANTHROPIC_", "LANGCHAIN_", "LANGSMITH_")
     environ = {name: value for name, value in clean_environ().items() if not name.startswith(foreign)} | PRIVATE
+    environ |= variables or {}
     return subprocess.run(command, cwd=cwd, env=environ, timeout=timeout_s, capture_output=True, text=True, check=check)
 
 
-def _cases(command: list[str], timeout_s: float = RUN_TIMEOUT_S) -> dict[str, Case]:
+def _cases(
+    command: list[str], variables: dict[str, str] | None = None, timeout_s: float = RUN_TIMEOUT_S
+) -> dict[str, Case]:
     """The cases that a program prints, a line of JSON each: `{"case": ..., "result": ..., "error": ...}`."""
-    done = run(command, PROGRAMS, timeout_s, check=False)
+    done = run(command, PROGRAMS, timeout_s, check=False, variables=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
     return {line["case"]: Case(line.get("result"), line.get("error", "")) for line in lines}

@@ -177,6 +177,14 @@ FORMATS: dict[str, tuple[Write, dict[str, Any]]] = {
         gptq(size=16, order=True),
         {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": True, "desc_act": True},
     ),
+    "gptq-order-32": (
+        gptq(size=32, order=True, symmetric=False),
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True},
+    ),
+    "gptq-8-asym": (
+        gptq(bits=8, size=32, symmetric=False),
+        {"quant_method": "gptq", "bits": 8, "group_size": 32, "sym": False},
+    ),
     "gptq-8": (gptq(bits=8, size=0), {"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": True}),
     "awq": (awq(), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}),
     "w8a8": (
@@ -197,6 +205,11 @@ FORMATS: dict[str, tuple[Write, dict[str, Any]]] = {
     ),
     "w4a16-channel": (compressed(4), scheme("pack-quantized", group(4, strategy="channel"))),
     "w8a16": (compressed(8), scheme("pack-quantized", group(8, strategy="channel"))),
+    "w8a16-asym": (
+        compressed(8, 32, symmetric=False),
+        scheme("pack-quantized", group(8, strategy="group", group_size=32, symmetric=False)),
+    ),
+    "w8a16-float32": (compressed(8, dtype=torch.float32), scheme("pack-quantized", group(8, strategy="channel"))),
     "ct-fp8-channel": (
         fp8((1, 0), "weight_scale", BF16),
         scheme("float-quantized", group(8, "float", strategy="channel")),
@@ -217,7 +230,7 @@ FORMATS: dict[str, tuple[Write, dict[str, Any]]] = {
 # The value of --quantization that keeps all quantised layers of a format as they are stored; "": none does.
 STORED_AS = dict.fromkeys(FORMATS, "") | {
     **dict.fromkeys(("gptq", "w4a16", "w4a16-channel"), "int4"),
-    **dict.fromkeys(("gptq-8", "w8a8", "w8a16"), "int8"),
+    **dict.fromkeys(("gptq-8", "w8a8", "w8a16", "w8a16-float32"), "int8"),
     **dict.fromkeys(("ct-fp8-channel", "ct-fp8-block", "fp8-block", "fp8-tensor", "fbgemm"), "fp8"),
 }
 

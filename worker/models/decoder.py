@@ -161,7 +161,7 @@ class Decoder(PagedModel):
             ranks=ranks,
         )
         decoder._kv_factors = factors
-        reader.log()
+        reader.finish()
         return decoder
 
     @property

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.kernels.grouped_weight import LinearWeight, grouped_part, grouped_rows
+from quire.kernels.grouped_weight import grouped_part, grouped_rows
+from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.moe import ExpertWeights, PackedMoE
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.experts import ExpertsConfig, Style
@@ -66,7 +67,9 @@ def _stacked_weights(
     down = reader.grouped_entry(f"{experts}.{style.down}", expert, (everything, inside))
     if gate_up is not None and down is not None:
         halves = [grouped_part(gate_up, (slice(at, None, 2), everything)) for at in range(2)]
-        return grouped_rows([half for half in halves if half is not None]), down
+        joined = grouped_rows([half for half in halves if half is not None])
+        assert joined is not None  # of one kind
+        return joined, down
     wide = reader.stacked(f"{experts}.{style.gate}", expert, (everything, both))
     wide_down = reader.stacked(f"{experts}.{style.down}", expert, (inside, everything))
     return (

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from quire.kernels.grouped_weight import GroupedWeight, LinearWeight
+from quire.kernels.grouped_weight import GroupedWeight
+from quire.kernels.k_quant_weight import KQuantWeight
+from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.quantization import QuantizedWeight
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.loader import Weights
@@ -74,7 +77,10 @@ def scaled_rows(weight: LinearWeight, factors: torch.Tensor) -> LinearWeight:
         return QuantizedWeight(weight.values, (weight.scales.float() * by_row).to(weight.scales.dtype), weight.bits)
     if isinstance(weight, GroupedWeight):
         scales = weight.scales * factors.to(weight.scales.device)[:, None]
-        return GroupedWeight(weight.codes, scales, weight.kind, weight.zeros)
+        return replace(weight, scales=scales)
+    if isinstance(weight, KQuantWeight):
+        by_row = factors.to(weight.scales)[:, None]
+        return replace(weight, scales=weight.scales * by_row, minimums=weight.minimums * by_row)
     return weight * factors.to(weight)[:, None]
 
 

@@ -1,7 +1,8 @@
 """Finds the folder of a model and reads its tensors. Only safetensors are read; code of a checkpoint is never run.
 
 All headers are compared with the needs of the model before the first weight is read: a wrong checkpoint fails at once,
-not after minutes. Files are mapped, and tensors are read one by one, so that the weights are in memory once.
+not after minutes. Files are mapped, and tensors are read one by one. The pages of a file leave the memory of the
+process as soon as they are copied, so that the weights are in memory once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from quire.shared.model.folder import INDEX, WEIGHTS, weights_fault
 from quire.shared.model.hub import HubError, find_folder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.fields import read_json
+from quire.worker.models.mapped_files import MappedFiles
 from quire.worker.models.wrappers import text_tensor_name
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 # Files that a model needs. Files in subfolders, where some repositories keep other formats, are not downloaded.
 DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt")
 # The configuration of an adapter is downloaded, so that a model with an adapter is refused.
+CHUNK = 1 << 20  # elements of a tensor that are copied at a time
 NOT_DOWNLOADED = ("*/*", "consolidated*", "adapter_model*")
 
 
@@ -56,7 +59,9 @@ class Weights:
         self._progress = progress
         self._read_bytes = self._total_bytes = 0
         self._tensors: dict[str, tuple[Path, Any, str]] = {}  # canonical name: file, its handle, name inside
-        for path, names in _files(folder).items():
+        files = _files(folder)
+        self._mapped = MappedFiles(files)
+        for path, names in files.items():
             handle = _open(path)
             inside = set(handle.keys())
             for name in sorted(inside) if names is None else names:
@@ -108,16 +113,41 @@ class Weights:
         parts: slices of the dimensions of each tensor; the rest is not kept. Raises CheckpointError for values that are
         not finite.
         """
+        together = self.rows(names, dtype, device, parts)
+        for at, name in enumerate(names):
+            self._count(name, parts[at] if parts else ())
+        return together
+
+    def rows(
+        self,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        parts: Sequence[tuple[slice, ...]] = (),
+    ) -> torch.Tensor:
+        """Copy tensors as `read` does, without counting them as read: some rows of them, as a rule."""
         stored = [self._stored(name, parts[at] if parts else ()) for at, name in enumerate(names)]
         rows = [len(tensor) for tensor in stored]
         together = torch.empty((sum(rows), *stored[0].shape[1:]), dtype=dtype, device=device)
         for name, tensor, out in zip(names, stored, torch.split(together, rows), strict=True):
-            if not copy_finite(tensor, out):
-                what = f"tensor {name} has values that are not finite as {str(dtype).removeprefix('torch.')}"
-                remedy = "use another dtype" if bool(tensor.isfinite().all()) else AGAIN
-                raise CheckpointError(self._path(name), what, remedy)
-            self._count(name, parts[names.index(name)] if parts else ())
+            step = max(1, CHUNK // max(1, tensor[:1].numel()))
+            for source, to in zip(torch.split(tensor, step), torch.split(out, step), strict=True):
+                if not copy_finite(source, to):
+                    what = f"tensor {name} has values that are not finite as {str(dtype).removeprefix('torch.')}"
+                    remedy = "use another dtype" if bool(source.isfinite().all()) else AGAIN
+                    raise CheckpointError(self._path(name), what, remedy)
+                self._mapped.release(source)
         return together
+
+    def finished(self, names: Sequence[str]) -> None:
+        """Count tensors as read, all of whose rows `rows` has returned."""
+        for name in names:
+            self._count(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that `check` has found."""
+        _, handle, inside = self._tensors[name]
+        return tuple(handle.get_slice(inside).get_shape())
 
     def _count(self, name: str, part: tuple[slice, ...] = ()) -> None:
         """Report a tensor as read. part: the slices that were read, such as one expert of a stacked tensor."""
@@ -164,9 +194,11 @@ class Weights:
                 header = handle.get_slice(inside)
                 shape = header.get_shape()
                 row = header[shape[0] // 2 : shape[0] // 2 + 1] if shape else handle.get_tensor(inside)
+                wide = row.float().clone()
             except (SafetensorError, OSError, RuntimeError) as error:
                 raise CheckpointError(path, f"tensor {name} cannot be read ({error})", AGAIN) from None
-            yield name, shape, row.float()
+            self._mapped.release(row)
+            yield name, shape, wide
 
     def num_elements(self) -> int:
         """Number of elements of all tensors. Raises CheckpointError for types of quantised weights."""
@@ -183,7 +215,11 @@ class Weights:
     def equal(self, first: str, second: str) -> bool:
         """True if two tensors hold the same values. Keeps neither in memory."""
         (_, one, one_name), (_, two, two_name) = self._tensors[first], self._tensors[second]
-        return torch.equal(one.get_tensor(one_name), two.get_tensor(two_name))
+        pair = one.get_tensor(one_name), two.get_tensor(two_name)
+        are_equal = torch.equal(*pair)
+        for tensor in pair:
+            self._mapped.release(tensor)
+        return are_equal
 
     def _header(self, name: str, shape: tuple[int, ...]) -> tuple[Path, Any]:
         if name not in self._tensors:

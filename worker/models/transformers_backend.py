@@ -25,8 +25,10 @@ from quire.worker.models import transformers_trial as trial
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.config import context_remedy
 from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.worker.models.free_memory import FreeMemory
 from quire.worker.models.latent_attention import LatentLayer, find_latent_layers
 from quire.worker.models.loader import Progress
+from quire.worker.models.mapped_files import MappedFiles
 from quire.worker.models.mixed_cache import KVShape, LatentShape, LayerShape, alloc_layers, bytes_per_block
 from quire.worker.models.paged import EmptyKVCache, KVCache, PagedModel
 from quire.worker.models.query_scales import take_query_scales
@@ -50,12 +52,13 @@ from quire.worker.models.transformers_parts import GatheringGroup, Parts, SplitA
 from quire.worker.models.transformers_split import ONE_PROCESS, CannotSplit, move_part, split
 from quire.worker.models.transformers_states import RecurrentStates, StateStep, running, wrap
 from quire.worker.models.transformers_text import drop_unused
-from quire.worker.models.transformers_weights import copy_weights, load_weights, nbytes_of
+from quire.worker.models.transformers_weights import copy_weights, load_weights, mapped_weights, nbytes_of
 from quire.worker.models.written_attention import has_alibi, prepare
 
 log = logging.getLogger(__name__)
 
 CHUNKS_NEED_CPU = "its attention in chunks is computed on CPUs only (--device cpu)"
+RELEASED_BYTES = 16 << 20  # of packed weights, after which the pages of files are released
 # Largest relative distance if only the steps differ. Mostly the distance is 0.
 NEAR = 0.05
 
@@ -142,7 +145,9 @@ class TransformersModel(PagedModel):
             latents: list[LatentLayer] = []
             if parts is None:
                 latents, shapes = find_latent_layers(ops, modules, shapes, uses.unpackable())
-            pack(model, ops, packed, uses.unpackable(), [*fused.fusions, *latents], parts)
+            mapped = mapped_weights(config.folder)
+            mapped.release_all()  # the examination has used all of them
+            pack(model, ops, _releasing(mapped, packed), uses.unpackable(), [*fused.fusions, *latents], parts)
             if isinstance(ops, CpuOps):
                 copy_weights(model)  # those that are not packed
             loaded = cls(config, ops, model, shapes, max_model_len, uses.left_to_torch(model), fused, states, parts)
@@ -151,6 +156,7 @@ class TransformersModel(PagedModel):
             fused.log(model, fuse_layers(model, ops, fused.rotations, lambda: trial.over_pages(loaded, texts)))
             found, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
             loaded.hidden_size = loaded._find_hidden_size(texts[0])
+            FreeMemory().give_back()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # any line of a model's code can raise anything
@@ -337,6 +343,22 @@ def _prepare(
     if ops.device.type == "cpu" and not isinstance(ops, CpuOps):  # CpuOps packs copies
         copy_weights(model)
     return model
+
+
+def _releasing(mapped: MappedFiles, progress: Progress | None) -> Progress:
+    """Return a progress that also releases files whose tensors were packed, and memory that was freed."""
+    memory, released = FreeMemory(), 0
+
+    def report(done: int, total: int) -> None:
+        nonlocal released
+        if done - released >= RELEASED_BYTES:
+            mapped.release_all()
+            memory.give_back()
+            released = done
+        if progress is not None:
+            progress(done, total)
+
+    return report
 
 
 def _not_supported(config: TransformersConfig, max_model_len: int, error: Exception) -> NotSupported:

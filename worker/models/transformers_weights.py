@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.loader import AGAIN, Progress
+from quire.worker.models.mapped_files import MappedFiles
 from quire.worker.models.transformers_config import TransformersConfig
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ def load_weights(config: TransformersConfig, dtype: torch.dtype, progress: Progr
             remedy = f'set architectures to ["{config.architecture}"] in config.json to serve the model without them'
             raise NotSupported(path, what, remedy)
         log.warning("%s: %d tensors are not part of this model and are not used: %s", path, len(unknown), names)
-    done, total = 0, nbytes_of([*model.parameters()])
+    done, total, mapped = 0, nbytes_of([*model.parameters()]), mapped_weights(path)
     for name, values in model.named_parameters():
         low, high = values.detach().aminmax()  # reads the mapped file
         done += values.nbytes
@@ -74,7 +76,13 @@ def load_weights(config: TransformersConfig, dtype: torch.dtype, progress: Progr
         if not (low.isfinite() and high.isfinite()):
             what = f"tensor {name} has values that are not finite as {str(dtype)[6:]}"
             raise CheckpointError(path, what, f"take another --dtype, or {AGAIN}")
+    mapped.release_all()
     return model.eval().requires_grad_(False)
+
+
+def mapped_weights(folder: Path) -> MappedFiles:
+    """Return the files of a folder that have weights, which Transformers maps."""
+    return MappedFiles(folder.glob("*.safetensors"))
 
 
 def copy_weights(model: nn.Module) -> None:

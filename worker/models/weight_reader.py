@@ -2,23 +2,32 @@
 
 Linear layers and embedding tables keep the type in which the checkpoint stores them if the kernels multiply by it;
 norms have the type of activations. Quantised on load, linear layers have 8 or 4 bits per weight, and the head has 8.
+Linear layers are read a few rows at a time, so that the memory beside the packed weights is small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 
-from quire.kernels.grouped_weight import GroupedWeight, LinearWeight, to_fp8
+from quire.kernels.grouped_weight import GroupedWeight, to_fp8
+from quire.kernels.linear_weight import LinearWeight, Ranges, RowsDiffer, WeightRows, whole
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing
 from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.quantization import quantize
+from quire.worker.models.free_memory import FreeMemory
 from quire.worker.models.kv_scales import scaled_rows
 from quire.worker.models.sharding import Shard
 
 HEAD_BITS = 8  # 4 bits of the head would change the logits of rare tokens most
+
+
+T = TypeVar("T")
+Part = tuple[slice, ...]  # slices of the dimensions of a tensor; empty for the whole
 
 
 class TensorSource(Protocol):
@@ -35,8 +44,36 @@ class TensorSource(Protocol):
     ) -> torch.Tensor:
         """Return tensors as one along their first dimension. parts: slices of each."""
 
+    def rows(
+        self,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        parts: Sequence[tuple[slice, ...]] = (),
+    ) -> torch.Tensor:
+        """Return tensors as `read` does, without counting them as read."""
 
-Pack = Callable[[LinearWeight, torch.Tensor | None], PackedLinear]
+    def finished(self, names: Sequence[str]) -> None:
+        """Count tensors as read."""
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+
+Pack = Callable[[LinearWeight | WeightRows, torch.Tensor | None], PackedLinear]
+# Returns rows of weights side by side as one: names, and the part of each.
+ReadParts = Callable[[Sequence[str], Sequence[Part]], LinearWeight]
+
+
+class NotHeld(Exception):
+    """Weights that a form does not hold without rounding them."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to keep the weights of a linear layer. read: raises NotHeld. how: for the log of a quantised checkpoint."""
+
+    read: ReadParts
+    how: str = ""
 
 
 class WeightReader:
@@ -56,6 +93,7 @@ class WeightReader:
     ) -> None:
         self._weights, self._shard, self._ops = weights, shard, ops
         self._dtype, self._device, self._bits = dtype, device, bits
+        self._free_memory = FreeMemory()
 
     def read(self, *names: str) -> torch.Tensor:
         """Read tensors in the type of activations, as one along their first dimension."""
@@ -82,8 +120,8 @@ class WeightReader:
         row_factors [N]: powers of two with which the outputs are multiplied. input_factor: such a number for the input.
         """
         if row_factors is None and input_factor == 1:
-            return self._pack(self._ops.pack_linear, weights, biases)
-        weight = self._weight(weights, self._layer_bits)
+            return self._pack(self._ops.pack_linear, weights, self._layer_bits, biases)
+        weight = self.weight(weights)
         bias = self.read(*biases) if biases else None
         if row_factors is not None:
             weight = scaled_rows(weight, row_factors)
@@ -92,7 +130,7 @@ class WeightReader:
 
     def gate_up(self, weights: Sequence[str], biases: Sequence[str] = ()) -> PackedLinear:
         """Read and pack the gate and the up projection of an MLP."""
-        return self._pack(self._ops.pack_gate_up, weights, biases)
+        return self._pack(self._ops.pack_gate_up, weights, self._layer_bits, biases)
 
     def router(self, name: str, biases: Sequence[str] = ()) -> PackedLinear:
         """Read and pack the router of experts. It is not quantised on load, because it chooses the weights of a row."""
@@ -101,7 +139,7 @@ class WeightReader:
 
     def weight(self, names: Sequence[str]) -> LinearWeight:
         """Read weights side by side as those of one linear layer, not packed."""
-        return self._weight(names, self._layer_bits)
+        return self._first_that_holds(names, self._layer_bits, whole)
 
     @property
     def rank(self) -> int:
@@ -123,21 +161,78 @@ class WeightReader:
     def head(self, name: str, table: torch.Tensor | None) -> PackedLinear:
         """Pack the head. table: the embedding, if the head is tied to it."""
         if table is None:
-            return self._ops.pack_linear(self._weight([name], HEAD_BITS))
+            return self._pack(self._ops.pack_linear, [name], HEAD_BITS)
         part = table[self._shard.vocabulary]
-        return self._ops.pack_linear(self._quantized(part, HEAD_BITS))
+        if not self._bits:
+            return self._ops.pack_linear(part)
 
-    def log(self) -> None:
-        """Log how the weights are kept, if that does not follow from the settings."""
+        def read(ranges: Ranges) -> LinearWeight:
+            self._free_memory.count(sum(last - first for first, last in ranges) * part.shape[1])
+            return self._quantized(torch.cat([part[first:last] for first, last in ranges]), HEAD_BITS)
 
-    def _pack(self, pack: Pack, weights: Sequence[str], biases: Sequence[str]) -> PackedLinear:
-        weight = self._weight(weights, self._layer_bits)
-        return pack(weight, self.read(*biases) if biases else None)
+        packed = self._ops.pack_linear(WeightRows(part.shape, read))
+        self._free_memory.give_back()
+        return packed
 
-    def _weight(self, names: Sequence[str], bits: int) -> LinearWeight:
-        """Read the weights of a linear layer. bits: of weights that are quantised on load."""
-        weight = self._read(names, self._kept(names))
-        return self._quantized(weight, bits)
+    def finish(self) -> None:
+        """Log how the weights are kept, if that does not follow from the settings, and return freed memory."""
+        self._free_memory.give_back()
+
+    def _pack(self, pack: Pack, names: Sequence[str], bits: int, biases: Sequence[str] = ()) -> PackedLinear:
+        """Read and pack the weights of a linear layer. bits: of weights that are quantised on load."""
+        bias = self.read(*biases) if biases else None
+        return self._first_that_holds(names, bits, lambda rows: pack(rows, bias))
+
+    def _first_that_holds(self, names: Sequence[str], bits: int, use: Callable[[WeightRows], T]) -> T:
+        """Return what `use` makes of weights side by side, in the first of `_forms` that holds them."""
+        last: list[LinearWeight] = []
+        for form in self._forms(names, bits):
+
+            def read(chosen: Sequence[str], parts: Sequence[Part], form: Form = form) -> LinearWeight:
+                self._free_memory.count(math.prod(last[0].shape) if last else 0)
+                last.clear()
+                last.append(form.read(chosen, parts))
+                return last[0]
+
+            try:
+                made = use(self._weight_rows(names, read))
+            except (NotHeld, RowsDiffer):
+                continue
+            self._weights.finished(names)
+            self._note(names, form, last[0])
+            return made
+        raise AssertionError(f"no form holds {names}")  # the last one holds all weights
+
+    def _forms(self, names: Sequence[str], bits: int) -> Iterator[Form]:
+        """Yield the ways to keep the weights of a linear layer, the best first. The last one holds all weights."""
+        kept = self._kept(names)
+        yield Form(lambda chosen, parts: self._quantized(self._weights.rows(chosen, kept, self._device, parts), bits))
+
+    def _note(self, names: Sequence[str], form: Form, weight: LinearWeight) -> None:
+        """Note for `log` how weights are kept. weight: some rows of them."""
+
+    def _weight_rows(self, names: Sequence[str], read: ReadParts) -> WeightRows:
+        """Return weights side by side, of this rank, as rows that `read` returns."""
+        shapes, parts = [self._weights.shape(name) for name in names], [self._shard.part(name) for name in names]
+        rows = [
+            part[0].indices(shape[0]) if part else (0, shape[0], 1) for part, shape in zip(parts, shapes, strict=True)
+        ]
+        width = len(range(*parts[0][1].indices(shapes[0][1]))) if parts[0] else shapes[0][1]
+
+        def read_ranges(ranges: Ranges) -> LinearWeight:
+            chosen, slices = [], []
+            for first, last in ranges:
+                start = 0
+                for name, part, shape, (low, high, _) in zip(names, parts, shapes, rows, strict=True):
+                    begin, end = max(first - start, 0), min(last - start, high - low)
+                    if begin < end:
+                        is_whole = not part and end - begin == shape[0]
+                        chosen.append(name)
+                        slices.append(() if is_whole else (slice(low + begin, low + end), *part[1:]))
+                    start += high - low
+            return read(chosen, slices)
+
+        return WeightRows(torch.Size((sum(high - low for low, high, _ in rows), width)), read_ranges)
 
     @property
     def _layer_bits(self) -> int:

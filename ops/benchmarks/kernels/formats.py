@@ -16,7 +16,9 @@ import time
 import torch
 
 from quire import kernels
-from quire.kernels.grouped_weight import FP8, GROUP, MXFP4, UINT4, GroupedWeight, LinearWeight, to_fp8
+from quire.kernels.grouped_weight import FP8, GROUP, MXFP4, UINT4, UINT8, GroupedWeight, to_fp8
+from quire.kernels.k_quant_weight import BLOCK, K_QUANTS, PART, KQuantWeight
+from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.quantization import quantize
 
 BASE = "bfloat16"
@@ -34,7 +36,12 @@ def make_weights(out_features: int, in_features: int, has_integers: bool) -> dic
         UINT4: GroupedWeight(codes, scales, UINT4, torch.full_like(scales, 8, dtype=torch.uint8)),
         MXFP4: GroupedWeight(codes, scales, MXFP4),
         FP8: to_fp8(wide),
+        UINT8: GroupedWeight(codes, scales, UINT8, torch.full_like(scales, 8, dtype=torch.uint8)),
     }
+    if in_features % BLOCK == 0:
+        of_blocks = torch.full((out_features, in_features // BLOCK), 2.0**-12)
+        of_parts = torch.full((out_features, in_features // PART), 32, dtype=torch.int8)
+        found |= {kind: KQuantWeight(codes, of_blocks, of_blocks * 8, of_parts, of_parts, kind) for kind in K_QUANTS}
     return found | ({"int8": quantize(wide, 8), "int4": quantize(wide, 4)} if has_integers else {})
 
 

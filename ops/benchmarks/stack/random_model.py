@@ -116,7 +116,27 @@ class RandomWeights:
         device: torch.device | str,
         parts: Sequence[tuple[slice, ...]] = (),
     ) -> torch.Tensor:
-        return torch.cat([self._tensor(self.shapes[name], name, dtype, device) for name in names])
+        return self.rows(names, dtype, device, parts)
+
+    def rows(
+        self,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        parts: Sequence[tuple[slice, ...]] = (),
+    ) -> torch.Tensor:
+        shapes = []
+        for at, name in enumerate(names):
+            shape, part = self.shapes[name], parts[at] if parts else ()
+            shapes.append((len(range(*part[0].indices(shape[0]))), *shape[1:]) if part else shape)
+        made = [self._tensor(shape, name, dtype, device) for name, shape in zip(names, shapes, strict=True)]
+        return torch.cat(made)
+
+    def finished(self, names: Sequence[str]) -> None:
+        """Nothing is counted."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
 
     @staticmethod
     def _tensor(shape: tuple[int, ...], name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.kernels.grouped_weight import FP8, KINDS, UINT4, GroupedWeight
+from quire.kernels.grouped_weight import BITS, FP8, KINDS, MAX_ZEROS, GroupedWeight
 from quire.kernels.moe import ExpertWeights, Routing
 from tests.kernels.test_grouped_weight import random_weight
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
@@ -37,9 +37,9 @@ def test_products_are_those_of_the_dequantised_weights(monkeypatch, dtype, kind,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_code_has_its_value(ops, kind):
-    codes = torch.arange(256 if kind == FP8 else 16, dtype=torch.uint8)
+    codes = torch.arange(1 << BITS[kind], dtype=torch.uint8)
     codes = codes[(codes & 127) != 127] if kind == FP8 else codes
-    zeros = torch.full((len(codes), 1), 16, dtype=torch.uint8) if kind == UINT4 else None
+    zeros = torch.full((len(codes), 1), 16, dtype=torch.uint8) if kind in MAX_ZEROS else None
     weight = GroupedWeight(codes[:, None], torch.full((len(codes), 1), 0.5), kind, zeros)
     packed = ops.pack_linear(weight)
     assert (packed.out_features, packed.in_features) == weight.shape

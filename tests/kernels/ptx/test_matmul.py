@@ -5,7 +5,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.gpu import invariant_matmul, tile_sizes
-from quire.kernels.grouped_weight import FP8, KINDS, UINT4, GroupedWeight
+from quire.kernels.grouped_weight import BITS, FP8, KINDS, MAX_ZEROS, GroupedWeight
 from tests.kernels.ptx.conftest import BOTH_DTYPES
 from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.test_grouped_weight import random_weight
@@ -57,9 +57,9 @@ def test_products_with_codes_are_those_of_the_dequantised_weights(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_code_has_its_value(emulated_ops: kernels.Ops, kind: str) -> None:
-    codes = torch.arange(256 if kind == FP8 else 16, dtype=torch.uint8)
+    codes = torch.arange(1 << BITS[kind], dtype=torch.uint8)
     codes = codes[(codes & 127) != 127] if kind == FP8 else codes  # these two are NaN
-    zeros = torch.full((len(codes), 1), 16, dtype=torch.uint8) if kind == UINT4 else None
+    zeros = torch.full((len(codes), 1), 16, dtype=torch.uint8) if kind in MAX_ZEROS else None
     weight = GroupedWeight(codes[:, None], torch.full((len(codes), 1), 0.5), kind, zeros)
     found = emulated_ops.linear_logits(torch.ones(1, 1, dtype=emulated_ops.dtype), emulated_ops.pack_linear(weight))
     assert torch.equal(found[0], weight.dequantized().flatten())

@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 from quire.kernels.gpu.attention import AttentionPlan
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.rope import rope_and_cache
-from quire.kernels.grouped_weight import KINDS, UINT4, GroupedWeight
+from quire.kernels.grouped_weight import KINDS, MAX_ZEROS, GroupedWeight
 from quire.kernels.moe import CLAMPED, ExpertWeights, Routing
 from tests.support.kernels.stacks import make_stack
 
@@ -184,7 +184,7 @@ def rows(dtype: str) -> None:
         for integer in (torch.int32, torch.int64):
             ops.embed(torch.zeros(2, dtype=integer), torch.zeros(32, hidden, dtype=ops.dtype))
     for kind in KINDS:
-        zeros = torch.zeros(96, 2, dtype=torch.uint8) if kind == UINT4 else None
+        zeros = torch.zeros(96, 2, dtype=torch.uint8) if kind in MAX_ZEROS else None
         codes = GroupedWeight(torch.zeros(96, 64, dtype=torch.uint8), torch.ones(96, 2), kind, zeros)
         for tokens in (2, 80):
             ops.linear(torch.zeros(tokens, 64, dtype=ops.dtype), ops.pack_linear(codes))

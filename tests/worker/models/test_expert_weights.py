@@ -104,10 +104,11 @@ def quantized(folder: Path, family: str, name: str, dtype: torch.dtype = torch.f
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
-        *((name, "uint4 without further rounding") for name in ("gptq", "gptq-asym", "awq", "w4a16")),
+        *((name, "uint4 without further rounding") for name in ("gptq", "gptq-asym", "awq", "w4a16", "w4a16-order")),
+        *((name, "uint8 without further rounding") for name in ("gptq-8", "gptq-8-asym", "w8a16", "w8a16-asym")),
         *((name, "fp8 without further rounding") for name in ("fp8-block", "fp8-tensor", "ct-fp8-channel")),
         ("gptq-order", "float16"),
-        ("w4a16-order", "bfloat16"),
+        ("w8a16-float32", "bfloat16"),
     ],
 )
 def test_experts_of_quantised_checkpoints_are_computed_as_their_dequantised_weights(

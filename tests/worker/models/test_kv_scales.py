@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
+from quire.kernels.grouped_weight import KINDS
+from quire.kernels.k_quant_weight import K_QUANTS
+from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.lora import AdapterBatch
 from quire.kernels.quantization import quantize
 from quire.worker.models.batch import ForwardBatch
@@ -19,6 +22,7 @@ from quire.worker.models.errors import CheckpointError
 from quire.worker.models.kv_scales import KVFactors, read_kv_factors, scaled_rows
 from quire.worker.models.loader import Weights
 from tests.kernels.test_grouped_weight import random_weight
+from tests.kernels.test_k_quant_weight import random_weight as random_k_quant
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import make_checkpoint
 
@@ -165,17 +169,16 @@ def test_a_scale_that_is_no_scale_is_refused(value: float, tmp_path: Path) -> No
         read_kv_factors(Weights(folder), 2)
 
 
-@pytest.mark.parametrize("kind", ["float", "int8", "int4", "uint4", "mxfp4", "fp8"])
+@pytest.mark.parametrize("kind", ["float", "int8", "int4", *KINDS, *K_QUANTS])
 def test_rows_of_every_kind_of_weights_are_scaled(kind: str) -> None:
     factors = torch.tensor([4.0, 1.0, 0.5])
     plain = torch.randn(3, 64)
-    weight = (
-        plain
-        if kind == "float"
-        else quantize(plain, int(kind[3:]))
-        if kind.startswith("int")
-        else random_weight(kind, 3, 64)
-    )
+    if kind == "float":
+        weight: LinearWeight = plain
+    elif kind in K_QUANTS:
+        weight = random_k_quant(kind, 3, 256)
+    else:
+        weight = quantize(plain, int(kind[3:])) if kind.startswith("int") else random_weight(kind, 3, 64)
 
     def values(one: object) -> torch.Tensor:
         return one if isinstance(one, torch.Tensor) else one.dequantized()  # type: ignore[attr-defined]

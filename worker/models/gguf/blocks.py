@@ -1,13 +1,14 @@
-"""Expands the blocks of GGUF's quantised types to float32, with the arithmetic of the format's definition.
+"""The blocks of GGUF's quantised types: their weights in float32, and their parts, by the format's definition.
 
-Each function takes blocks as bytes, uint8 [B, bytes], and returns weights, float32 [B, weights]. A block holds one or
-two float16 scales and the integers that they multiply: one scale per 32 weights in the older types; in K-quants, scales
-of 6 or 4 bits per 16 or 32 weights, which the float16 scales multiply.
+Each function takes blocks as bytes, uint8 [B, bytes]. A block holds one or two float16 scales and the integers that
+they multiply: one scale per 32 weights in the older types; in K-quants, scales of 6 or 4 bits per 16 or 32 weights,
+which the float16 scales multiply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,9 +44,13 @@ def q4_1(blocks: Tensor) -> Tensor:
     return half(blocks, 0) * nibbles(blocks[:, 4:]) + half(blocks, 2)
 
 
+def q5_0_codes(blocks: Tensor) -> Tensor:
+    """Return the integers of Q5_0, plus 16, uint8 [B, 32]."""
+    return nibbles(blocks[:, 6:]) | (_bits(blocks[:, 2:6]) << 4)
+
+
 def q5_0(blocks: Tensor) -> Tensor:
-    values = nibbles(blocks[:, 6:]) | (_bits(blocks[:, 2:6]) << 4)
-    return half(blocks, 0) * (values.to(torch.int8) - 16)
+    return half(blocks, 0) * (q5_0_codes(blocks).to(torch.int8) - 16)
 
 
 def q5_1(blocks: Tensor) -> Tensor:
@@ -56,43 +61,75 @@ def q8_0(blocks: Tensor) -> Tensor:
     return half(blocks, 0) * signed(blocks[:, 2:])
 
 
-def q2_k(blocks: Tensor) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class KBlocks:
+    """Blocks of 256 weights: (code - zero) * (scale * factor), or code * (scale * factor) - minimum * offset.
+
+    codes: [B, 256] uint8. scale, minimum: [B, 1] float32. factors, offsets: [B, 16] int8, of 16 weights each.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    factors: Tensor
+    zero: int = 0
+    minimum: Tensor | None = None
+    offsets: Tensor | None = None
+
+    def expanded(self) -> Tensor:
+        """Return the weights, float32 [B, 256]."""
+        codes = self.codes.view(-1, 16, 16).to(torch.int8) - self.zero
+        weights = (self.scale * self.factors)[..., None] * codes
+        if self.minimum is not None and self.offsets is not None:
+            weights -= (self.minimum * self.offsets)[..., None]
+        return weights.flatten(1)
+
+
+def q2_k(blocks: Tensor) -> KBlocks:
     scales = blocks[:, :16]
-    factor = (half(blocks, 80) * (scales & 15))[..., None]  # [B, 16, 1]
-    offset = (half(blocks, 82) * (scales >> 4))[..., None]
-    values = _pairs_of_bits(blocks[:, 16:80]).reshape(-1, 16, 16)
-    return (factor * values - offset).flatten(1)
+    codes = _pairs_of_bits(blocks[:, 16:80])
+    return KBlocks(codes, half(blocks, 80), signed(scales & 15), 0, half(blocks, 82), signed(scales >> 4))
 
 
-def q3_k(blocks: Tensor) -> Tensor:
+def q3_k(blocks: Tensor) -> KBlocks:
     low = _pairs_of_bits(blocks[:, 32:96]).reshape(-1, 8, 32)
     high = (blocks[:, None, :32] >> _shifts(1, 8)) & 1
-    values = (low | (high << 2)).to(torch.int8) - 4
     packed = blocks[:, 96:108]
     top = (packed[:, None, 8:] >> _shifts(2, 4)) & 3
     scales = (nibbles(packed[:, :8]) | (top.flatten(1) << 4)).to(torch.int8) - 32
-    return (half(blocks, 108) * scales)[..., None].mul(values.reshape(-1, 16, 16)).flatten(1)
+    return KBlocks((low | (high << 2)).flatten(1), half(blocks, 108), scales, 4)
 
 
-def q4_k(blocks: Tensor) -> Tensor:
-    factor, offset = _factors(blocks)
-    values = nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
-    return (factor * values - offset).flatten(1)
+def q4_k(blocks: Tensor) -> KBlocks:
+    factors, offsets = _factors(blocks)
+    codes = nibbles(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1)
+    return KBlocks(codes, half(blocks, 0), factors, 0, half(blocks, 2), offsets)
 
 
-def q5_k(blocks: Tensor) -> Tensor:
-    factor, offset = _factors(blocks)
+def q5_k(blocks: Tensor) -> KBlocks:
     low = nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     high = (blocks[:, None, 16:48] >> _shifts(1, 8)) & 1
-    return (factor * (low | (high << 4)) - offset).flatten(1)
+    factors, offsets = _factors(blocks)
+    return KBlocks((low | (high << 4)).flatten(1), half(blocks, 0), factors, 0, half(blocks, 2), offsets)
 
 
-def q6_k(blocks: Tensor) -> Tensor:
+def q6_k(blocks: Tensor) -> KBlocks:
     low = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 8, 32)
     high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> _shifts(2, 4)) & 3
-    values = (low | (high.reshape(-1, 8, 32) << 4)).to(torch.int8) - 32
-    factor = (half(blocks, 208) * signed(blocks[:, 192:208]))[..., None]
-    return (factor * values.reshape(-1, 16, 16)).flatten(1)
+    codes = (low | (high.reshape(-1, 8, 32) << 4)).flatten(1)
+    return KBlocks(codes, half(blocks, 208), signed(blocks[:, 192:208]), 32)
+
+
+K_BLOCKS: dict[str, Callable[[Tensor], KBlocks]] = {
+    "Q2_K": q2_k,
+    "Q3_K": q3_k,
+    "Q4_K": q4_k,
+    "Q5_K": q5_k,
+    "Q6_K": q6_k,
+}
+
+
+def _expands(parts_of: Callable[[Tensor], KBlocks]) -> Callable[[Tensor], Tensor]:
+    return lambda blocks: parts_of(blocks).expanded()
 
 
 EXPANSIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -101,11 +138,7 @@ EXPANSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_0": q5_0,
     "Q5_1": q5_1,
     "Q8_0": q8_0,
-    "Q2_K": q2_k,
-    "Q3_K": q3_k,
-    "Q4_K": q4_k,
-    "Q5_K": q5_k,
-    "Q6_K": q6_k,
+    **{kind: _expands(parts_of) for kind, parts_of in K_BLOCKS.items()},
 }
 
 
@@ -125,8 +158,9 @@ def _pairs_of_bits(packed: Tensor) -> Tensor:
 
 
 def _factors(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return factor and offset of each 32 weights in Q4_K and Q5_K, float32 [B, 8, 1]: 6 bits times float16."""
+    """Return the factors and offsets of Q4_K and Q5_K, int8 [B, 16]: one of 6 bits per 32 weights."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=1)
     offsets = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=1)
-    return (half(blocks, 0) * scales)[..., None], (half(blocks, 2) * offsets)[..., None]
+    twice = [signed(values).repeat_interleave(2, dim=1) for values in (scales, offsets)]
+    return twice[0], twice[1]

@@ -6,10 +6,21 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+from quire.kernels.grouped_weight import BITS, GROUP
+from quire.kernels.k_quant_weight import BLOCK, K_QUANTS
 from quire.shared.gguf.file import GGUFFile
+from quire.worker.models.gguf.codes import KINDS
 from quire.worker.models.quantized.layout import LayerLayout, StoredType
 
-INTEGER_TYPE = "Q4_0"  # the only type that the kernels multiply as it is stored: groups of 32 with a float16 scale
+INTEGER_TYPE = "Q4_0"  # the only type whose integers the kernels multiply: groups of 32 with a float16 scale
+INTEGER_BITS = 4.5  # of its weights, with the scales
+
+WIDE_BITS = 16  # of weights that have no codes
+# Bits of a weight by its type, with headers of 32 bits: one per group, or 10 per block of K-quants.
+_KIND_BITS = {kind: bits + 32 / GROUP for kind, bits in BITS.items()} | {
+    kind: bits + 32 * (2 + BLOCK // GROUP) / BLOCK for kind, bits in K_QUANTS.items()
+}
+KEPT_BITS = {"F32": 32.0} | {name: _KIND_BITS[kind] for name, kind in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -34,10 +45,9 @@ class GGUFQuantization:
         return 2 * of_type.get(INTEGER_TYPE, 0) > sum(of_type.values())
 
     def kept_bytes(self, has_integers: bool) -> int:
-        """Return the memory of the weights. has_integers: those of INTEGER_TYPE stay as they are stored."""
-        of_type = dict(self.weights)
-        integers = of_type.pop(INTEGER_TYPE, 0) if has_integers else 0
-        return integers * 18 // 32 + 2 * sum(of_type.values()) + 2 * of_type.pop("F32", 0)
+        """Return the memory of the weights. has_integers: the integers of INTEGER_TYPE are multiplied."""
+        bits = KEPT_BITS | ({INTEGER_TYPE: INTEGER_BITS} if has_integers else {})
+        return int(sum(count * bits.get(name, WIDE_BITS) for name, count in self.weights)) // 8
 
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:
         """Return None: each tensor of a GGUF file says its own type."""

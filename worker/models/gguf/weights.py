@@ -13,18 +13,21 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu.convert import copy_finite
+from quire.kernels.grouped_weight import GroupedWeight, grouped_part, grouped_rows
+from quire.kernels.k_quant_weight import KQuantWeight, k_quant_part, k_quant_rows
 from quire.kernels.quantization import INT4_GROUP, QuantizedWeight
 from quire.shared.gguf.config import ROPE_FACTORS
 from quire.shared.gguf.errors import AGAIN
 from quire.shared.gguf.file import GGUFTensor, open_gguf
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.gguf.blocks import EXPANSIONS, half, int4_values
+from quire.worker.models.gguf.codes import codes_of, common_kind
 from quire.worker.models.gguf.names import row_order, stored_name
 from quire.worker.models.gguf.quantization import INTEGER_TYPE, quantization_of
 from quire.worker.models.loader import Progress, Weights
 from quire.worker.models.quantized.weight import joined, part_of
 
-CHUNK = 1 << 22  # weights that are expanded at a time
+CHUNK = 1 << 20  # weights that are expanded at a time
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SAME_MODEL = "take a file that a current llama.cpp has converted"
 # Frequencies of RoPE, which old files store; they follow from the metadata.
@@ -96,6 +99,17 @@ class GGUFWeights(Weights):
         device: torch.device | str = "cpu",
         parts: Sequence[tuple[slice, ...]] = (),
     ) -> Tensor:
+        together = self.rows(names, dtype, device, parts)
+        self.finished(names)
+        return together
+
+    def rows(
+        self,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        parts: Sequence[tuple[slice, ...]] = (),
+    ) -> Tensor:
         shapes = [self._part_shape(name, parts[at] if parts else ()) for at, name in enumerate(names)]
         together = torch.empty((sum(shape[0] for shape in shapes), *shapes[0][1:]), dtype=dtype, device=device)
         outs = torch.split(together, [shape[0] for shape in shapes])
@@ -106,8 +120,17 @@ class GGUFWeights(Weights):
                     what = f"tensor {self._tensor(name).name} has values that are not finite as {str(dtype)[6:]}"
                     raise CheckpointError(self._folder, what, AGAIN)
                 done += len(chunk)
-            self._forget(name)
+            self._drop_pages(name)
         return together
+
+    def finished(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._read_bytes += self._tensor(name).nbytes
+            if self._progress is not None:
+                self._progress(self._read_bytes, self._total_bytes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
 
     def layout(self, name: str) -> GGUFLayout | None:
         """Return the layout of a quantised tensor; None for one that is not quantised."""
@@ -118,12 +141,45 @@ class GGUFWeights(Weights):
         """Return quantised layers as one in a layout of the kernels; None if it cannot hold them without rounding."""
         if bits != 4 or any(self._tensor(name).type.name != INTEGER_TYPE for name in names):
             return None
-        weights = [part_of(self._int4(name), part) for name, part in zip(names, parts, strict=True)]
-        if not all(weights):
+        weights = []
+        for name, part in zip(names, parts, strict=True):
+            weight = part_of(self._int4(name, part[0] if part else slice(None)), _columns(part))
+            self._drop_pages(name)
+            if weight is None:
+                return None
+            weights.append(weight)
+        return joined(weights)
+
+    def codes(
+        self, names: Sequence[str], parts: Sequence[tuple[slice, ...]], layer: Sequence[str] = ()
+    ) -> GroupedWeight | KQuantWeight | None:
+        """Return quantised weights as one, as codes with scales; None if that would round them.
+
+        layer: the names of all weights that are packed as one, `names` if it is empty.
+        """
+        kind = common_kind([self._tensor(name).type.name for name in layer or names])
+        if kind is None:
             return None
-        for name in names:
-            self._forget(name)
-        return joined([weight for weight in weights if weight is not None])
+        grouped: list[GroupedWeight] = []
+        of_blocks: list[KQuantWeight] = []
+        for name, part in zip(names, parts, strict=True):
+            tensor = self._tensor(name)
+            rows = self._rows(name, part[0] if part else slice(None))
+            blocks = torch.from_numpy(self._stored_rows(tensor)[rows.numpy()]).reshape(-1, tensor.type.nbytes)
+            self._drop_pages(name)
+            try:
+                weight = codes_of(tensor.type.name, blocks, len(rows), kind)
+            except ValueError as error:
+                raise CheckpointError(self._folder, f"tensor {tensor.name}: {error}", AGAIN) from None
+            if isinstance(weight, GroupedWeight):
+                if (found := grouped_part(weight, _columns(part))) is None:
+                    return None
+                grouped.append(found)
+            else:
+                if (found_blocks := k_quant_part(weight, _columns(part))) is None:
+                    return None
+                of_blocks.append(found_blocks)
+        return k_quant_rows(of_blocks) if of_blocks else grouped_rows(grouped)
 
     def stored_dtype(self, name: str) -> torch.dtype:
         return PLAIN.get(self._tensor(name).type.name, self._wide)
@@ -176,16 +232,13 @@ class GGUFWeights(Weights):
         bytes_of = numpy.frombuffer(self._file.map, dtype=numpy.uint8, count=tensor.nbytes, offset=tensor.start)
         return bytes_of.reshape(tensor.shape[0], -1)
 
-    def _forget(self, name: str) -> None:
-        """Report a tensor as read, and drop its pages of the file from the memory of this process."""
+    def _drop_pages(self, name: str) -> None:
+        """Take the pages of a tensor out of the memory of this process. The next use reads them again."""
         tensor = self._tensor(name)
         first = -(-tensor.start // mmap.PAGESIZE) * mmap.PAGESIZE
         size = tensor.start + tensor.nbytes - first
         if size > 0:
             self._file.map.madvise(mmap.MADV_DONTNEED, first, size)
-        self._read_bytes += tensor.nbytes
-        if self._progress is not None:
-            self._progress(self._read_bytes, self._total_bytes)
 
     def _expand(self, tensor: GGUFTensor, rows: Tensor) -> Tensor:
         """Return rows as float32, or in their stored type if they are not quantised. rows: stored rows, int64 [R]."""
@@ -195,13 +248,13 @@ class GGUFWeights(Weights):
         blocks = stored.reshape(-1, tensor.type.nbytes)
         return EXPANSIONS[tensor.type.name](blocks).reshape(len(rows), *tensor.shape[1:])
 
-    def _int4(self, name: str) -> QuantizedWeight:
-        """Read a tensor of INTEGER_TYPE as it is stored."""
+    def _int4(self, name: str, part: slice) -> QuantizedWeight:
+        """Read rows of a tensor of INTEGER_TYPE as they are stored."""
         tensor = self._tensor(name)
-        n, k = tensor.shape
+        rows, k = self._rows(name, part), tensor.shape[1]
+        n, step = len(rows), max(1, CHUNK // k)
         values = torch.empty((n, k), dtype=torch.int8)
         scales = torch.empty((n, k // INT4_GROUP), dtype=torch.float16)
-        rows, step = self._rows(name, slice(None)), max(1, CHUNK // k)
         stored = self._stored_rows(tensor)
         for start in range(0, n, step):
             blocks = torch.from_numpy(stored[rows[start : start + step].numpy()]).reshape(-1, tensor.type.nbytes)
@@ -210,3 +263,8 @@ class GGUFWeights(Weights):
         if not bool(scales.isfinite().all()):
             raise CheckpointError(self._folder, f"tensor {tensor.name} has scales that are not finite", AGAIN)
         return QuantizedWeight(values, scales, 4)
+
+
+def _columns(part: tuple[slice, ...]) -> tuple[slice, ...]:
+    """Return the part of rows that were read as a part says: the same columns of all of them."""
+    return (slice(None), *part[1:]) if len(part) > 1 else ()

@@ -47,6 +47,10 @@ class AwqLayer:
     def label(self) -> str:
         return f"4 bits, groups of {self.group_size}" if self.group_size else "4 bits, one group per channel"
 
+    @property
+    def row_unit(self) -> int:
+        return PER_WORD
+
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups = num_groups(k, self.group_size)
         words = -(-n // PER_WORD)
@@ -60,7 +64,7 @@ class AwqLayer:
         values = unpack_columns(required(load, "qweight"), BITS, n, ORDER).T.contiguous()
         zeros = unpack_columns(required(load, "qzeros"), BITS, n, ORDER).T.to(torch.int16)
         scales = required(load, "scales").T.contiguous()
-        return ScaledWeight(values, scales, (1, self.group_size or k), zeros.contiguous())
+        return ScaledWeight(values, scales, (1, self.group_size or k), zeros.contiguous(), bits=BITS)
 
 
 @dataclass(frozen=True)

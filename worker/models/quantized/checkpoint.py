@@ -40,7 +40,8 @@ class QuantizedCheckpoint(Weights):
         self.quantization = quantization
         self._dtypes, self._wide = dtypes, wide if wide in dtypes else dtypes[0]
         self._layers: dict[str, tuple[LayerLayout, int, int]] = {}  # name of the weight: layout, rows, columns
-        self._last: tuple[str, ScaledWeight] | None = None
+        self._last: tuple[tuple[str, int, int], ScaledWeight, list[Tensor]] | None = None  # with its stored tensors
+        self._used: list[Tensor] = []  # stored tensors that the last result was made of, or is
 
     def __contains__(self, name: str) -> bool:
         layer = name.removesuffix(".weight")
@@ -78,33 +79,46 @@ class QuantizedCheckpoint(Weights):
 
     def exact(self, names: Sequence[str], bits: int, parts: Sequence[tuple[slice, ...]]) -> QuantizedWeight | None:
         """Return quantised layers as one in a layout of the kernels; None if it cannot hold them without rounding."""
+        self._release_used()
         weights = []
         for name, part in zip(names, parts, strict=True):
             if name not in self._layers:
                 return None
-            exact = self._weight(name).exact(bits)
-            weight = None if exact is None else part_of(exact, part)
+            rows, inside = self._rows(name, part)
+            exact = rows.exact(bits)
+            weight = None if exact is None else part_of(exact, inside)
             if weight is None:
                 return None
             weights.append(weight)
-        for name in names:
-            self._count(name)
         return joined(weights)
 
-    def grouped(self, names: Sequence[str], parts: Sequence[tuple[slice, ...]]) -> GroupedWeight | None:
-        """Return quantised layers as one, as codes with a scale per group; None if that would round them."""
+    def codes(
+        self, names: Sequence[str], parts: Sequence[tuple[slice, ...]], layer: Sequence[str] = ()
+    ) -> GroupedWeight | None:
+        """Return quantised layers as one, as codes with scales; None if that would round them.
+
+        layer: the names of all weights that are packed as one.
+        """
+        self._release_used()
         weights = []
         for name, part in zip(names, parts, strict=True):
-            whole = self._weight(name).grouped() if name in self._layers else None
-            weight = None if whole is None else grouped_part(whole, part)
+            if name not in self._layers:
+                return None
+            rows, inside = self._rows(name, part)
+            grouped = rows.grouped()
+            weight = None if grouped is None else grouped_part(grouped, inside)
             if weight is None:
                 return None
             weights.append(weight)
-        if len({weight.kind for weight in weights}) > 1:
-            return None
-        for name in names:
-            self._count(name)
         return grouped_rows(weights)
+
+    def finished(self, names: Sequence[str]) -> None:
+        self._last = None
+        self._release_used()
+        super().finished(names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._layers[name][1:] if name in self._layers else super().shape(name)
 
     def grouped_entry(self, name: str, index: int, part: tuple[slice, ...]) -> GroupedWeight | None:
         """Return an entry of stacked experts, [N, K], or rows and columns of it; None if it has no groups."""
@@ -137,6 +151,11 @@ class QuantizedCheckpoint(Weights):
         if found not in stored.shapes:
             what = f"tensor {name} has the shape {list(found)}, expected {list(stored.shapes[0])}"
             raise CheckpointError(path, what, SAME_MODEL)
+        if stored.holds is not None:
+            values = super()._stored(name, ()).tolist()
+            if values != list(stored.holds):
+                what = f"tensor {name} is {values}, expected {list(stored.holds)}"
+                raise CheckpointError(path, what, "repair or convert the model again")
 
     def _stored_type(self, name: str) -> str | None:
         if name not in self._tensors:
@@ -148,30 +167,61 @@ class QuantizedCheckpoint(Weights):
     def _stored(self, name: str, part: tuple[slice, ...]) -> Tensor:
         if name not in self._layers:
             return super()._stored(name, part)
-        weight = self._weight(name).dequantized(self.stored_dtype(name))
-        return weight[part].contiguous() if part else weight
+        self._release_used()
+        rows, inside = self._rows(name, part)
+        weight = rows.dequantized(self.stored_dtype(name))
+        return weight[inside].contiguous() if inside else weight
 
-    def _weight(self, name: str) -> ScaledWeight:
-        """Read a layer. The last one is kept: it is tried in several layouts."""
-        if self._last is not None and self._last[0] == name:
+    def _rows(self, name: str, part: tuple[slice, ...]) -> tuple[ScaledWeight, tuple[slice, ...]]:
+        """Read the rows of a part of a layer, and those that are stored in one word or block with them.
+
+        Returns them, and the part inside of them.
+        """
+        layout, n, _ = self._layers[name]
+        first, last, _ = part[0].indices(n) if part else (0, n, 1)
+        low, high = first // layout.row_unit * layout.row_unit, min(n, -(-last // layout.row_unit) * layout.row_unit)
+        inside = (slice(first - low, last - low), *part[1:]) if part else ()
+        return self._weight(name, low, high), inside
+
+    def _weight(self, name: str, first: int, last: int) -> ScaledWeight:
+        """Read some rows of a layer. The last ones are kept: they are tried in several layouts."""
+        if self._last is not None and self._last[0] == (name, first, last):
+            self._used += self._last[2]
             return self._last[1]
         layout, n, k = self._layers[name]
         layer = name.removesuffix(".weight")
+        stored_tensors: list[Tensor] = []
+        whole, start, end = (layout.tensors(rows, k) for rows in (n, first, last))
 
-        def load(end: str) -> Tensor | None:
-            return self._finite(f"{layer}.{end}") if f"{layer}.{end}" in self._tensors else None
+        def load(kind: str) -> Tensor | None:
+            stored = f"{layer}.{kind}"
+            if stored not in self._tensors:
+                return None
+            at = whole[kind].shapes.index(super(QuantizedCheckpoint, self).shape(stored))
+            sizes = zip(start[kind].shapes[at], end[kind].shapes[at], strict=True)
+            part = [slice(None) if low == high else slice(low, high) for low, high in sizes]
+            is_all = (first, last) == (0, n) or all(one == slice(None) for one in part)
+            stored_tensors.append(self._finite(stored, () if is_all else tuple(part)))
+            return stored_tensors[-1]
 
         try:
-            weight = layout.weight(n, k, load)
+            weight = layout.weight(last - first, k, load)
         except TensorFault as fault:
             at = f"{layer}.{fault.end}"
             raise CheckpointError(self._path(at), f"tensor {at} {fault.what}", fault.remedy) from None
-        self._last = name, weight
+        self._last = (name, first, last), weight, stored_tensors
+        self._used += stored_tensors
         return weight
 
-    def _finite(self, name: str) -> Tensor:
-        """Read a tensor. Raises CheckpointError for values that are not finite."""
-        stored = super()._stored(name, ())
+    def _release_used(self) -> None:
+        """Take the pages of the last result out of the memory of this process."""
+        for tensor in self._used:
+            self._mapped.release(tensor)
+        self._used.clear()
+
+    def _finite(self, name: str, part: tuple[slice, ...]) -> Tensor:
+        """Read a tensor or a part of it. Raises CheckpointError for values that are not finite."""
+        stored = super()._stored(name, part)
         if not is_finite(stored):
             raise CheckpointError(self._path(name), f"tensor {name} has values that are not finite", AGAIN)
         return stored

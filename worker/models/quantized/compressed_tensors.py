@@ -21,7 +21,6 @@ from quire.worker.models.quantized.layout import (
     Load,
     Stored,
     StoredType,
-    TensorFault,
     group_order,
     integers_stored_as,
     num_groups,
@@ -68,13 +67,17 @@ class IntegerLayer:
     def stored_as(self) -> str:
         return integers_stored_as(self.bits, self.group_size, not self.act_order) if self.symmetric else ""
 
+    @property
+    def row_unit(self) -> int:
+        return 32 // self.bits
+
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups, per_word = num_groups(k, self.group_size), 32 // self.bits
         one: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1)) if self.per_tensor else ((n, groups),)
         stored = {"weight_scale": Stored(FLOATS, (*one, (n,)) if groups == 1 and not self.per_tensor else one)}
         if self.is_packed:
             stored["weight_packed"] = Stored(("I32",), ((n, -(-k // per_word)),))
-            stored["weight_shape"] = Stored(("I64", "I32"), ((2,),))
+            stored["weight_shape"] = Stored(("I64", "I32"), ((2,),), holds=(n, k))
         else:
             stored["weight"] = Stored(("I8",), ((n, k),))
         if not self.symmetric:
@@ -87,9 +90,6 @@ class IntegerLayer:
 
     def weight(self, n: int, k: int, load: Load) -> ScaledWeight:
         if self.is_packed:
-            shape = required(load, "weight_shape").tolist()
-            if shape != [n, k]:
-                raise TensorFault("weight_shape", f"is {shape}, expected {[n, k]}", "repair or convert the model again")
             values = unpack_columns(required(load, "weight_packed"), self.bits, k)
         else:
             values = required(load, "weight")
@@ -99,7 +99,7 @@ class IntegerLayer:
         size = self.group_size or k
         g_idx = required(load, "weight_g_idx") if self.act_order else None
         groups = group_order(g_idx, "weight_g_idx", k, self.group_size)
-        return ScaledWeight(values, scales, (n if self.per_tensor else 1, size), zeros, groups)
+        return ScaledWeight(values, scales, (n if self.per_tensor else 1, size), zeros, groups, self.bits)
 
     def _zeros(self, stored: Tensor, n: int) -> Tensor:
         if stored.dtype is torch.int32:  # packed along the output channels

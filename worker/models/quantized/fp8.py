@@ -43,6 +43,10 @@ class Fp8Layer:
     def label(self) -> str:
         return f"FP8 in blocks of {self.block[0]}x{self.block[1]}" if self.block else "FP8 per channel or tensor"
 
+    @property
+    def row_unit(self) -> int:
+        return self.block[0] if self.block else 1
+
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         shapes: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (), (1,), (1, 1))
         if self.block:

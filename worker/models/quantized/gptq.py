@@ -60,6 +60,10 @@ class GptqLayer:
     def stored_as(self) -> str:
         return integers_stored_as(self.bits, self.group_size, not self.act_order) if self.symmetric else ""
 
+    @property
+    def row_unit(self) -> int:
+        return 32 // self.bits
+
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups, per_word = num_groups(k, self.group_size), 32 // self.bits
         return {
@@ -77,7 +81,7 @@ class GptqLayer:
         zeros = unpack_columns(words, self.bits, n).T.to(torch.int16)
         groups = group_order(load("g_idx"), "g_idx", k, self.group_size)
         scales = required(load, "scales").T.contiguous()
-        return ScaledWeight(values, scales, (1, self.group_size or k), zeros.contiguous(), groups)
+        return ScaledWeight(values, scales, (1, self.group_size or k), zeros.contiguous(), groups, self.bits)
 
 
 @dataclass(frozen=True)

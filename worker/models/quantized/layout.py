@@ -30,11 +30,12 @@ class TensorFault(Exception):
 
 @dataclass(frozen=True)
 class Stored:
-    """The permitted types and shapes of a tensor."""
+    """The permitted types and shapes of a tensor. holds: the values that it must have; None: any."""
 
     types: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     optional: bool = False
+    holds: tuple[int, ...] | None = None
 
 
 class LayerLayout(Protocol):
@@ -56,11 +57,15 @@ class LayerLayout(Protocol):
     def integer_bits(self) -> int:
         """Bits of weights if the format multiplies them with activations that are rounded to 8 bits; else 0."""
 
+    @property
+    def row_unit(self) -> int:
+        """Output channels that share a word or a block of scales: some rows are read from a multiple of it on."""
+
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         """Return the tensors of a layer with weights [n, k] by the ends of their names."""
 
     def weight(self, n: int, k: int, load: Load) -> ScaledWeight:
-        """Read the weights. Raises TensorFault."""
+        """Read the weights, or n rows of them if `load` returns the tensors of these. Raises TensorFault."""
 
 
 class Quantization(Protocol):

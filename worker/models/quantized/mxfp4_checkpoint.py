@@ -38,6 +38,9 @@ class Mxfp4Checkpoint(QuantizedCheckpoint):
         super().check({name: shape for name, shape in expected.items() if name not in self._experts}, used)
         self._total_bytes += sum(self._elements(name) * self.stored_dtype(name).itemsize for name in self._experts)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._experts[name] if name in self._experts else super().shape(name)
+
     def stored_dtype(self, name: str) -> torch.dtype:
         return self._wide if name in self._experts else super().stored_dtype(name)
 
@@ -53,7 +56,11 @@ class Mxfp4Checkpoint(QuantizedCheckpoint):
         """Read the weights of one expert, [N, K]."""
         one = (slice(index, index + 1),)
         try:
-            return mxfp4_weight(self._stored(name + BLOCKS, one)[0], self._stored(name + SCALES, one)[0])
+            stored = [super(Mxfp4Checkpoint, self)._stored(name + end, one) for end in (BLOCKS, SCALES)]
+            weight = mxfp4_weight(stored[0][0], stored[1][0])
+            for tensor in stored:
+                self._mapped.release(tensor)
+            return weight
         except ValueError as error:
             raise CheckpointError(self._path(name), f"tensor {name}: {error}", AGAIN) from None
 

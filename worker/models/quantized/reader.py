@@ -1,8 +1,8 @@
 """Packs the weights of a quantised checkpoint for the kernels, and logs how they are kept.
 
-Weights are never rounded twice. A format that rounds activations to 8 bits, as the kernels
-do, is kept in its integers. Codes of 4 bits or FP8 in groups are kept as they are, and activations are not rounded. All
-other layers are dequantised and kept in 16 bits, and activations are not rounded, either.
+Weights are never rounded twice. A format that rounds activations to 8 bits, as the kernels do, is kept in its integers.
+Codes with scales per group are kept as they are, and activations are not rounded. All other layers are dequantised and
+kept in 16 bits, and activations are not rounded, either.
 --quantization may name the stored format: then the integer kernels multiply its integers, and the other layers are
 rounded on load.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from quire.kernels.grouped_weight import MXFP4, GroupedWeight, LinearWeight
+from quire.kernels.grouped_weight import MXFP4, GroupedWeight
+from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
 from quire.kernels.quantization import QuantizedWeight
 from quire.shared.gguf.model_files import is_gguf
@@ -28,9 +29,11 @@ from quire.worker.models.quantized.checkpoint import QuantizedCheckpoint
 from quire.worker.models.quantized.mxfp4 import Mxfp4
 from quire.worker.models.quantized.mxfp4_checkpoint import Mxfp4Checkpoint
 from quire.worker.models.sharding import Shard
-from quire.worker.models.weight_reader import WeightReader
+from quire.worker.models.weight_reader import Form, NotHeld, Part, WeightReader
 
 log = logging.getLogger(__name__)
+
+AS_STORED, DEQUANTIZED = "as stored", "dequantised"  # `Form.how`
 
 
 def open_weights(
@@ -82,42 +85,46 @@ class QuantizedReader(WeightReader):
         self._kinds: Counter[str] = Counter()  # how layers are kept: number of layers
         self._has_float_activations = False
 
-    def _weight(self, names: Sequence[str], bits: int) -> LinearWeight:
+    def _forms(self, names: Sequence[str], bits: int) -> Iterator[Form]:
         layouts = [self._checkpoint.layout(name) for name in names]
-        labels = {layout.label if layout else "not quantised" for layout in layouts}
-        stored = " and ".join(sorted(labels))
-        if any(layouts):
-            parts = [self._shard.part(name) for name in names]
-            for wanted in self._wanted(names, bits):
-                exact = self._checkpoint.exact(names, wanted, parts)
-                if exact is not None:
-                    self._count(names, f"{stored} as int{wanted} without further rounding")
-                    return exact
-            grouped = self._grouped(names, parts)
-            if grouped is not None:
-                self._count(names, f"{stored} as {grouped.kind} without further rounding")
-                self._has_float_activations = True
-                return grouped
-            weight: LinearWeight = self._read(names, self._kept(names))
-            self._has_float_activations = True
-        else:
-            weight = super()._weight(names, bits)
-        if isinstance(weight, torch.Tensor):
-            kept = f"{str(weight.dtype).removeprefix('torch.')}"
-        else:
-            kept = (f"int{weight.bits}" if isinstance(weight, QuantizedWeight) else weight.kind) + ", rounded on load"
-        self._count(names, f"{stored} as {kept}")
-        return weight
+        if not any(layouts):
+            yield from super()._forms(names, bits)
+            return
 
-    def _grouped(self, names: Sequence[str], parts: Sequence[tuple[slice, ...]]) -> GroupedWeight | None:
-        """Return layers as codes with a scale per group; None if they are not stored so, or the kernels lack them."""
-        if not isinstance(self._checkpoint, QuantizedCheckpoint):
-            return None
-        grouped = self._checkpoint.grouped(names, parts)
-        return grouped if grouped is not None and grouped.kind in self._ops.grouped_kinds else None
+        def integers(wanted: int) -> Form:
+            def read(chosen: Sequence[str], parts: Sequence[Part]) -> LinearWeight:
+                found = self._checkpoint.exact(chosen, wanted, parts)
+                if found is None:
+                    raise NotHeld
+                return found
+
+            return Form(read, AS_STORED)
+
+        def codes(chosen: Sequence[str], parts: Sequence[Part]) -> LinearWeight:
+            found = self._checkpoint.codes(chosen, parts, names)
+            if found is None or found.kind not in self._ops.code_kinds:
+                raise NotHeld
+            return found
+
+        kept = self._kept(names)
+        yield from map(integers, self._wanted(names, bits))
+        yield Form(codes, AS_STORED)
+        yield Form(lambda chosen, parts: self._weights.rows(chosen, kept, self._device, parts), DEQUANTIZED)
+
+    def _note(self, names: Sequence[str], form: Form, weight: LinearWeight) -> None:
+        layouts = [self._checkpoint.layout(name) for name in names]
+        stored = " and ".join(sorted({layout.label if layout else "not quantised" for layout in layouts}))
+        if isinstance(weight, torch.Tensor):
+            kept = str(weight.dtype).removeprefix("torch.")
+        else:
+            kept = f"int{weight.bits}" if isinstance(weight, QuantizedWeight) else weight.kind
+            kept += " without further rounding" if form.how == AS_STORED else ", rounded on load"
+        if form.how and not isinstance(weight, QuantizedWeight):
+            self._has_float_activations = True
+        self._kinds[f"{stored} as {kept}"] += len(names)
 
     def grouped_entry(self, name: str, index: int, part: tuple[slice, ...]) -> GroupedWeight | None:
-        if MXFP4 not in self._ops.grouped_kinds or not isinstance(self._checkpoint, QuantizedCheckpoint):
+        if MXFP4 not in self._ops.code_kinds or not isinstance(self._checkpoint, QuantizedCheckpoint):
             return None
         return self._checkpoint.grouped_entry(name, index, part)
 
@@ -134,10 +141,8 @@ class QuantizedReader(WeightReader):
                 return []
         return [at for at in dict.fromkeys(wanted) if at in self._ops.quantized_bits]
 
-    def _count(self, names: Sequence[str], kind: str) -> None:
-        self._kinds[kind] += len(names)
-
-    def log(self) -> None:
+    def finish(self) -> None:
+        super().finish()
         kept = "; ".join(f"{count} layers: {kind}" for kind, count in self._kinds.most_common())
         note = "; activations are not rounded" if self._has_float_activations else ""
         quantization = self._checkpoint.quantization

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import FP8, GROUP, MAX_ZERO, UINT4, GroupedWeight, has_short_scales
+from quire.kernels.grouped_weight import FP8, GROUP, MAX_ZEROS, UINT4, UINT8, GroupedWeight, has_short_scales
 from quire.kernels.quantization import INT4_GROUP, MAX_INTEGER_FEATURES, QuantizedWeight
 
 CHUNK = 1 << 22  # values that are float32 at a time
@@ -19,7 +19,7 @@ class ScaledWeight:
 
     values: [N, K], int8 or a floating type. scales: of a floating type, one per block of `block` = (rows, columns).
     zeros: as many as scales, int16; None: 0. groups: the block column j of each of the K input features, int64; None:
-    k // columns.
+    k // columns. bits: of the stored numbers.
     """
 
     values: Tensor
@@ -27,6 +27,7 @@ class ScaledWeight:
     block: tuple[int, int]
     zeros: Tensor | None = None
     groups: Tensor | None = None
+    bits: int = 8
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the weights [N, K]: computed in float32, and rounded to `dtype`."""
@@ -60,25 +61,42 @@ class ScaledWeight:
         return self._int8() if bits == 8 else self._int4()
 
     def grouped(self) -> GroupedWeight | None:
-        """Return the same weights as codes with a scale per group; None if they are not of 4 bits or FP8.
+        """Return the same weights as codes with a scale per group; None if that would round them.
 
-        Blocks must be of whole groups, and scales of 4 bits must leave space for the zero point.
+        Blocks must be of whole groups, and scales of integers must leave space for the zero point. Input features in
+        another order than their groups are put in the order of the groups.
         """
         n, k = self.values.shape
-        if self.groups is not None or (self.scales.shape[1] > 1 and self.block[1] % GROUP):
+        if self.scales.shape[1] > 1 and self.block[1] % GROUP:
             return None
+        if self.groups is not None:
+            return self._in_order()
         rows, columns = torch.arange(n) // self.block[0], torch.arange(0, k, GROUP) // self.block[1]
         scales = self.scales.float()[rows][:, columns].contiguous()
         if self.values.dtype is torch.float8_e4m3fn:
             return GroupedWeight(self.values.contiguous().view(torch.uint8), scales, FP8)
-        if self.values.dtype is not torch.int8 or not _fits_4_bits(self.values) or not has_short_scales(scales):
+        if self.values.dtype is not torch.int8 or not has_short_scales(scales):
             return None
-        zeros = torch.full_like(scales, 8, dtype=torch.int16)
+        kind, half = (UINT4, 8) if self.bits == 4 else (UINT8, 128)
+        if kind == UINT4 and not _fits_4_bits(self.values):
+            return None
+        zeros = torch.full_like(scales, half, dtype=torch.int16)
         if self.zeros is not None:
             zeros += self.zeros[rows][:, columns]
-        if int(zeros.min()) < 0 or int(zeros.max()) > MAX_ZERO:
+        if int(zeros.min()) < 0 or int(zeros.max()) > MAX_ZEROS[kind]:
             return None
-        return GroupedWeight((self.values + 8).view(torch.uint8), scales, UINT4, zeros.to(torch.uint8))
+        codes = self.values.contiguous().view(torch.uint8) + half  # modulo 256
+        return GroupedWeight(codes, scales, kind, zeros.to(torch.uint8))
+
+    def _in_order(self) -> GroupedWeight | None:
+        """Return the weights with the input features of a group as neighbours; None if groups differ in size."""
+        assert self.groups is not None
+        order = self.groups.argsort(stable=True)
+        k = self.values.shape[1]
+        if not torch.equal(self.groups[order], torch.arange(k) // self.block[1]):
+            return None
+        found = replace(self, values=self.values[:, order].contiguous(), groups=None).grouped()
+        return None if found is None else replace(found, order=order.int())
 
     def _int8(self) -> QuantizedWeight | None:
         n, k = self.values.shape
@@ -110,17 +128,19 @@ def part_of(weight: QuantizedWeight, part: tuple[slice, ...]) -> QuantizedWeight
     """Return the rows and input features of a rank; None if they cut a group of 4-bit weights."""
     if not part:
         return weight
-    values, (rows, columns) = weight.values, part
+    values, (rows, columns) = weight.values, part if len(part) == 2 else (part[0], slice(None))
     first, last, _ = columns.indices(values.shape[1])
     scales = weight.scales[rows]
     if weight.bits == 4:
         if first % INT4_GROUP or (last % INT4_GROUP and last < values.shape[1]):
             return None
         scales = scales[:, first // INT4_GROUP : -(-last // INT4_GROUP)]
-    return QuantizedWeight(values[part].contiguous(), scales.contiguous(), weight.bits)
+    return QuantizedWeight(values[rows, columns].contiguous(), scales.contiguous(), weight.bits)
 
 
 def joined(weights: list[QuantizedWeight]) -> QuantizedWeight:
     """Return layers of the same bits and input features as one, along their output channels."""
+    if len(weights) == 1:
+        return weights[0]
     values = torch.cat([weight.values for weight in weights])
     return QuantizedWeight(values, torch.cat([weight.scales for weight in weights]), weights[0].bits)

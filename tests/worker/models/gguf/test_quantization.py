@@ -25,6 +25,7 @@ def test_activations_are_rounded_if_most_weights_stay_integers() -> None:
 
 
 def test_the_memory_is_that_of_the_types_as_they_are_kept() -> None:
-    types = GGUFQuantization((("Q4_0", 320), ("Q6_K", 100), ("F32", 10)))
-    assert types.kept_bytes(has_integers=True) == 320 * 18 // 32 + 200 + 40
-    assert types.kept_bytes(has_integers=False) == 640 + 200 + 40
+    types = GGUFQuantization((("Q4_0", 320), ("Q6_K", 512), ("Q4_1", 100), ("F32", 10)))
+    assert types.kept_bytes(has_integers=True) == 320 * 18 // 32 + 512 * 58 // 64 + 200 + 40
+    assert types.kept_bytes(has_integers=False) == 320 * 5 // 8 + 512 * 58 // 64 + 200 + 40
+    assert GGUFQuantization((("Q8_0", 64), ("Q4_K", 512))).kept_bytes(has_integers=False) == 72 + 512 * 42 // 64

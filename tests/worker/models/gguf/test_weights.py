@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.kernels import CpuOps, KernelsUnavailable, Ops, ReferenceOps
+from quire.kernels.k_quant_weight import K_QUANT6
+from quire.ops.tools import gguf_writer
 from quire.ops.tools.gguf_writer import TYPES, fitting, quantized, write_gguf
 from quire.shared.gguf.file import open_gguf
 from quire.worker.inspect.fingerprint import of_weights
@@ -89,18 +93,69 @@ def test_logits_are_those_of_the_expanded_weights(kind: str, family: str, gguf_f
     expected = logits(rounded(folder, tmp_path / "rounded", kind), operations(kind="reference"))
     found = logits(file, operations())
     error = float((found - expected).square().mean().sqrt() / expected.std())
-    # float16 rounds weights to 11 bits. The product of integers rounds the activations of each token to 8 bits.
+    # float16 rounds the table to 11 bits. The product of integers rounds the activations of each token to 8 bits.
     assert error < (0.1 if kind == "Q4_0" else 0.003), error
 
 
-def test_q4_0_stays_4_bits_and_the_others_have_16(gguf_files) -> None:  # type: ignore[no-untyped-def]
-    sizes = {}
-    for kind in ("F32", "F16", "Q8_0", "Q4_0"):
-        _, file = gguf_files("qwen2", kind, **wide())
-        sizes[kind] = Decoder.load(file, operations(), torch.float32, "cpu").weight_bytes
-    assert sizes["F16"] == pytest.approx(sizes["F32"] / 2, rel=0.1)
-    assert sizes["Q8_0"] == sizes["F16"]
-    assert sizes["Q4_0"] < sizes["F16"] * 0.4
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [("F16", 16), ("Q8_0", 9), ("Q5_0", 9), ("Q4_1", 16), ("Q6_K", 7.25), ("Q5_K", 7.25), ("Q4_K", 5.25),
+     ("Q3_K", 5.25), ("Q2_K", 5.25)],
+)  # fmt: skip
+def test_codes_stay_narrow(kind: str, bits: float, dtype: torch.dtype, gguf_files) -> None:  # type: ignore[no-untyped-def]
+    folder, file = gguf_files("qwen2", kind, **wide())
+    model = Decoder.load(file, operations(dtype), dtype, "cpu")
+    shapes = {name: tensor.shape for name, tensor in load_file(folder / "model.safetensors").items()}
+    linear = sum(shape.numel() for name, shape in shapes.items() if "_proj.weight" in name)
+    others = sum(shape.numel() for name, shape in shapes.items() if "_proj.weight" not in name)
+    # The table has 16 bits, and the tied head is packed from it. Biases and norms are small.
+    assert model.weight_bytes == pytest.approx(linear * bits / 8 + 2 * others * 2, rel=0.06)
+
+
+def test_integers_of_q4_0_have_4_bits_with_activations_of_either_type(gguf_files) -> None:  # type: ignore[no-untyped-def]
+    _, file = gguf_files("qwen2", "Q4_0", **wide())
+    sizes = [
+        Decoder.load(file, operations(dtype), dtype, "cpu").weight_bytes for dtype in (torch.float32, torch.bfloat16)
+    ]
+    assert sizes[0] < sizes[1] < sizes[0] * 1.12
+
+
+def test_projections_of_several_types_have_the_codes_of_all(gguf_files, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """As in the files of llama.cpp with the ending _M: values are Q6_K where queries and keys are Q4_K."""
+    folder, _ = gguf_files("qwen3", "Q4_K", **wide())
+    file = write_mixed(folder, tmp_path / "mixed.gguf")
+    weights = GGUFWeights(file)
+    names = [f"model.layers.0.self_attn.{one}_proj.weight" for one in "qkv"]
+    assert [weights.layout(name).label for name in names] == ["Q4_K", "Q4_K", "Q6_K"]
+    packed = weights.codes(names, [()] * 3)
+    assert packed is not None
+    assert packed.kind == K_QUANT6
+    assert torch.equal(packed.dequantized(), weights.read(names, torch.float32))
+    assert weights.codes(names[:1], [(slice(0, 64),)], names).kind == K_QUANT6
+    found, expected = (logits(file, operations(kind=kind)) for kind in ("cpu", "reference"))
+    # The table, which is also the head, has float16 on the CPU.
+    assert float((found - expected).square().mean().sqrt() / expected.std()) < 0.003
+
+
+def write_mixed(folder: Path, out: Path) -> Path:
+    """Write a file of Q4_K whose value projections are Q6_K."""
+    with pytest.MonkeyPatch.context() as patch:
+        name = ""
+
+        def fitting_of(values: np.ndarray, kind: str) -> str:
+            return "Q6_K" if name.endswith("attn_v.weight") else fitting(values, kind)
+
+        def tensors(*args: Any) -> Iterator[tuple[str, np.ndarray]]:
+            nonlocal name
+            for tensor in read_tensors(*args):
+                name = tensor[0]
+                yield tensor
+
+        read_tensors = gguf_writer._tensors
+        patch.setattr(gguf_writer, "_tensors", tensors)
+        patch.setattr(gguf_writer, "fitting", fitting_of)
+        return write_gguf(folder, out, "Q4_K")
 
 
 def test_the_log_says_how_the_weights_are_kept(gguf_files, caplog) -> None:  # type: ignore[no-untyped-def]
@@ -109,7 +164,7 @@ def test_the_log_says_how_the_weights_are_kept(gguf_files, caplog) -> None:  # t
     assert "GGUF, Q4_0: 21 layers: Q4_0 as int4 without further rounding" in caplog.text
     caplog.clear()
     Decoder.load(gguf_files("qwen2", "Q8_0")[1], operations(), torch.float32, "cpu")
-    assert "21 layers: Q8_0 as float16; activations are not rounded" in caplog.text
+    assert "21 layers: Q8_0 as uint8 without further rounding; activations are not rounded" in caplog.text
 
 
 def test_parts_are_the_slices_of_the_whole(gguf_files) -> None:  # type: ignore[no-untyped-def]

@@ -132,6 +132,7 @@ def test_progress_ends_at_the_last_byte(quantized):
         checkpoint.read([f"{prefix}.post_attention_layernorm.weight"], torch.float32)
         names = [f"{prefix}.self_attn.{at}_proj.weight" for at in "qkv"]
         assert checkpoint.exact(names, 8, [()] * 3) is not None
+        checkpoint.finished(names)
         checkpoint.read([f"{prefix}.self_attn.o_proj.weight"], torch.float32)
         for at in ("gate", "up", "down"):
             checkpoint.read([f"{prefix}.mlp.{at}_proj.weight"], torch.float32)

@@ -97,7 +97,7 @@ def test_experts_stay_in_4_bits_with_the_products_of_their_values(checkpoint: Pa
         ops = kernels.CpuOps(dtype)
     except kernels.KernelsUnavailable as error:
         pytest.skip(str(error))
-    assert MXFP4 in ops.grouped_kinds
+    assert MXFP4 in ops.code_kinds
     packed, wide = load(checkpoint, ops), load(checkpoint / "plain", ops)
     for rows in (1, 9, 70):
         x = torch.randn(rows, 64).to(dtype)

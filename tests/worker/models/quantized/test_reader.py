@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from quire.kernels.cpu import linear
 from quire.kernels.quantization import QuantizedWeight, quantized_linear
 from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
@@ -15,17 +16,17 @@ from quire.worker.models.quantized.reader import make_reader
 from quire.worker.models.sharding import Shard
 from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
-from tests.support.quantized import FORMATS, PROJECTIONS, STORED_AS, quantize_checkpoint
+from tests.support.quantized import FORMATS, PROJECTIONS, STORED_AS, edit_tensors, quantize_checkpoint
 from tests.worker.models.quantized.conftest import open_quantized
 from tests.worker.models.test_decoder import TOLERANCE, Stepper, draw_prompts, operations, transformers_logits
 
+ATTENTION = [f"self_attn.{name}" for name in "qkv"]
+GATE_UP = ["mlp.gate", "mlp.up"]
 # The type of dequantised weights, of formats whose weights are not kept in groups.
 KEPT = {
-    "gptq-order": torch.float16,
-    "gptq-8": torch.float16,
+    "gptq-order": torch.float16,  # groups of 16
     "w4a16-asym": torch.bfloat16,  # groups of 16
-    "w4a16-order": torch.bfloat16,
-    "w8a16": torch.bfloat16,
+    "w8a16-float32": torch.bfloat16,  # scales without space for a zero point
 }
 
 
@@ -48,7 +49,7 @@ def test_logits_are_those_of_the_dequantised_weights(quantized, name, caplog):
     with caplog.at_level(logging.INFO):
         found = logits(folder)
     assert largest_difference(found, expected) < TOLERANCE
-    kind = "fp8" if "fp8" in name or name == "fbgemm" else "uint4"
+    kind = "fp8" if "fp8" in name or name == "fbgemm" else "uint8" if "8" in name else "uint4"
     assert (f"as {str(kept)[6:]}" if kept else f"as {kind} without further rounding") in caplog.text
     assert "activations are not rounded" in caplog.text
 
@@ -111,7 +112,40 @@ def test_no_layer_is_rounded_twice(quantized, caplog):
     assert "14 layers: 4 bits, groups of 32 as uint4 without further rounding" in caplog.text
 
 
-@pytest.mark.parametrize(("name", "limit"), [("awq", 5), ("fp8-block", 9), ("w8a8", 16)])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_weights_that_are_read_a_few_rows_at_a_time_are_those_of_the_whole(quantized, name, rank, monkeypatch):
+    folder, ops = quantized(name), operations("cpu")
+    shard = Shard(read_config(folder), rank, 2)
+    packed = []
+    for chunk in (1, 1 << 20):  # a panel, all
+        monkeypatch.setattr(linear, "_CHUNK", chunk)
+        reader = make_reader(open_quantized(folder), shard, ops, ops.dtype, "cpu", 0)
+        layer = "model.layers.1"
+        qkv, mlp = ([f"{layer}.{name}_proj.weight" for name in names] for names in (ATTENTION, GATE_UP))
+        layers = [reader.linear(qkv), reader.gate_up(mlp), reader.linear([f"{layer}.mlp.down_proj.weight"])]
+        packed.append(layers)
+    for few, whole in zip(*packed, strict=True):
+        assert few.format is whole.format
+        assert torch.equal(few.weight, whole.weight)
+        assert (few.order is None) == (whole.order is None)
+        assert few.order is None or torch.equal(few.order, whole.order)
+
+
+def test_layers_with_different_orders_have_16_bits(quantized, caplog):
+    """Weights side by side are one product, with one order of the input features."""
+    folder = quantized("gptq-order-32")
+    name = "model.layers.0.self_attn.v_proj.g_idx"
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name].flip(0)}))
+    with caplog.at_level(logging.INFO):
+        logits(folder)
+    assert "11 layers: 4 bits, groups of 32, act-order as uint4 without further rounding" in caplog.text
+    assert "3 layers: 4 bits, groups of 32, act-order as float16" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("awq", 5), ("fp8-block", 9), ("w8a8", 9), ("gptq-8-asym", 9), ("gptq-order", 16)]
+)
 def test_layers_on_gpus_have_the_values_of_the_checkpoint(quantized, name, limit, monkeypatch):
     if not HAS_TRITON:
         pytest.skip("Triton is not installed")
