@@ -39,6 +39,10 @@ class Server:
         [pid] = [pid for pid, command in children_of(self._process.pid).items() if f" quire {service}" in command]
         return pid
 
+    def output(self) -> str:
+        """What `quire serve` has said, which tells of a process that died."""
+        return f"exit code {self._process.process.poll()}\n{self._process.stdout}\n{self._process.stderr}"
+
     def metrics(self) -> str:
         with urllib.request.urlopen(self._metrics, timeout=10) as response:
             text: str = response.read().decode()
@@ -82,7 +86,7 @@ def test_random_requests_find_no_fault(environments: Environments, server: Serve
             "schemathesis_program.py", server.url, ["schemathesis==4.32.5"], (str(seed), str(CASES)), timeout_s=1800
         )
         done = cases["fuzz"].value()
-        assert done["code"] == 0, f"seed {seed}: {done['output'][-6000:]}"
+        assert done["code"] == 0, f"seed {seed}: {done['output'][-20_000:]}\n{server.output()}"
         answers = server.answers()
         memory.append((answers.total(), server.gateway_mib()))
         print(f"seed {seed}: {answers.total()} requests, gateway {memory[-1][1]:.1f} MiB")
