@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,13 @@ REQUIREMENTS = (
     "hf-xet",
     "shellingham",
 )
-SIZES = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256}
+# Sizes for groups of 128 weights, and weights with which logits do not saturate.
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "initializer_range": 0.1,
+}
 # How the layers of each case are kept, as the log of the reader says it.
 KEPT = {
     "w4a16": "as uint4 without further rounding",
