@@ -380,8 +380,8 @@ def _replacements(driver: Driver) -> dict[str, Any]:
         "cudart": lambda: runtime,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
-        "manual_seed": torch.manual_seed,
-        "manual_seed_all": torch.manual_seed,
+        "manual_seed": lambda seed: None,  # torch.manual_seed has seeded the host, which draws for all devices
+        "manual_seed_all": lambda seed: None,
         "is_bf16_supported": lambda *_: True,
     }
 
@@ -400,13 +400,13 @@ def install(driver: Driver, patch: pytest.MonkeyPatch) -> None:
     }.items():
         patch.setattr(torch._C, name, function, raising=False)
     patch.setattr(SimulatedTensor, "driver", driver, raising=False)
-    run = threading.Thread.run
+    begin = threading.Thread._bootstrap_inner  # subclasses replace `run`
 
-    def run_with_driver(thread: threading.Thread) -> None:
+    def begin_with_driver(thread: threading.Thread) -> None:
         with driver:  # modes are of one thread
-            run(thread)
+            begin(thread)
 
-    patch.setattr(threading.Thread, "run", run_with_driver)
+    patch.setattr(threading.Thread, "_bootstrap_inner", begin_with_driver)
     replace_collectives(driver, patch)
     replace_launches(driver, patch)
 

@@ -83,10 +83,15 @@ def test_streams_run_in_their_own_order(driver: Driver) -> None:
 
 def test_threads_that_start_later_see_the_devices(driver: Driver) -> None:
     found: list[torch.Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(torch.ones(2, device="cuda")))
-    thread.start()
-    thread.join()
-    assert found[0].tolist() == [1, 1]
+
+    class Own(threading.Thread):
+        def run(self) -> None:
+            found.append(torch.ones(2, device="cuda"))
+
+    for thread in (Own(), threading.Thread(target=lambda: found.append(torch.ones(2, device="cuda")))):
+        thread.start()
+        thread.join()
+    assert [one.tolist() for one in found] == [[1, 1], [1, 1]]
 
 
 def test_two_devices_do_not_mix() -> None:
@@ -103,10 +108,10 @@ def test_two_devices_do_not_mix() -> None:
 
 
 def test_everything_is_restored() -> None:
-    before = torch.cuda.Event, threading.Thread.run, torch.version.cuda
+    before = torch.cuda.Event, threading.Thread._bootstrap_inner, torch.version.cuda
     with simulated_cuda():
         assert torch.cuda.is_available()
-    assert (torch.cuda.Event, threading.Thread.run, torch.version.cuda) == before
+    assert (torch.cuda.Event, threading.Thread._bootstrap_inner, torch.version.cuda) == before
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        sys.modules.pop("torch._meta_registrations", None)  # the placeholder of quire.worker.lean_torch
+        if not hasattr(sys.modules["torch._meta_registrations"], "__file__"):
+            del sys.modules["torch._meta_registrations"]  # the placeholder of quire.worker.lean_torch
         from tests.support.simulated_cuda.driver import simulated_cuda
 
         count = int(os.environ.get("SIMULATED_CUDA_DEVICES", "1"))
