@@ -1,6 +1,6 @@
 """The rehearsal of `make gpu-check`: every part on a simulated device in host memory, with tiny shapes.
 
-It measures nothing. It shows that the check runs to its end, and that the host's part of the GPU code does.
+A rehearsal measures nothing. It shows that the check and the host's part of the GPU code run to their end.
 The simulated device belongs to the tests (tests/support/simulated_cuda).
 """
 

@@ -1,4 +1,4 @@
-"""How many blocks of a kernel one multiprocessor holds at a time, by compute capability (CUDA programming guide)."""
+"""Occupancy: the number of blocks of a kernel on one multiprocessor, by compute capability (CUDA programming guide)."""
 
 from __future__ import annotations
 

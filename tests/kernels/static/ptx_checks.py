@@ -119,7 +119,7 @@ def written_without_barrier(program: Program) -> list[str]:
 
 
 class Varies(IntEnum):
-    """How a value differs between the threads of a block."""
+    """Which threads of a block may have different values of a register."""
 
     NOT = 0
     BETWEEN_WARPS = 1
@@ -187,14 +187,14 @@ def divided_barriers(program: Program, trusts_sums: bool = False) -> list[str]:
 
 
 def lane_sums(program: Program) -> set[str]:
-    """Return the registers with values of other lanes, and those that add them to their own."""
+    """Return the registers with values of other lanes, and those that combine them with values of their own lane."""
     from_lanes: set[str] = set()
     found: set[str] = set()
     for one in program.instructions:
-        is_exchange = one.opcode.startswith(("shfl.sync.bfly", "redux.sync"))
-        if is_exchange or (one.parts[0] == "mov" and (one.registers - one.written) & from_lanes):
-            from_lanes |= one.written
-        elif (one.registers - one.written) & from_lanes:
+        sources = one.registers - one.written
+        if one.opcode.startswith(("shfl.sync.bfly", "redux.sync")) or (sources and sources <= from_lanes):
+            from_lanes |= one.written  # exchanged, or both halves of a number put together
+        elif sources & from_lanes:
             found |= one.written
     return from_lanes | found
 

@@ -145,8 +145,8 @@ def parse(text: str) -> Code:
 def touched_before_wait(code: Code) -> list[str]:
     """Find instructions that touch a register of a product of warpgroups under way.
 
-    These are accumulators that are read or written, and operands that are written, before `WARPGROUP.DEPBAR`. The
-    hardware does not check it; ptxas has to.
+    Before `WARPGROUP.DEPBAR`, accumulators may not be read or written, and operands may not be written. The hardware
+    does not check it; ptxas has to.
     """
     found: dict[int, str] = {}
 

@@ -1,4 +1,4 @@
-"""How many blocks a multiprocessor holds, at each limit."""
+"""The number of blocks of a multiprocessor, at each limit."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ ON_EACH_GPU = pytest.mark.parametrize(("capability", "shape"), LAUNCHES)
 
 # Triton 3.7.1 lets LLVM copy registers of asynchronous instructions before the wait for them. PTX leaves such copies
 # undefined. Both versions of ptxas that Triton brings remove the copies of accumulators (see the test of machine code).
-# What they make of the copy of tensor memory is in scoreboards that nvdisasm does not print.
+# The copy from tensor memory depends on scoreboards, which nvdisasm does not print.
 COPIED_EARLY = [
     (HOPPER, "decode_kernel", "bf16 d64 32/8 page16 window0 invariant"),
     (HOPPER, "decode_kernel", "bf16 d128 32/8 page16 window0 invariant"),

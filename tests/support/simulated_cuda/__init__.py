@@ -1,6 +1,7 @@
 """A stand-in for the CUDA driver, in host memory: `torch.cuda` without a GPU.
 
-It measures nothing and proves nothing about a card. It runs the host's part of CUDA code, and finds mistakes in it:
+The simulation measures nothing and proves nothing about a card. It runs the host's part of CUDA code, and finds
+mistakes in that code:
 
 - Tensors claim to be on "cuda" and lie in host memory, poisoned until they are written (`tensors`).
 - Operations run as late as possible: when the host waits for them (`streams`). A runner that reuses a buffer too soon,

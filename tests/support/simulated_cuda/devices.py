@@ -22,7 +22,7 @@ def cuda_error(reason: str) -> RuntimeError:
 
 
 class Allocation:
-    """Bytes of a device. They are free again when the last tensor in them is dropped."""
+    """Bytes of a device. The bytes are free again when the last tensor in them is dropped."""
 
     def __init__(self, device: SimulatedDevice, buffer: torch.Tensor, pool: MemoryPool | None) -> None:
         self.device, self.buffer, self.pool = device, buffer, pool

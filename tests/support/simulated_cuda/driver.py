@@ -28,7 +28,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class PinnedBytes(bytearray):
-    """Pinned host memory, which is known as such as long as it exists."""
+    """Pinned host memory. The driver knows it until it is freed."""
 
     forget: Callable[[], object] | None = None
 

@@ -16,7 +16,7 @@ Operation = Callable[[], Any]
 
 
 class SimulatedStream:
-    """Stands in for torch.cuda.Stream. capture: what is recorded instead of launched, while a graph is captured."""
+    """Stands in for torch.cuda.Stream. recorded: the operations of the capture under way; None: none is."""
 
     driver: Driver
 
@@ -77,7 +77,7 @@ class SimulatedStream:
 
 
 class SimulatedEvent:
-    """Stands in for torch.cuda.Event. Its times are those of the host, and mean nothing."""
+    """Stands in for torch.cuda.Event. It reads the clock of the host, so durations mean nothing."""
 
     driver: Driver
 

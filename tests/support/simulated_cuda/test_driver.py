@@ -194,7 +194,7 @@ def test_a_capture_forbids(driver: Driver, mistake: str) -> None:
 
 
 def test_a_failed_capture_leaves_the_stream_and_the_allocator_as_they_were(driver: Driver) -> None:
-    """What `record_on_cuda` cleans up; without that, the allocator's cache cannot be emptied any more."""
+    """`record_on_cuda` cleans up. Without that, the allocator's cache cannot be emptied any more."""
     x = torch.ones(3, device="cuda")
     with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         x.sum().item()
@@ -243,7 +243,7 @@ def test_another_thread_may_wait_unless_the_capture_is_global(driver: Driver) ->
 
 
 def test_graphs_of_a_pool_use_the_same_memory_in_turn(driver: Driver) -> None:
-    """What one graph leaves in the pool, the next one overwrites."""
+    """A graph overwrites the results of another graph in the same pool."""
     results: list[torch.Tensor] = []
     x = torch.ones(MIB, device="cuda")
     one, pool = record_on_cuda(lambda: results.append(x * 2), None)
