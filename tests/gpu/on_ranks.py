@@ -1,9 +1,11 @@
 """Runs the asynchronous engine over a model that several ranks share. A program, because it exits as a worker does.
 
-    python -m tests.gpu.on_ranks CHECKPOINT
+    python -m tests.gpu.on_ranks CHECKPOINT [--few]
 
 On CUDA devices it uses a rank per device, at most two. A single rank also exchanges through NCCL, inside graphs too. On
 a CPU it uses two ranks without graphs. Prints greedy texts and the number of captured graphs as JSON.
+
+--few: only two prompts and four tokens, for Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ def main() -> None:
     settings = WorkerSettings(model=str(path), device=device.type, tensor_parallel_size=size)
     ops = kernels.triton_ops(device, torch.float32) if on_cuda else kernels.select_ops("cpu", torch.float32)
     model = LeadingDecoder.lead(Followers(settings, path, ops), path, ops, torch.float32, device)
-    limits = EngineLimits(200, 8, 12, 32, model.max_model_len)
+    few = "--few" in sys.argv
+    limits = EngineLimits(*((40, 8, 2, 16) if few else (200, 8, 12, 32)), model.max_model_len)
     buckets = graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens) if on_cuda else []
     runner = partial(DeviceRunner, graph_buckets=buckets, record=recorder(model))
     engine = Engine(model, limits, model.config.eos_token_ids, None, runner=runner)
     while engine.prepare():
         pass
-    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
+    asked, most = (prompts()[:2], 4) if few else (prompts(), MAX_TOKENS)
+    outputs = generate(engine, asked, SamplingParams(max_tokens=most, temperature=0.0))
     captured = engine.runner.graphs.num_captured  # type: ignore[attr-defined]
     print(json.dumps({"ranks": size, "outputs": outputs, "graphs": captured, "buckets": len(buckets)}), flush=True)
     model.close()

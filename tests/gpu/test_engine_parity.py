@@ -7,6 +7,7 @@ a graph is a call that reads the same static buffers: this covers everything exc
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -152,3 +153,28 @@ def test_ranks_give_what_hugging_face_gives(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert [choices[0] for choices in found["outputs"]] == by_hugging_face(path)
     assert found["graphs"] == found["buckets"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(ON_CUDA, reason="the ranks run on the GPUs themselves")
+def test_ranks_on_two_simulated_devices_give_what_hugging_face_gives(tmp_path: Path) -> None:
+    """Both processes capture the same graphs, whose exchanges are in the order of the streams."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    path = make_checkpoint(tmp_path / "qwen3", "qwen3", num_hidden_layers=1)
+    root = Path(__file__).parents[2]
+    folders = [root / "tests" / "support" / "simulated_cuda" / "site", root, os.environ.get("PYTHONPATH", "")]
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "SIMULATED_CUDA_DEVICES": "2",
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "tests.gpu.on_ranks", str(path), "--few"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=root)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ranks"] == 2
+    assert found["graphs"] == found["buckets"] == 5
+    expected = [tokens[:4] for tokens in by_hugging_face(path)[:2]]
+    assert [choices[0] for choices in found["outputs"]] == expected

@@ -2,7 +2,8 @@
 
 make gpu-check                                   run all parts
 make gpu-check ARGS="--only kernels,parity"      run some parts
-make gpu-check ARGS="--rehearse"                 run all parts on the CPU with tiny shapes, to test the script itself
+make gpu-check ARGS="--rehearse"                 run all parts on a simulated device with tiny shapes: no GPU is needed,
+                                                 and nothing is measured
 
 Parts: self-test (that of workers, at its full level), kernels (every kernel against float64 references), parity (the
 engine against Hugging Face), small and large (the speed of the engine at published shapes; again without CUDA graphs
@@ -26,11 +27,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.ops.benchmarks.gpu import packages, process
+from quire.ops.benchmarks.gpu import packages, process, rehearsal
 from quire.ops.benchmarks.gpu.table import table
 
 RESULTS = packages.ROOT / "ops" / "benchmarks" / "results" / "gpu"
@@ -63,7 +65,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", metavar="PARTS", default=",".join(PARTS), help="parts to run, comma-separated")
-    parser.add_argument("--rehearse", action="store_true", help="run on the CPU, with tiny shapes")
+    parser.add_argument("--rehearse", action="store_true", help="run on a simulated device, with tiny shapes")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--without-graphs", action="store_true", help="small and large: launch kernels one by one")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or RESULTS))
@@ -74,13 +76,16 @@ def main() -> int:
     if unknown := [name for name in chosen if name not in PARTS]:
         parser.error(f"--only: {', '.join(unknown)} is not one of {', '.join(PARTS)}")
     if not args.rehearse and not has_cuda():
-        print("gpu-check: torch finds no CUDA device here; --rehearse runs all parts on the CPU", file=sys.stderr)
+        print("gpu-check: torch finds no CUDA device here; --rehearse runs all parts without one", file=sys.stderr)
         return 1
     # SIGTERM raises SystemExit, so that `process.run` also ends the running part: a part has a session of its own, and
     # does not get the signal.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     args.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"environment": environment(), "parts": {}}
+    if args.rehearse:
+        report["rehearsal"] = rehearsal.NOTICE
+        print(rehearsal.NOTICE, flush=True)
     if fault := outdated_triton(args):
         report["unreliable"] = fault
         print(f"unreliable: {fault}", flush=True)
@@ -158,6 +163,8 @@ def run_part(name: str, args: argparse.Namespace, seconds: float) -> dict[str, A
     result_file.unlink(missing_ok=True)
     status = result.pop("status", "failed") if code == 0 else "failed"
     taken = time.monotonic() - started
+    if args.rehearse and status == "passed":
+        status = rehearsal.STATUS
     print(f"{name}: {status} after {taken:.0f} s", flush=True)
     if status == "failed":
         said = [text for text in log.read_text(errors="replace").splitlines() if text.strip()][-SHOWN:]
@@ -175,7 +182,8 @@ def child(args: argparse.Namespace) -> int:
         beside.write_text(json.dumps(found) + "\n")
         beside.replace(file)
 
-    save({"status": "passed"} | PARTS[args.part].run(args, save))
+    with rehearsal.simulated_device() if args.rehearse else nullcontext():
+        save({"status": "passed"} | PARTS[args.part].run(args, save))
     return 0
 
 
@@ -185,7 +193,12 @@ def child(args: argparse.Namespace) -> int:
 def device_of(args: argparse.Namespace) -> Any:
     import torch
 
-    return torch.device("cpu") if args.rehearse else torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def step_of(args: argparse.Namespace) -> tuple[int, int]:
+    """Return the most sequences and tokens of a step; 0: those of a worker."""
+    return (rehearsal.SEQUENCES, rehearsal.TOKENS) if args.rehearse else (0, 0)
 
 
 def pytest(args: argparse.Namespace, *arguments: str) -> dict[str, Any]:
@@ -206,18 +219,23 @@ def check_kernels(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 
 
 def check_parity(args: argparse.Namespace, save: Save) -> dict[str, Any]:
-    return pytest(args, "tests/gpu", "-m", "not soak")
+    found = pytest(args, "tests/gpu", "-m", "not soak")  # in a rehearsal, on the CPU
+    if not args.rehearse or found["status"] == "failed":
+        return found
+    # The comparison on the simulated device has few and short texts.
+    return pytest(args, "tests/worker/device/test_on_simulated_cuda.py", "-m", "", "-k", "texts_of_a_cpu")
 
 
 def measure_bandwidth(args: argparse.Namespace, save: Save) -> dict[str, Any]:
-    if args.rehearse:
-        return {"status": "skipped", "why": "needs a CUDA device"}
     import torch
 
     from quire.ops.benchmarks.kernels import gpu
 
     file = args.out / "bandwidth.json"
-    code = gpu.run(torch.bfloat16, 30, file)
+    if args.rehearse:
+        code = gpu.run(torch.bfloat16, 1, file, rehearsal.kernel_cases(), gpu.CardProbe(1 << 20, 64, 1 << 20))
+    else:
+        code = gpu.run(torch.bfloat16, 30, file)
     found: dict[str, Any] = json.loads(file.read_text())
     return found | {"status": "failed" if code else "passed"}
 
@@ -230,19 +248,20 @@ def measure_speed(model: str, args: argparse.Namespace, save: Save) -> dict[str,
         loads, model = [check.rehearsal(load) for load in loads], "small"
     shapes = ((1, 32), (4, 32)) if args.rehearse else ((1, 1024), (256, 512))
     found: dict[str, Any] = {"rows": [], "steps": [], "graphs": []}
-    longest = 512 if args.rehearse else 4096
-    check.measure(model, device_of(args), longest, loads, shapes, not args.without_graphs, found, save)
+    longest, steps = (512, rehearsal.STEPS) if args.rehearse else (4096, 100)
+    graphs, step = not args.without_graphs, step_of(args)
+    check.measure(model, device_of(args), longest, loads, shapes, graphs, found, save, step, steps)
     return found
 
 
 def measure_tiles(args: argparse.Namespace, save: Save) -> dict[str, Any]:
-    if args.rehearse:
-        return {"status": "skipped", "why": "needs a CUDA device"}
     from quire.ops.benchmarks.kernels import gpu, tile_sizes
 
-    timer = gpu.Timer(20)
-    card = gpu.measure_card(timer)
-    return {"tiles": tile_sizes.measure(timer, card, lambda rows: save({"tiles": rows}))}
+    probe = gpu.CardProbe(1 << 20, 64, 1 << 20) if args.rehearse else gpu.CardProbe()
+    timer = gpu.Timer(1 if args.rehearse else 20, probe.flush_bytes)
+    card = gpu.measure_card(timer, probe)
+    cases = [one for one in rehearsal.kernel_cases() if one.name in tile_sizes.NAMES] if args.rehearse else None
+    return {"tiles": tile_sizes.measure(timer, card, lambda rows: save({"tiles": rows}), cases)}
 
 
 def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
@@ -259,7 +278,7 @@ def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     load = replace(check.LOADS[0], what="128 requests, ShareGPT lengths", pairs=pairs)
     if args.rehearse:
         load = check.rehearsal(load)
-    engine = check.make_engine(load.model, device, 512 if args.rehearse else 2048)
+    engine = check.make_engine(load.model, device, 512 if args.rehearse else 2048, step=step_of(args))
     while engine.prepare():
         pass
     found: dict[str, Any] = {"what": load.what, "quire": check.run(engine, load)["rate"]}
@@ -268,6 +287,8 @@ def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()  # generate_batch takes the memory that the card reports as free
+    if args.rehearse:  # the code of Transformers is not rehearsed
+        device = torch.device("cpu")
     model = hugging_face.make_model(load.model, device)
     found["generate"] = hugging_face.generate(model, load, device)
     save(found)
@@ -289,7 +310,8 @@ def measure_invariance(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     if args.rehearse:
         load = check.rehearsal(load)
     longest, shape = (512, (4, 32)) if args.rehearse else (2048, (256, 1024))
-    return invariance.measure(load.model, device_of(args), longest, shape, load, save)
+    steps = rehearsal.STEPS if args.rehearse else 100
+    return invariance.measure(load.model, device_of(args), longest, shape, load, save, step_of(args), steps)
 
 
 def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
@@ -301,8 +323,10 @@ def measure_stack(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     from quire.ops.benchmarks.gpu import stack
 
     name, cases = ("small", stack.REHEARSAL) if args.rehearse else ("llama-3.1-8b", stack.CASES)
-    with tempfile.TemporaryDirectory(prefix="quire-gpu-check-") as folder:
-        return stack.run(Path(folder), name, device_of(args), cases, save)
+    arguments = rehearsal.WORKER_ARGUMENTS if args.rehearse else ()
+    children = rehearsal.simulated_device_of_children() if args.rehearse else nullcontext()
+    with tempfile.TemporaryDirectory(prefix="quire-gpu-check-") as folder, children:
+        return stack.run(Path(folder), name, device_of(args), cases, save, arguments)
 
 
 # The most important parts come first, in case time runs out. A part that is stopped counts as failed, a skipped part

@@ -21,6 +21,7 @@ from quire.worker.device import memory_plan
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graph_capture import graph_buckets
 from quire.worker.device.graphs import GREEDY, GraphBucket
+from quire.worker.device.runner import StepOutput
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.step import Step
@@ -61,8 +62,8 @@ LOADS = (
 
 
 def rehearsal(load: Load) -> Load:
-    """Return the load with a model and lengths that are small enough for a CPU."""
-    pairs = tuple((1 + prompt // 64, 2 + output // 64) for prompt, output in load.pairs[:8])
+    """Return the load with a model and lengths that are small enough for Triton's interpreter."""
+    pairs = tuple((1 + prompt // 64, 2 + output // 256) for prompt, output in load.pairs[:4])
     return replace(load, model="small", pairs=pairs)
 
 
@@ -74,12 +75,20 @@ def make_engine(
     fp8: bool = False,
     invariant: bool = False,
     buckets: SequenceOf[GraphBucket] | None = None,
+    step: tuple[int, int] = (0, 0),
 ) -> Engine:
     """Make an engine with a random model, whose cache takes all memory that is left.
 
-    longest: context length. buckets: sizes of its CUDA graphs; None: those of a worker.
+    longest: context length. buckets: sizes of its CUDA graphs; None: those of a worker. step: the most sequences and
+    tokens of a step; 0: those of a worker.
     """
-    settings = WorkerSettings(kv_cache_dtype="fp8" if fp8 else "auto", block_size=BLOCK_SIZE, cuda_graphs=graphs)
+    settings = WorkerSettings(
+        kv_cache_dtype="fp8" if fp8 else "auto",
+        block_size=BLOCK_SIZE,
+        cuda_graphs=graphs,
+        max_num_seqs=step[0],
+        max_num_batched_tokens=step[1],
+    )
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     ops = (
         kernels.triton_ops(device, dtype, fp8, invariant) if device.type == "cuda" else kernels.select_ops("cpu", dtype)
@@ -113,13 +122,15 @@ def measure(
     graphs: bool,
     found: dict[str, list[Any]],
     save: Callable[[dict[str, list[Any]]], None],
+    step: tuple[int, int] = (0, 0),
+    steps: int = 100,
 ) -> None:
-    """Measure loads and decode steps, and store the results in `found`.
+    """Measure loads and `steps` decode steps, and store the results in `found`.
 
     found["rows"] gets a row for each load, found["steps"] one for each shape (sequences, context), and found["graphs"]
     the time and memory of the CUDA graphs.
     """
-    engine = make_engine(name, device, longest, graphs)
+    engine = make_engine(name, device, longest, graphs, step=step)
     free, started = free_bytes(device), time.perf_counter()
     while engine.prepare():
         pass
@@ -132,7 +143,7 @@ def measure(
         print(found["rows"][-1], flush=True)
         save(found)
     for sequences, context in shapes:
-        found["steps"].append({"model": name, **decode_steps(engine, sequences, context)})
+        found["steps"].append({"model": name, **decode_steps(engine, sequences, context, steps)})
         print(found["steps"][-1], flush=True)
         save(found)
 
@@ -200,7 +211,7 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
         engine.add(GenerationRequest(f"d{index}", "bench", prompt, params))
     while len(engine.groups.decodes) < sequences:
         engine.step()
-    for _ in range(20):
+    for _ in range(steps // 5):
         engine.step()
     runner = engine.runner
     assert isinstance(runner, DeviceRunner)
@@ -213,13 +224,13 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
     if is_cuda:
         torch.cuda.synchronize()
     wall = (time.perf_counter() - started) / steps
-    mixed = _mixed_launch_ms(engine) if sequences < engine.limits.max_num_seqs else None
+    mixed = _mixed_launch_ms(engine, prompts=min(8, steps)) if sequences < engine.limits.max_num_seqs else None
     for name in list(engine.requests):
         engine.drop(name)
     busy: float | None = None
     if found := runner.graphs.find(GREEDY, sequences, sequences):
         graph = found[1]
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(steps):
             graph.replay()
@@ -244,12 +255,12 @@ def _mixed_launch_ms(engine: Engine, prompts: int = 8, length: int = 100) -> flo
     runner, spent = engine.runner, []
     execute = runner.execute
 
-    def timed(step: Step) -> torch.Tensor:
+    def timed(step: Step) -> StepOutput | None:
         started = time.perf_counter()
-        logits = execute(step)
+        output = execute(step)
         if step.chunks:
             spent.append(time.perf_counter() - started)
-        return logits
+        return output
 
     runner.execute = timed  # type: ignore[method-assign]
     try:
@@ -260,5 +271,5 @@ def _mixed_launch_ms(engine: Engine, prompts: int = 8, length: int = 100) -> flo
             while f"m{index}" in engine.requests:
                 engine.step()
     finally:
-        del runner.execute  # type: ignore[method-assign]
+        del runner.execute
     return 1e3 * statistics.median(spent)

@@ -21,7 +21,8 @@ def make_model(name: str, device: torch.device) -> Any:
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with torch.device(device):
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+        return model.eval()
 
 
 def generate(model: Any, load: Load, device: torch.device) -> float:
@@ -47,7 +48,8 @@ def generate_continuously(model: Any, load: Load, device: torch.device) -> float
 
     asked = list(requests(load, model.config.vocab_size))
     mean = round(sum(one.sampling.max_tokens for one in asked) / len(asked))
-    config = transformers.GenerationConfig(max_new_tokens=mean, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    options = {"max_new_tokens": mean, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+    config = transformers.GenerationConfig(**options)  # type: ignore[no-untyped-call]
     prompts = [list(one.prompt) for one in asked]
     with torch.no_grad():  # not inference mode: generate_batch changes tensors in place later
         model.generate_batch(inputs=prompts[:2], generation_config=config)

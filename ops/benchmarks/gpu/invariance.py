@@ -20,19 +20,23 @@ def measure(
     shape: tuple[int, int],
     prompts: Load,
     save: Callable[[dict[str, Any]], None],
+    step: tuple[int, int] = (0, 0),
+    steps: int = 100,
 ) -> dict[str, Any]:
-    """Measure a decode step of `shape` (sequences, context) and the computation of `prompts`, in both modes, in ms."""
+    """Measure a decode step of `shape` (sequences, context) and the computation of `prompts`, in both modes, in ms.
+
+    step: see `make_engine`. steps: the number of decode steps.
+    """
     sequences, context = shape
     found: dict[str, Any] = {"modes": []}
     for invariant in (False, True):
-        engine = make_engine(
-            name, device, longest, invariant=invariant, buckets=[GraphBucket(GREEDY, sequences, sequences)]
-        )
+        buckets = [GraphBucket(GREEDY, sequences, sequences)]
+        engine = make_engine(name, device, longest, invariant=invariant, buckets=buckets, step=step)
         while engine.prepare():
             pass
         run(engine, prompts)  # compiles, and warms up
         prompts_ms = 1e3 * statistics.median(run(engine, prompts)["seconds"] for _ in range(5))
-        step_ms = decode_steps(engine, sequences, context)["step_ms"]
+        step_ms = decode_steps(engine, sequences, context, steps)["step_ms"]
         found["modes"].append({"model": name, "invariant": invariant, "step_ms": step_ms, "prompts_ms": prompts_ms})
         print(found["modes"][-1], flush=True)
         save(found)

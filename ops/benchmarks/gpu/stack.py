@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,14 @@ import torch
 
 from quire.ops.benchmarks.stack.__main__ import start_stack
 from quire.ops.benchmarks.stack.load import LoadCase, run_case
-from quire.ops.benchmarks.stack.random_model import CONFIGS, config_json, random_tensor, shapes_of
+from quire.ops.benchmarks.stack.random_model import CONFIGS, RandomWeights, config_json, shapes_of
 from quire.worker.models.config import read_config
 
 CASES = (
     LoadCase("c1", 1024, 128, requests=4, concurrency=1),
     LoadCase("c256", 128, 128, requests=512, concurrency=256),
 )
-REHEARSAL = (LoadCase("c1", 16, 8, requests=2, concurrency=1), LoadCase("c4", 16, 8, requests=8, concurrency=4))
+REHEARSAL = (LoadCase("c1", 16, 4, requests=1, concurrency=1), LoadCase("c2", 16, 4, requests=2, concurrency=2))
 
 
 def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
@@ -35,13 +34,13 @@ def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(config_json(name))
     shapes = shapes_of(read_config(folder))
-    read = partial(random_tensor, shapes=shapes, dtype=torch.bfloat16, device=device)
-    names = list(shapes)
+    weights, names = RandomWeights(shapes, torch.bfloat16), list(shapes)
     per_shard = -(-len(names) // 4)
     weight_map: dict[str, str] = {}
     for index, first in enumerate(range(0, len(names), per_shard)):
         shard = f"model-{index + 1:05}-of-00004.safetensors"
-        part = {one: read(one).cpu() for one in names[first : first + per_shard]}
+        shard_names = names[first : first + per_shard]
+        part = {one: weights.read([one], torch.bfloat16, device).cpu() for one in shard_names}
         save_file(part, str(folder / shard), {"format": "pt"})
         weight_map |= dict.fromkeys(part, shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
@@ -55,14 +54,22 @@ def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
 
 
 def run(
-    folder: Path, name: str, device: torch.device, cases: tuple[LoadCase, ...], save: Callable[[dict[str, Any]], None]
+    folder: Path,
+    name: str,
+    device: torch.device,
+    cases: tuple[LoadCase, ...],
+    save: Callable[[dict[str, Any]], None],
+    arguments: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Write the checkpoint, start the stack, measure the cases and stop the stack. Returns the results."""
+    """Write the checkpoint, start the stack, measure the cases and stop the stack. Returns the results.
+
+    arguments: further ones of `quire serve`.
+    """
     found: dict[str, Any] = {"written_s": write_checkpoint(folder / name, name, device)}
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the worker takes the memory that the card reports as free
     print(f"checkpoint written after {found['written_s']:.1f} s", flush=True)
-    extra = ["--device", device.type, "--max-model-len", "4096"]
+    extra = ["--device", device.type, "--max-model-len", "4096", *arguments]
     process, url, found["ready_s"] = start_stack(folder / name, folder, extra)
     found["cases"] = []
     try:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -306,9 +306,9 @@ def table(card: Card, results: list[GpuKernelResult]) -> str:
 class Timer:
     """Measures the median time of runs on the device."""
 
-    def __init__(self, repeat: int) -> None:
+    def __init__(self, repeat: int, flush_bytes: int = FLUSH_BYTES) -> None:
         self.repeat = repeat
-        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self.flush = torch.empty(flush_bytes, dtype=torch.uint8, device="cuda")
 
     def seconds(self, run: Callable[[], object], captured: bool = True) -> float:
         for _ in range(3):
@@ -331,12 +331,19 @@ class Timer:
         return statistics.median(times)
 
 
-def measure_card(timer: Timer) -> Card:
+class CardProbe(NamedTuple):
+    """The sizes with which the rates of a card are measured."""
+
+    copy_bytes: int = 1 << 30
+    matrix: int = 8192  # rows and columns
+    flush_bytes: int = FLUSH_BYTES
+
+
+def measure_card(timer: Timer, probe: CardProbe = CardProbe()) -> Card:  # noqa: B008 (it is immutable)
     """Measure the rates of the current CUDA device."""
-    size = 1 << 30
+    size, n = probe.copy_bytes, probe.matrix
     source, target = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
     host = torch.empty(size // 4, dtype=torch.uint8, pin_memory=True)
-    n = 8192
     a, b = torch.randn(2, n, n, device="cuda", dtype=torch.bfloat16)
     product: Tensor = torch.empty(n, n, device="cuda", dtype=torch.bfloat16)
     part = source[: len(host)]
@@ -348,7 +355,13 @@ def measure_card(timer: Timer) -> Card:
     )
 
 
-def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[GpuKernelCase] = CASES) -> int:
+def run(
+    dtype: torch.dtype,
+    repeat: int,
+    json_file: Path | None,
+    cases: list[GpuKernelCase] = CASES,
+    probe: CardProbe = CardProbe(),  # noqa: B008 (it is immutable)
+) -> int:
     """Measure the cases, print a table and write `json_file`. Returns 0, 1 if a case fails, or 2 without a device."""
     if not torch.cuda.is_available():
         print("--ops triton needs a CUDA device, and torch finds none", file=sys.stderr)
@@ -357,8 +370,8 @@ def run(dtype: torch.dtype, repeat: int, json_file: Path | None, cases: list[Gpu
 
     from quire.kernels.gpu.ops import TritonOps
 
-    timer, ops = Timer(repeat), TritonOps(dtype=dtype)
-    card = measure_card(timer)
+    timer, ops = Timer(repeat, probe.flush_bytes), TritonOps(dtype=dtype)
+    card = measure_card(timer, probe)
     results: list[GpuKernelResult] = []
     rows: list[dict[str, object]] = []
     versions = {"torch": torch.__version__, "triton": triton.__version__, "dtype": str(dtype)}

@@ -65,10 +65,18 @@ def launch(ops: TritonOps, case: AttentionCase, tiles: AttentionTiles) -> Callab
     return with_tiles
 
 
-def measure(timer: Timer, card: Card, save: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """Return a row for each case and candidate, the fastest of a case first. Calls `save` after each case."""
+def measure(
+    timer: Timer,
+    card: Card,
+    save: Callable[[list[dict[str, Any]]], None],
+    measured: list[AttentionCase] | None = None,
+) -> list[dict[str, Any]]:
+    """Return a row for each case and candidate, the fastest of a case first. Calls `save` after each case.
+
+    measured: the cases; those of `cases` if None.
+    """
     ops, rows = TritonOps(dtype=torch.bfloat16), []
-    for case in cases():
+    for case in cases() if measured is None else measured:
         floor, found = card.floor_s(case, 2), []
         for tiles in candidates(case):
             name = f"{tiles.rows} x {tiles.keys}, {tiles.warps} warps, {tiles.stages} stages"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 REGISTER = re.compile(r"%[a-zA-Z_]\w*")
+WRITE_NONE = ("st", "red", "bra", "ret", "bar", "cp", "fence", "stmatrix", "wgmma")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +30,9 @@ class Instruction:
     @cached_property
     def written(self) -> frozenset[str]:
         """The registers that the instruction writes. Stores and branches write none."""
-        if self.parts[0] in ("st", "bra", "ret", "bar", "cp", "fence", "stmatrix", "wgmma") or not self.operands:
+        if self.parts[0] in WRITE_NONE or not self.operands:
+            return frozenset()
+        if self.parts[0] in ("tcgen05", "mbarrier") and self.parts[1] not in ("ld", "try_wait"):
             return frozenset()
         return frozenset(REGISTER.findall(self.operands[0]))
 
@@ -69,11 +72,16 @@ def parse(text: str) -> Program:
                 break
             local = {}
         elif match := re.fullmatch(r"(\$?\w+):", line):
-            program.labels[match[1]] = len(program.instructions)
+            program.labels[_label(match[1], scope)] = len(program.instructions)
         else:
             for statement in filter(None, (part.strip() for part in line.split(";"))):
                 _add_statement(program, statement, local, scope)
     return program
+
+
+def _label(name: str, scope: int) -> str:
+    """Return the name of a label in the whole kernel. Inline assembly repeats its labels, which have no $."""
+    return name if name.startswith("$") else f"{name}@{scope}"
 
 
 def _add_statement(program: Program, statement: str, local: dict[str, str], scope: int) -> None:
@@ -92,6 +100,8 @@ def _add_statement(program: Program, statement: str, local: dict[str, str], scop
     match = re.fullmatch(r"(?:@(!?)(%\w+)\s+)?([\w.:]+)\s*(.*)", statement, re.DOTALL)
     assert match, f"no instruction: {statement}"
     operands = tuple(split_operands(match[4]))
+    if match[3].startswith("bra"):
+        operands = tuple(_label(one, scope) for one in operands)
     program.instructions.append(Instruction(match[3], operands, match[2], match[1] == "!", statement))
 
 

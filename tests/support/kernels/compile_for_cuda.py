@@ -5,6 +5,8 @@
 Operations are called as usual, on small tensors in host memory, but a launch only compiles its kernel, with Triton's
 specialisation: dtypes, alignments, constants and options are those of a real launch. Prints a line of JSON for each
 compiled kernel with the resources that it needs. TRITON_INTERPRET must not be set.
+
+--keep FOLDER also writes the PTX and the machine code of each kernel, for the checks of tests/kernels/static.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 import torch
 import triton
@@ -56,6 +59,21 @@ class Attention:
 
 
 QWEN = Attention("bf16", 128, 16, 8, norms=True)  # Qwen3-0.6B
+LLAMA = Attention("bf16", 128, 32, 8)  # Llama-3.1-8B
+# Heads of models that Quire serves, in each mode of the cache and of the arithmetic.
+SERVED = [
+    LLAMA,
+    replace(LLAMA, dtype="fp16"),
+    replace(LLAMA, fp8=True),
+    replace(LLAMA, invariant=True),
+    replace(LLAMA, fp8=True, invariant=True),
+    replace(LLAMA, window=4096),  # Mistral
+    QWEN,
+    Attention("bf16", 64, 32, 8),  # Llama-3.2-1B
+    Attention("bf16", 64, 32, 8, invariant=True),
+    Attention("bf16", 64, 64, 8, window=128, capped=True),  # gpt-oss
+    Attention("bf16", 256, 8, 2),  # Gemma
+]
 FEW = [QWEN, replace(QWEN, invariant=True), replace(QWEN, capped=True)]
 
 # Shapes for which the tiles for Hopper do not fit into the shared memory of other devices.
@@ -97,8 +115,10 @@ class Target:
 class Compiler:
     """Replaces Triton's launcher."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int, keep: Path | None = None) -> None:
         triton.runtime.driver.set_active(Target(capability))
+        self.keep = keep
+        self.launched: dict[tuple[str, str], list[str]] = {}  # hashes of the kernels of a name and a shape
         global large_shared_memory
         large_shared_memory = capability in (90, 100)
         self.run, self.what, self.seen = JITFunction.run, "", set()
@@ -112,6 +132,9 @@ class Compiler:
             text = "".join(f"{type(e).__name__}: {e}" for e in (error, error.__cause__) if e)
             print(json.dumps({"kernel": kernel.__name__, "for": self.what, "error": text[-2000:]}), flush=True)
             return
+        alike = self.launched.setdefault((kernel.__name__, self.what), [])
+        if compiled.hash not in alike:
+            alike.append(compiled.hash)
         if compiled.hash in self.seen:
             return
         self.seen.add(compiled.hash)
@@ -130,6 +153,11 @@ class Compiler:
             "fused": len(re.findall(r"\bfma\.rn\.(ftz\.)?f32", ptx)),
             "seconds": round(time.perf_counter() - start, 2),
         }
+        if self.keep:
+            line |= {"warps": compiled.metadata.num_warps, "file": f"{len(self.seen):03d}"}
+            line["number"] = alike.index(compiled.hash)
+            (self.keep / f"{line['file']}.ptx").write_text(ptx)
+            (self.keep / f"{line['file']}.cubin").write_bytes(compiled.kernel)
         print(json.dumps(line), flush=True)
 
 
@@ -250,23 +278,32 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", help="I/N: one of N parts of all that is supported, instead of a few shapes")
     parser.add_argument("--capability", type=int, default=90, help="of the GPU: 90 is Hopper, 80 Ampere, 100 Blackwell")
+    parser.add_argument("--served", action="store_true", help="shapes of models that Quire serves")
+    parser.add_argument("--shape", choices=[str(shape) for shape in SERVED], help="attention of one of these shapes")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write PTX and machine code of each kernel there")
     args = parser.parse_args(argv)
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("TRITON_INTERPRET is set: nothing would be compiled")
     part, parts = (int(number) for number in (args.part or "0/1").split("/"))
-    compiler = Compiler(args.capability)
+    compiler = Compiler(args.capability, args.keep)
     torch.set_num_threads(1)
+    if args.shape:
+        shape = next(one for one in SERVED if str(one) == args.shape)
+        compiler.what = args.shape
+        attend(shape)
+        return 0
     if part == 0:
         for dtype in DTYPES if args.part else ("bf16",):
             compiler.what = dtype
             rows(dtype)
             experts(dtype)
         compiler.what = ""
-        if large_shared_memory or args.part:  # they need almost no shared memory
+        if large_shared_memory or args.part or args.served:  # they need almost no shared memory
             blocks()
             logits()
     few = FEW if large_shared_memory else WIDE
-    for shape in (many() if args.part else few)[part::parts]:
+    served = [shape for shape in SERVED if args.capability >= 89 or not shape.fp8]  # older GPUs have no fp8
+    for shape in (many() if args.part else served if args.served else few)[part::parts]:
         compiler.what = str(shape)
         attend(shape)
     return 0

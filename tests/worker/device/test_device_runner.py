@@ -1,4 +1,4 @@
-"""The engine gives its usual results on a device that runs every operation as late as possible."""
+"""The engine gives its usual results on a simulated device that runs every operation as late as possible."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from hypothesis import HealthCheck, settings
 from quire.kernels.reference import penalise
 from quire.worker.device import staging
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import DRAWN, GraphBucket
+from quire.worker.device.graphs import DRAWN, GraphBucket, record_on_cuda
 from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.batch import ForwardBatch
-from tests.support.late_device import CUDA, LateDevice, late_device
 from tests.support.mock_model import (
     VOCAB,
     MockCache,
@@ -37,6 +36,7 @@ from tests.support.mock_model import (
     run,
     text,
 )
+from tests.support.simulated_cuda.driver import CUDA, Driver, simulated_cuda
 from tests.worker.engine.test_engine_random import EngineUnderLoad
 from tests.worker.engine.test_pooling import embed, embedding, expected
 
@@ -46,7 +46,7 @@ class LateOps(MockOps):
 
     device = CUDA
 
-    def __init__(self, late: LateDevice) -> None:
+    def __init__(self, late: Driver) -> None:
         self._late = late
 
     def argmax(self, logits: Any) -> Any:
@@ -72,20 +72,20 @@ class LateOps(MockOps):
 class LateCache(MockCache):
     """Copies the block ids when a move is launched, as kernels/gpu/block_moves.py does."""
 
-    def __init__(self, late: LateDevice, *shape: int) -> None:
+    def __init__(self, late: Driver, *shape: int) -> None:
         super().__init__(*shape)
         for name in ("copy_blocks", "swap_out", "swap_in"):
             setattr(self, name, partial(self._submit, late, getattr(self, name)))
 
     @staticmethod
-    def _submit(late: LateDevice, move: Callable[..., None], src: list[int], dst: list[int]) -> None:
+    def _submit(late: Driver, move: Callable[..., None], src: list[int], dst: list[int]) -> None:
         late.submit(partial(move, list(src), list(dst)))
 
 
 class LateModel(MockModel):
     """A step is one launch."""
 
-    def __init__(self, late: LateDevice, branches: bool = False) -> None:
+    def __init__(self, late: Driver, branches: bool = False) -> None:
         super().__init__(LateOps(late), branches)
         self.late = late
 
@@ -114,14 +114,14 @@ class LateModel(MockModel):
 
 def make_late_engine(model: LateModel, runner: Callable[..., Runner] = DeviceRunner, **limits: Any) -> Engine:
     if runner is graphed:
-        runner = partial(graphed, record=model.late.record)
+        runner = partial(graphed, record=record_on_cuda)
     return make_engine(runner=DeviceRunner if runner is Runner else runner, model=model, **limits)
 
 
 @pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
 def test_texts_are_unchanged_and_a_steady_step_waits_only_for_the_previous_one(runner: Callable[..., Runner]) -> None:
     prompts = {f"r{i}": tuple(range(i + 1, i + 8 + i % 5)) for i in range(6)}
-    with late_device() as late:
+    with simulated_cuda() as late:
         engine = make_late_engine(LateModel(late), runner)
         for name, prompt in prompts.items():
             engine.add(request(name, prompt, max_tokens=40, ignore_eos=True))
@@ -139,7 +139,7 @@ def test_texts_are_unchanged_and_a_steady_step_waits_only_for_the_previous_one(r
 def test_prompts_are_embedded_next_to_answers(runner: Callable[..., Runner]) -> None:
     prompts = {f"e{length}": tuple(range(3, 3 + length)) for length in (1, 5, 16, 60)}
     for pooling in ("last", "mean"):
-        with late_device() as late:
+        with simulated_cuda() as late:
             engine = make_late_engine(LateModel(late), runner)
             engine.add(request("before", (5, 6), max_tokens=40, ignore_eos=True))
             items = [item for _ in range(5) for item in engine.step()]
@@ -174,7 +174,7 @@ def test_a_runner_that_does_not_wait_is_found_out(
     mistake: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     """The late device exists to find these mistakes."""
-    with late_device() as late, pytest.MonkeyPatch.context() as patch:
+    with simulated_cuda() as late, pytest.MonkeyPatch.context() as patch:
         mistake(patch)
         engine = make_late_engine(LateModel(late))
         with pytest.raises(AssertionError):
@@ -238,7 +238,7 @@ class EngineOnALateDevice(EngineUnderLoad):
 
     def make_engine(self, runner: Callable[..., Runner], **limits: Any) -> Engine:
         draw = random.Random(limits["num_blocks"]) if limits["num_blocks"] % 2 else None
-        late = self.stack.enter_context(late_device(draw))
+        late = self.stack.enter_context(simulated_cuda(draw))
         return make_late_engine(LateModel(late, branches=True), runner, **limits)
 
     def teardown(self) -> None:

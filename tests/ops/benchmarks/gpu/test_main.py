@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from quire.ops.benchmarks.gpu import __main__ as main
-from quire.ops.benchmarks.gpu import packages
+from quire.ops.benchmarks.gpu import packages, process, rehearsal
+from quire.ops.benchmarks.gpu.table import table
+from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
 
 
 def test_results_of_a_triton_that_compiles_wrongly_are_marked_as_unreliable(
@@ -59,7 +64,47 @@ def test_a_part_that_fails_runs_once_more_without_graphs_and_costs_the_others_no
     monkeypatch.setattr(sys, "argv", ["gpu-check", "--rehearse", "--only", "small,large,tiles", "--out", str(tmp_path)])
     assert main.main() == 1
     assert ran == [("small", False), ("small", True), ("large", False), ("tiles", False)]
-    assert "small, no graphs  passed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith(rehearsal.NOTICE)
+    assert "small, no graphs  passed" in said
+
+
+def test_a_rehearsal_shows_no_figures() -> None:
+    parts = {"small": {"status": rehearsal.STATUS, "seconds": 9.0, "rows": [{"rate": 5.0}], "ready_s": 3.0}}
+    assert (
+        table({"rehearsal": rehearsal.NOTICE, "parts": parts}) == f"{rehearsal.NOTICE}\nsmall             rehearsed  "
+    )
+
+
+def test_a_part_that_passes_a_rehearsal_is_not_called_passed(tmp_path: Path, monkeypatch, capsys) -> None:
+    def run(command, folder, environ, output, seconds) -> int:
+        assert "--rehearse" in command
+        (tmp_path / "peers.json").write_text(json.dumps({"status": "passed"}))
+        return 0
+
+    monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--rehearse", "--only", "peers", "--out", str(tmp_path)])
+    assert main.main() == 0
+    assert json.loads((tmp_path / "results.json").read_text())["parts"]["peers"]["status"] == "rehearsed"
+    assert "measurement" in json.loads((tmp_path / "results.json").read_text())["rehearsal"]
+
+
+@pytest.mark.skipif(not HAS_TRITON or ON_CUDA, reason="needs Triton, interpreted")
+@pytest.mark.parametrize(
+    ("parts", "most"),
+    [
+        pytest.param(["bandwidth"], 250, marks=pytest.mark.slow),
+        pytest.param(list(main.PARTS), 3600, marks=pytest.mark.soak),
+    ],
+    ids=["bandwidth", "all"],
+)
+@pytest.mark.timeout(3700)
+def test_parts_are_rehearsed_to_their_end_on_a_simulated_device(parts: list[str], most: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "quire.ops.benchmarks.gpu", "--rehearse", "--only", ",".join(parts)]
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=most)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "results.json").read_text())["parts"]
+    assert {name: part["status"] for name, part in found.items()} == dict.fromkeys(parts, rehearsal.STATUS)
 
 
 def test_a_stack_without_one_of_its_packages_is_not_started_and_says_which(tmp_path: Path, monkeypatch, capsys) -> None:

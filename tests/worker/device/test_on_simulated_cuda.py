@@ -1,0 +1,199 @@
+"""The worker's code for GPUs on a simulated device, from its start to its texts, and when the device fails.
+
+The Triton kernels run in the interpreter, in the order of the simulated stream. What only a card can show is in
+docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.shared.errors import StartError
+from quire.shared.messages import SamplingParams
+from quire.worker import build
+from quire.worker.device import device_runner, memory_plan
+from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.offline import generate
+from quire.worker.settings import WorkerSettings
+from tests.support.checkpoints import make_checkpoint
+from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
+from tests.support.simulated_cuda.driver import Driver, simulated_cuda
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"),
+    pytest.mark.skipif(ON_CUDA, reason="the kernels run on the GPU itself"),
+]
+PROMPTS = [(5, 6, 7), (9,) * 11, tuple(range(2, 20))]
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+
+
+def make_engine(model: Path, device: str = "cuda", **options: object) -> Engine:
+    sizes: dict[str, object] = {
+        "max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 64, "block_size": 8, "num_blocks": 32,
+    }  # fmt: skip
+    settings = WorkerSettings(model=str(model), device=device, dtype="float32", **sizes | options)  # type: ignore[arg-type]
+    return build.build_engine(settings, "model")
+
+
+@pytest.fixture(autouse=True)
+def few_scored_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest step samples a row for each position that may be scored, which takes the interpreter long."""
+    for module in (memory_plan, device_runner):
+        monkeypatch.setattr(module, "MAX_SCORED_POSITIONS", 2)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "llama", num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def texts(checkpoint: Path) -> list[list[list[int]]]:
+    """The texts that the worker gives on a CPU."""
+    return generate(make_engine(checkpoint, "cpu"), PROMPTS, GREEDY)
+
+
+def runner_of(engine: Engine) -> DeviceRunner:
+    assert isinstance(engine.runner, DeviceRunner)
+    return engine.runner
+
+
+@pytest.mark.slow
+def test_a_worker_starts_and_gives_the_texts_of_a_cpu(checkpoint: Path, texts: list[list[list[int]]]) -> None:
+    with simulated_cuda() as driver:
+        engine = make_engine(checkpoint, swap_gb=0.001)
+        graphs = runner_of(engine).graphs
+        assert not graphs.num_missing
+        assert graphs.num_captured == 5
+        before = driver.num_replays
+        assert generate(engine, PROMPTS, GREEDY) == texts
+        assert driver.num_replays > before + 10
+
+
+@pytest.mark.slow
+def test_swapped_blocks_and_drawn_tokens_do_not_depend_on_when_operations_run(checkpoint: Path) -> None:
+    prompts = [tuple(range(first, first + 17)) for first in (2, 30)]
+    params = [SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=i, ignore_eos=True) for i in range(2)]
+    found = []
+    for draw in (None, random.Random(1)):
+        with simulated_cuda(draw=draw):
+            engine = make_engine(checkpoint, num_blocks=8, swap_gb=0.001, cuda_graphs=False, preemption="swap")
+            found.append(generate(engine, prompts, params))
+            assert engine.groups.num_preemptions > 0
+    assert found[0] == found[1]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def fail_once(driver: Driver, least: int = 0) -> list[int]:
+    """Let the next allocation of at least `least` bytes fail. Returns a list that receives its size."""
+    failed: list[int] = []
+
+    def fails(size: int) -> bool:
+        if failed or size < least:
+            return False
+        failed.append(size)
+        return True
+
+    driver.devices[0].fails_allocation = fails
+    return failed
+
+
+def test_a_start_without_memory_is_refused_in_one_line(checkpoint: Path) -> None:
+    with simulated_cuda() as driver:
+        driver.devices[0].fails_allocation = lambda size: size > 4096
+        with pytest.raises(StartError, match=r"out of the GPU's memory at start, with 0.71 GiB of it free: end what"):
+            make_engine(checkpoint)
+
+
+def test_host_memory_that_cannot_be_pinned_is_refused_in_one_line(checkpoint: Path) -> None:
+    with simulated_cuda() as driver, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "_register_host", lambda *_: 2)
+        patch.setattr(torch.cuda.cudart(), "cudaHostRegister", lambda *_: 2)
+        with pytest.raises(
+            StartError, match=r"--swap-gb 0.001: .* cannot be pinned \(cudaHostRegister returns error 2"
+        ):
+            make_engine(checkpoint, swap_gb=0.001, cuda_graphs=False)
+
+
+@pytest.mark.slow
+def test_a_largest_step_that_does_not_fit_is_halved(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with simulated_cuda() as driver:
+        failed = fail_once(driver, least=1024 * 64 * 4)  # activations of 1,024 tokens
+        engine = make_engine(checkpoint, max_num_batched_tokens=1024, cuda_graphs=False)
+    assert failed
+    assert engine.limits.max_num_batched_tokens == 512
+    assert "out of device memory: the token budget of a step is now 512" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_capture_without_memory_costs_one_graph(
+    checkpoint: Path, texts: list[list[list[int]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with simulated_cuda() as driver:
+        device = driver.devices[0]
+        failed: list[int] = []
+
+        def fails(size: int) -> bool:
+            if failed or not device.capturing:
+                return False
+            failed.append(size)
+            return True
+
+        device.fails_allocation = fails
+        engine = make_engine(checkpoint)
+        assert failed
+        assert generate(engine, PROMPTS, GREEDY) == texts
+    assert "out of device memory for the CUDA graph of 16 tokens: such steps go without" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_device_that_refuses_captures_serves_without_graphs(
+    checkpoint: Path, texts: list[list[list[int]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with simulated_cuda() as driver, pytest.MonkeyPatch.context() as patch:
+        end = driver.Graph.capture_end
+
+        def refuse(graph: object) -> None:
+            driver.fail_capture("the driver's own reason")
+            end(graph)
+
+        patch.setattr(driver.Graph, "capture_end", refuse)
+        engine = make_engine(checkpoint)
+        assert runner_of(engine).graphs.num_captured == 0
+        assert generate(engine, PROMPTS, GREEDY) == texts
+        torch.cuda.empty_cache()
+    assert "cannot be captured: no more are" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_step_without_memory_is_launched_again_with_fewer_tokens(
+    checkpoint: Path, texts: list[list[list[int]]]
+) -> None:
+    with simulated_cuda() as driver:
+        engine = make_engine(checkpoint, cuda_graphs=False)
+        failed = fail_once(driver, least=4096)
+        assert generate(engine, PROMPTS, GREEDY) == texts
+        assert failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reason", ["an illegal memory access was encountered", "uncorrectable ECC error encountered"])
+def test_a_lost_device_ends_the_engine(checkpoint: Path, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The engine thread then ends the process, and other workers continue its requests (worker/queue/engine_thread)."""
+    caplog.set_level(logging.ERROR)
+    with simulated_cuda() as driver:
+        engine = make_engine(checkpoint, cuda_graphs=False)
+        engine.runner.check()
+        driver.devices[0].fault = (driver.devices[0].num_run + 100, reason)
+        with pytest.raises(RuntimeError, match=f"CUDA error: {reason}"):
+            generate(engine, PROMPTS, GREEDY)
+        with pytest.raises(RuntimeError, match=f"CUDA error: {reason}"):
+            engine.runner.check()
