@@ -90,6 +90,20 @@ class SimulatedTensor(torch.Tensor):
             return launch(cls.driver, func, args, kwargs or {})
 
 
+# Operations whose results have a shape that depends on values, so that they wait for the device.
+SHAPED_BY_VALUES = (
+    aten.nonzero.default,
+    aten.nonzero_numpy.default,
+    aten.where.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+)
+
+
+def is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype is torch.bool
+
+
 def memory_of(value: Any) -> Any:
     return value.memory if isinstance(value, SimulatedTensor) else value
 
@@ -100,12 +114,12 @@ def launch(driver: Driver, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     first = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, SimulatedTensor))
     if func is aten.copy_.default:
         return copy(driver, *args, **kwargs)
-    if func is aten._local_scalar_dense.default:
+    if func in (aten._local_scalar_dense.default, aten.item.default):
         return driver.to_host(first).item()
     if func in (aten.equal.default, aten.is_nonzero.default):
         driver.synchronize(first.device)
         return func(*tree_map(memory_of, args))
-    if func in (aten.nonzero.default, aten.masked_select.default, aten._unique2.default):  # their shape is a result
+    if func in SHAPED_BY_VALUES or (func is aten.index.Tensor and any(is_mask(one) for one in args[1])):
         driver.synchronize(first.device)
         results = func(*tree_map(memory_of, args), **tree_map(memory_of, kwargs))
         return tree_map(lambda one: driver.on_device(first.allocation.device, one), results)
