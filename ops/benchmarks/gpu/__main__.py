@@ -212,7 +212,7 @@ def check_self_test(args: argparse.Namespace, save: Save) -> dict[str, Any]:
 
     from quire.ops.benchmarks.gpu import self_test
 
-    # The simulated device lacks some of torch's operations that the cases use: a rehearsal tests the kernels of the CPU.
+    # The simulated device lacks some of the operations that the cases use: a rehearsal tests the kernels of the CPU.
     return self_test.run(torch.device("cpu") if args.rehearse else device_of(args), args.rehearse, save)
 
 
