@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-INTERVAL = 4 << 20  # weights that are read, after which freed memory is returned
+INTERVAL = 1 << 20  # weights that are read, after which freed memory is returned
 
 
 class FreeMemory:

@@ -26,7 +26,7 @@ TIMEOUT_S = 300
 def measure(folder: Path, bits: str, tiny: Path) -> dict[str, int]:
     """Load a checkpoint in a process of its own. Returns what `resident_memory` prints."""
     command = [sys.executable, "-m", "tests.support.resident_memory", str(folder), bits, str(tiny)]
-    environ = clean_environ() | {"PYTHONPATH": str(PROJECT_ROOT)}
+    environ = clean_environ() | {"PYTHONPATH": f"{PROJECT_ROOT / 'src'}:{PROJECT_ROOT}"}
     done = subprocess.run(command, cwd=PROJECT_ROOT, env=environ, timeout=TIMEOUT_S, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout)
