@@ -19,7 +19,7 @@ from quire.kernels.quantization import INT4_GROUP, QuantizedWeight, group_multip
 
 _PANEL = 32  # columns, `kPanel` in gemm.h
 _UNIT = 128  # bytes, [32 columns][4 bytes]
-_CHUNK = 1 << 19  # weights of `WeightRows` that are read at a time
+_CHUNK = 1 << 18  # weights of `WeightRows` that are read at a time
 
 
 class Format(IntEnum):

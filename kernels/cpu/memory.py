@@ -49,8 +49,8 @@ class Arena:
             self._place = (self._place + _STEP) % _LARGE_PAGE
             at += (self._place - self._chunk.data_ptr() - at) % _LARGE_PAGE
         if at + size > len(self._chunk):
-            # Chunks grow with the model: the last large page of each is in use only in part.
-            chunk = max(size, min(_CHUNK, max(4 * size, self._taken // 4)))
+            self._give_back_rest()
+            chunk = max(size, min(_CHUNK, max(4 * size, self._taken // 4)))  # which grows with the model
             self._chunk, self._mapping, at = _map(chunk + (_LARGE_PAGE if apart else 0))
             at += self._place if apart else 0
         if apart:
@@ -58,6 +58,13 @@ class Arena:
         self._taken += size
         self._next = at + -(-size // _SMALL_PAGE) * _SMALL_PAGE
         return self._chunk[at : at + size]
+
+    def _give_back_rest(self) -> None:
+        """Return the memory of the chunk that is not taken. Its first part is in the last large page that is in use."""
+        rest = len(self._chunk) - self._next
+        if self._mapping is not None and rest > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            with contextlib.suppress(OSError):
+                self._mapping.madvise(mmap.MADV_DONTNEED, self._next, rest)
 
     def _use_small_pages(self, at: int) -> None:
         """Have the memory of the chunk from `at` up to the next large page in small pages."""
