@@ -20,9 +20,9 @@ from redis import Redis
 
 from quire.gateway.admin.api_keys import run
 from quire.gateway.admin.key_settings import KeySettings
-from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.support.checkpoints import make_checkpoint
 from tests.support.collector import running_collector
+from tests.support.faults.stack import MODEL, FaultStack, Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

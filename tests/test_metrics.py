@@ -18,8 +18,8 @@ from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
 from quire.shared.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
-from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.support.checkpoints import make_checkpoint
+from tests.support.faults.stack import MODEL, FaultStack, Stream
 
 # Starting a stack and its load takes seconds.
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import QuireProcess
-from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.support.checkpoints import make_checkpoint
 from tests.support.collector import running_collector
+from tests.support.faults.stack import MODEL, FaultStack, Stream
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

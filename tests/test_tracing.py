@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import QuireProcess
-from tests.faults.stack import MODEL, FaultStack, Stream
 from tests.support.checkpoints import make_checkpoint
 from tests.support.collector import Collector, running_collector
+from tests.support.faults.stack import MODEL, FaultStack, Stream
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.stack import FaultStack
 from tests.support.checkpoints import make_checkpoint
+from tests.support.faults.stack import FaultStack
 
 
 @pytest.fixture(scope="session")

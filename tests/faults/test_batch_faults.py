@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire.shared.keys import BatchKeys
-from tests.faults import batches
-from tests.faults.stack import KEYS, FaultStack
+from tests.support.faults import batches
+from tests.support.faults.stack import KEYS, FaultStack
 
 FAST = ("--lease-s", "1", "--beat-s", "0.25")
 LINES = [batches.line(number, max_tokens=20 + number % 5 * 20) for number in range(300)]

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import QuireProcess
-from tests.faults import batches
-from tests.faults.stack import FaultStack
 from tests.faults.test_batch_faults import FAST, assert_nothing_is_left
+from tests.support.faults import batches
+from tests.support.faults.stack import FaultStack
 
 # Seconds between two kills.
 KILL_EVERY_S = 4.0

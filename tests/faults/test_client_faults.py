@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.calls import FAST, assert_same, body
-from tests.faults.stack import KEYS, STEP_S, FaultStack, Stream
-from tests.faults.stalling import Stalling
+from tests.support.faults.calls import FAST, assert_same, body
+from tests.support.faults.stack import KEYS, STEP_S, FaultStack, Stream
+from tests.support.faults.stalling import Stalling
 
 pytestmark = [pytest.mark.faults, pytest.mark.alone]
 

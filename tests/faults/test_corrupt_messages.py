@@ -14,8 +14,8 @@ from quire.shared.broker import Broker, QueueBounds, new_id
 from quire.shared.keys import QUEUES
 from quire.shared.redis.clients import command_client
 from tests.conftest import QuireProcess
-from tests.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed
-from tests.faults.stack import FaultStack, Stream
+from tests.support.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed
+from tests.support.faults.stack import FaultStack, Stream
 
 pytestmark = pytest.mark.faults
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from quire.shared.messages import decode_items
-from tests.faults.calls import FAST, owned
-from tests.faults.stack import FaultStack, Stream
+from tests.support.faults.calls import FAST, owned
+from tests.support.faults.stack import FaultStack, Stream
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

@@ -17,8 +17,8 @@ import pytest
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model_argument import DEFAULT_MODEL
 from tests.conftest import QuireProcess
-from tests.faults.calls import assert_same, owned
-from tests.faults.stack import FaultStack, Stream, said
+from tests.support.faults.calls import assert_same, owned
+from tests.support.faults.stack import FaultStack, Stream, said
 from tests.support.transformers_checkpoints import make_kind
 
 FLAGS = ("--lease-s", "1", "--beat-s", "0.25")

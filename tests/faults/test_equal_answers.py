@@ -13,9 +13,9 @@ import pytest
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model_argument import DEFAULT_MODEL
-from tests.faults.stack import Event, FaultStack, Stream
 from tests.faults.test_tool_calls import CALL, CHAT, RESPONSES, Tools
-from tests.gateway.api.messages.agents import MessageEvent, assembled
+from tests.support.faults.stack import Event, FaultStack, Stream
+from tests.support.gateway.agents import MessageEvent, assembled
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 

@@ -11,8 +11,8 @@ from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
 from quire.shared.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
-from tests.faults.stack import KEYS, FaultStack, Stream
 from tests.faults.test_worker_faults import FAST
+from tests.support.faults.stack import KEYS, FaultStack, Stream
 
 ROWS = 2
 CALLS, PROMPTS, TOKENS = 4, 64, 8

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from tests.faults.calls import FAST, REQUESTS, body, start_streams, undisturbed
-from tests.faults.stack import FaultStack, Stream, said
+from tests.support.faults.calls import FAST, REQUESTS, body, start_streams, undisturbed
+from tests.support.faults.stack import FaultStack, Stream, said
 
 
 @pytest.mark.faults

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.faults.calls import FAST
-from tests.faults.stack import FaultStack, Stream
+from tests.support.faults.calls import FAST
+from tests.support.faults.stack import FaultStack, Stream
 
 pytestmark = pytest.mark.faults
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.calls import FAST, assert_same, body
-from tests.faults.stack import FaultStack, Stream
+from tests.support.faults.calls import FAST, assert_same, body
+from tests.support.faults.stack import FaultStack, Stream
 
 pytestmark = pytest.mark.alone
 

@@ -11,7 +11,7 @@ import pytest
 from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, Outcome, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
-from tests.faults.stack import FaultStack
+from tests.support.faults.stack import FaultStack
 
 GATEWAY = "g"
 

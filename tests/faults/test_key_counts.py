@@ -15,9 +15,9 @@ from quire.shared.accounts.store import AccountStore
 from quire.shared.accounts.usage import read_usage
 from quire.shared.keys import ACCOUNTS_TAG, AccountKeys
 from quire.shared.redis.clients import command_client
-from tests.faults.calls import FAST
-from tests.faults.stack import KEYS, FaultStack, Stream
 from tests.faults.test_worker_faults import body
+from tests.support.faults.calls import FAST
+from tests.support.faults.stack import KEYS, FaultStack, Stream
 
 ACCOUNTS = AccountKeys()
 KEYS_IN_USE = 3

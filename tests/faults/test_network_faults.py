@@ -12,7 +12,7 @@ import pytest
 
 from quire.shared.messages import decode_items
 from tests.conftest import QuireProcess
-from tests.faults.calls import (
+from tests.support.faults.calls import (
     FAST,
     REQUESTS,
     assert_same,
@@ -23,8 +23,8 @@ from tests.faults.calls import (
     start_streams,
     undisturbed,
 )
-from tests.faults.proxy import Proxy
-from tests.faults.stack import FaultStack, Stream
+from tests.support.faults.proxy import Proxy
+from tests.support.faults.stack import FaultStack, Stream
 
 # Limit of the delay that a lost message causes, and the extra allowance for one of several on a busy machine.
 REPAIR_S = 0.5

@@ -13,8 +13,8 @@ import pytest
 
 from quire.gateway.admin.parked_requests import run
 from quire.gateway.admin.parking_settings import ParkingSettings
-from tests.faults.calls import FAST, REQUESTS, body
-from tests.faults.stack import KEYS, FaultStack, Stream, said
+from tests.support.faults.calls import FAST, REQUESTS, body
+from tests.support.faults.stack import KEYS, FaultStack, Stream, said
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

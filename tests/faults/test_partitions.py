@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import QuireProcess
-from tests.faults.calls import FAST, REQUESTS, assert_same, body, owned, start_streams, undisturbed
-from tests.faults.machines import Machine, Network, NetworkedRedis, half_open, sweep, why_not
-from tests.faults.stack import FaultStack, Stream
-from tests.faults.stalling import Stalling
+from tests.support.faults.calls import FAST, REQUESTS, assert_same, body, owned, start_streams, undisturbed
+from tests.support.faults.machines import Machine, Network, NetworkedRedis, half_open, sweep, why_not
+from tests.support.faults.stack import FaultStack, Stream
+from tests.support.faults.stalling import Stalling
 
 REASON = why_not()
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(REASON), reason=REASON or "-")]

@@ -20,8 +20,8 @@ from quire.kernels.cpu.levels import LEVELS, Level
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model_argument import DEFAULT_MODEL
 from tests.conftest import QuireProcess
-from tests.faults.calls import assert_same
-from tests.faults.stack import FaultStack, Stream, said
+from tests.support.faults.calls import assert_same
+from tests.support.faults.stack import FaultStack, Stream, said
 
 TOKENS, STREAMS = 120, 8
 OLDER = Level.avx2

@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
-from tests.faults.proxy import Proxy, frame_end, words
+from tests.support.faults.proxy import Proxy, frame_end, words
 
 
 @pytest.fixture

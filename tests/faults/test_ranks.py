@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from quire.worker.models.loader import WEIGHTS
 from tests.conftest import QuireProcess
-from tests.faults.calls import assert_same, owned
-from tests.faults.stack import FaultStack, Stream, said
+from tests.support.faults.calls import assert_same, owned
+from tests.support.faults.stack import FaultStack, Stream, said
 
 LEASE_S = 1.0
 FLAGS = ("--tensor-parallel-size", "2", "--lease-s", str(LEASE_S), "--beat-s", "0.25", "--watchdog-s", "3")

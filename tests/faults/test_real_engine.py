@@ -15,8 +15,8 @@ import pytest
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model_argument import DEFAULT_MODEL
 from tests.conftest import QuireProcess
-from tests.faults.calls import assert_same, longest_pause, owned
-from tests.faults.stack import FaultStack, Stream, said
+from tests.support.faults.calls import assert_same, longest_pause, owned
+from tests.support.faults.stack import FaultStack, Stream, said
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

@@ -18,8 +18,8 @@ from quire.shared.redis.check import check_redis
 from quire.shared.redis.clients import blocking_client, command_client, pubsub_client
 from quire.shared.redis.connections import NotTheServer
 from quire.shared.redis.url import BrokerUnavailable
-from tests.faults.calls import FAST, assert_same, body, is_ready, longest_pause, start_streams, undisturbed
-from tests.faults.stack import MODEL, FaultStack, Stream
+from tests.support.faults.calls import FAST, assert_same, body, is_ready, longest_pause, start_streams, undisturbed
+from tests.support.faults.stack import MODEL, FaultStack, Stream
 from tests.support.redis_fleet import Cluster, closing, slot_of, wait
 
 BOUNDS = QueueBounds(10**6, 10**9)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from quire.shared.redis.clients import COMMAND_TIMEOUT_S
-from tests.faults.calls import FAST, assert_same, body, is_ready, longest_pause, start_streams, undisturbed
-from tests.faults.stack import FaultStack, Stream
+from tests.support.faults.calls import FAST, assert_same, body, is_ready, longest_pause, start_streams, undisturbed
+from tests.support.faults.stack import FaultStack, Stream
 
 pytestmark = pytest.mark.faults
 

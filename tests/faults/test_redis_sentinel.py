@@ -16,8 +16,8 @@ from quire.shared.redis.check import check_redis
 from quire.shared.redis.clients import blocking_client, command_client, pubsub_client
 from quire.shared.redis.connections import NotTheServer
 from quire.shared.redis.url import BrokerUnavailable
-from tests.faults.calls import FAST, assert_same, is_ready, longest_pause, start_streams, undisturbed
-from tests.faults.stack import STEP_S, FaultStack
+from tests.support.faults.calls import FAST, assert_same, is_ready, longest_pause, start_streams, undisturbed
+from tests.support.faults.stack import STEP_S, FaultStack
 from tests.support.redis_fleet import SERVICE, Watched, closing, wait
 
 BOUNDS = QueueBounds(10**6, 10**9)

@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.faults.calls import FAST
-from tests.faults.stack import KEYS, FaultStack
+from tests.support.faults.calls import FAST
+from tests.support.faults.stack import KEYS, FaultStack
 
 MODEL = "tiny"
 TOKENS = 60

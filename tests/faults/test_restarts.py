@@ -17,8 +17,8 @@ import pytest
 
 from quire.ops.benchmarks.soak.client import SoakRecord, ask
 from quire.ops.local.ports import free_port
-from tests.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed
-from tests.faults.stack import FaultStack, Stream
+from tests.support.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed
+from tests.support.faults.stack import FaultStack, Stream
 
 
 class Load:

@@ -11,8 +11,8 @@ import pytest
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model_argument import DEFAULT_MODEL
-from tests.faults.calls import owned
-from tests.faults.stack import FaultStack, Stream
+from tests.support.faults.calls import owned
+from tests.support.faults.stack import FaultStack, Stream
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tests.faults.stack import KEYS, FaultStack, Stream
 from tests.faults.test_worker_faults import FAST, body
+from tests.support.faults.stack import KEYS, FaultStack, Stream
 
 
 @pytest.mark.faults

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import QuireProcess
-from tests.faults.stack import KEYS, FaultStack, Stream, said
+from tests.support.faults.stack import KEYS, FaultStack, Stream, said
 
 # One greedy request; one sampled with penalties, log-probabilities and n=2; one with a stop string of several tokens.
 REQUESTS: dict[str, dict[str, Any]] = {

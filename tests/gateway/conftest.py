@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.gateway.settings import GatewaySettings
-from tests.gateway.running import RunningGateway, running_gateway, write_model
+from tests.support.gateway.running import RunningGateway, running_gateway, write_model
 from tests.support.redis_server import RedisServer, running_redis
 
 

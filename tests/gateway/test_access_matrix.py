@@ -22,8 +22,8 @@ from quire.gateway.settings import GatewaySettings
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.states import RequestState
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, Reply, RunningGateway, chat_body, raw_request, tokens, until
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, Reply, RunningGateway, chat_body, raw_request, tokens, until
 
 ADMIN = "0123456789abcdef-admin"
 NOT_THERE = "0" * 32

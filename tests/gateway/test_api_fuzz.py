@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from quire.shared.messages import GenerationRequest, Outcome
-from tests.gateway.api.messages.agents import TEMPLATE
 from tests.gateway.api.test_prompt_parameters import report
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import CONTEXT, MODEL, RunningGateway, tokens, write_model
+from tests.support.gateway.agents import TEMPLATE
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.running import CONTEXT, MODEL, RunningGateway, tokens, write_model
 from tests.support.schema_values import CHARACTERS, SchemaValues
 
 # A stream without end.

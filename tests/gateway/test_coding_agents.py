@@ -15,8 +15,8 @@ import pytest
 
 from tests.gateway.api.test_conversation import TEMPLATE, answering
 from tests.gateway.conftest import Start
-from tests.gateway.response_calls import PATH, create, prompt, raw_events
-from tests.gateway.running import MODEL, RunningGateway, write_model
+from tests.support.gateway.response_calls import PATH, create, prompt, raw_events
+from tests.support.gateway.running import MODEL, RunningGateway, write_model
 
 SHELL_CALL = '<tool_call>\n{"name": "exec_command", "arguments": {"cmd": "ls"}}\n</tool_call>'
 EXEC_COMMAND = {

@@ -21,9 +21,9 @@ import pytest
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import ADD, CHAT, TEMPLATE
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps
-from tests.gateway.response_calls import TOOL
-from tests.gateway.running import MODEL, RunningGateway, tokens, write_model
+from tests.support.gateway.fake_worker import Steps
+from tests.support.gateway.response_calls import TOOL
+from tests.support.gateway.running import MODEL, RunningGateway, tokens, write_model
 
 CITIES = ("Köln", "Bonn", "Köln")
 ANSWER = "Let me see." + "".join(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.api.messages.agents import assembled, saying, stream_events
 from tests.gateway.api.test_conversation import TEMPLATE
 from tests.gateway.api.test_conversation import streamed as added_up
 from tests.gateway.conftest import Start
-from tests.gateway.response_calls import raw_events
-from tests.gateway.running import MODEL, RunningGateway, tokens, write_model
+from tests.support.gateway.agents import assembled, saying, stream_events
+from tests.support.gateway.response_calls import raw_events
+from tests.support.gateway.running import MODEL, RunningGateway, tokens, write_model
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
 FIRST = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>\n'

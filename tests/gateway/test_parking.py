@@ -10,8 +10,8 @@ import pytest
 
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Script, Steps, emit
-from tests.gateway.running import MODEL, RunningGateway, Stream, chat_body, raw_request, texts, tokens, until
+from tests.support.gateway.fake_worker import Script, Steps, emit
+from tests.support.gateway.running import MODEL, RunningGateway, Stream, chat_body, raw_request, texts, tokens, until
 
 ANSWER = tokens("The answer has several words, so that it can be parked.")
 WHOLE = "The answer has several words, so that it can be parked."

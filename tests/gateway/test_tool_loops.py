@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.api.messages.agents import prompt_of, saying
 from tests.gateway.conftest import Start
-from tests.gateway.running import MODEL, RunningGateway, write_model
+from tests.support.gateway.agents import prompt_of, saying
+from tests.support.gateway.running import MODEL, RunningGateway, write_model
 from tests.support.tool_templates import TOOL_TEMPLATES
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}

@@ -21,8 +21,8 @@ from quire.ops.local.ports import free_port
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.processes import dying_with_parent
 from tests.conftest import QuireProcess
-from tests.faults.stack import KEYS, MODEL, FaultStack
 from tests.support.checkpoints import make_checkpoint
+from tests.support.faults.stack import KEYS, MODEL, FaultStack
 
 # The tests start a whole stack, and need two installed programs.
 pytestmark = pytest.mark.slow

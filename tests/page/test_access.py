@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
 from tests.page.conftest import IN_BROWSER, begin, open_chat, send, set_field
-from tests.page.stub import Script, Stub
+from tests.support.page.stub import Script, Stub
 
 pytestmark = IN_BROWSER
 

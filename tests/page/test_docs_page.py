@@ -10,9 +10,9 @@ from playwright.async_api import BrowserContext, Page, expect
 
 from quire.gateway.api.openapi.endpoints import ENDPOINTS
 from quire.gateway.settings import GatewaySettings
-from tests.gateway.running import RunningGateway, running_gateway, write_model
 from tests.page.conftest import IN_BROWSER, each, shared
 from tests.page.test_access import FAINT, MISTAKES
+from tests.support.gateway.running import RunningGateway, running_gateway, write_model
 from tests.support.redis_server import running_redis
 
 pytestmark = IN_BROWSER

@@ -15,8 +15,8 @@ from playwright.async_api import Page, expect
 
 from tests.conftest import QuireProcess, children_of, quire_processes
 from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
-from tests.page.stub import CHAT
 from tests.page.test_stack import long_answers, text_of
+from tests.support.page.stub import CHAT
 
 pytestmark = [*IN_BROWSER, pytest.mark.alone]
 

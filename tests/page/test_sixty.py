@@ -8,8 +8,8 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.page.conftest import IN_BROWSER, send, set_field
-from tests.page.frames import watch_frames, watched_frames
-from tests.page.stub import Call, Script, Stub
+from tests.support.page.frames import watch_frames, watched_frames
+from tests.support.page.stub import Call, Script, Stub
 
 pytestmark = IN_BROWSER
 

@@ -14,8 +14,8 @@ from playwright.async_api import Page, Route, expect
 
 from tests.conftest import QuireProcess, children_of, quire_processes
 from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
-from tests.page.frames import watch_frames, watched_frames
-from tests.page.stub import CHAT
+from tests.support.page.frames import watch_frames, watched_frames
+from tests.support.page.stub import CHAT
 
 pytestmark = IN_BROWSER
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.page.conftest import IN_BROWSER, begin, open_chat, send, set_field
-from tests.page.stub import MODEL, Script, Stub
+from tests.support.page.stub import MODEL, Script, Stub
 
 pytestmark = IN_BROWSER
 

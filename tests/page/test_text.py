@@ -9,7 +9,7 @@ from typing import Any
 from playwright.async_api import Page, expect
 
 from tests.page.conftest import IN_BROWSER, open_chat, send
-from tests.page.stub import CHAT, Script, Stub
+from tests.support.page.stub import CHAT, Script, Stub
 
 pytestmark = IN_BROWSER
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.shared.broker import Claim, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, Outcome, StepItem
-from tests.gateway.running import MODEL, RunningGateway, texts, tokens, until
+from tests.support.gateway.running import MODEL, RunningGateway, texts, tokens, until
 
 TEXT = "The quick brown fox 😀 jumps over the lazy dog."
 IDS = tokens(TEXT)

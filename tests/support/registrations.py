@@ -18,7 +18,7 @@ from quire.shared.keys import REGISTRY_LANE
 from quire.shared.messages.manifest import ModelManifest
 from quire.shared.model.registered_files import manifest_of, read_files
 from quire.shared.redis.clients import command_client
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.running import RunningGateway
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire.gateway.admin import metrics
 from quire.gateway.admin.metrics import GatewayMetrics
 from quire.gateway.serving.model_directory import ModelDirectory
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import RunningGateway, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import RunningGateway, tokens
 
 
 async def samples(of: GatewayMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

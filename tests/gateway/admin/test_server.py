@@ -10,7 +10,7 @@ import aiohttp
 from quire.gateway.admin.server import GatewayAdminServer
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.telemetry.internal_server import bind
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.running import RunningGateway
 
 
 @asynccontextmanager

@@ -16,8 +16,8 @@ from quire.gateway.stream import buffer
 from quire.shared.broker import Broker, QueueReader, new_id
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit, endless
-from tests.gateway.running import MODEL, Event, Reply, RunningGateway, chat_body, texts, tokens, until
+from tests.support.gateway.fake_worker import Steps, emit, endless
+from tests.support.gateway.running import MODEL, Event, Reply, RunningGateway, chat_body, texts, tokens, until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = {"model": MODEL, "prompt": "Hello"}

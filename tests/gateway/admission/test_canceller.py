@@ -16,8 +16,8 @@ from quire.shared.keys import LaneKeys
 from quire.shared.messages import GenerationRequest
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import MODEL, tokens, until
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.running import MODEL, tokens, until
 from tests.support.redis_server import RedisServer
 
 KEYS = LaneKeys("lane")

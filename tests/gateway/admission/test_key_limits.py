@@ -13,8 +13,8 @@ from quire.shared.accounts.charge import Price
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.errors import StartError
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, Reply, RunningGateway, tokens, until
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, Reply, RunningGateway, tokens, until
 
 ANSWER = tokens("abc")
 # Tokens of the prompt "Hello".

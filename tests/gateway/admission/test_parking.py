@@ -14,8 +14,8 @@ from quire.shared.accounts.limits import AccountLimits
 from quire.shared.broker import Broker
 from quire.shared.messages import Delta, Outcome
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens, until
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens, until
 
 RESPONSES = "/v1/responses"
 ANSWER = tokens("a whole answer of this worker")

@@ -9,8 +9,8 @@ import pytest
 
 from quire.gateway.admission.retry import RETRY_S
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, tokens, until
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
 from tests.support.redis_server import RedisServer, running_redis
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import RunningGateway, tokens, until
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import RunningGateway, tokens, until
 
 
 async def queued(gateway: RunningGateway, count: int) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from quire.gateway.admission.worker_registry import usable_adapters
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import RunningGateway, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import RunningGateway, tokens
 
 
 async def test_ready_means_that_a_worker_makes_progress(gateway: RunningGateway) -> None:

@@ -10,8 +10,8 @@ import pytest
 from quire.gateway.api.authentication import PUBLIC
 from quire.shared.accounts.limits import AccountLimits
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body, raw_request, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, raw_request, tokens
 
 NOT_THERE = "0" * 32
 

@@ -16,8 +16,8 @@ from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import (
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.running import (
     MODEL,
     RunningGateway,
     chat_body,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.prompts import read_prompts
 from quire.gateway.errors.api_errors import ApiError, body
-from tests.gateway.api.refusals import CHAT, USER, check
-from tests.gateway.running import RunningGateway, chat_body
+from tests.support.gateway.refusals import CHAT, USER, check
+from tests.support.gateway.running import RunningGateway, chat_body
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 

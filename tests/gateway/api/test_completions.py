@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from quire.shared.messages import Delta, GenerationRequest, Outcome
-from tests.gateway.api.refusals import COMPLETIONS, check
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import MODEL, RunningGateway, texts, tokens, write_model
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.refusals import COMPLETIONS, check
+from tests.support.gateway.running import MODEL, RunningGateway, texts, tokens, write_model
 from tests.support.tokenizers import byte_fallback, byte_level
 
 

@@ -14,8 +14,8 @@ from quire.gateway.output.tools import Tool
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from quire.shared.text.grammar import matcher, special_tokens
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Script, Steps
-from tests.gateway.running import Event, RunningGateway, tokens, write_model
+from tests.support.gateway.fake_worker import Script, Steps
+from tests.support.gateway.running import Event, RunningGateway, tokens, write_model
 from tests.support.tokenizers import byte_level
 
 CHAT = "/v1/chat/completions"

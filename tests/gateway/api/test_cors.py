@@ -9,8 +9,8 @@ import pytest
 from quire.gateway.api.cors import CorsOrigins
 from quire.shared.errors import StartError
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import Reply, RunningGateway, chat_body, raw_request, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import Reply, RunningGateway, chat_body, raw_request, tokens
 
 ORIGIN = "https://app.example.com"
 CHAT = "/v1/chat/completions"

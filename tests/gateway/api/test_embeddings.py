@@ -18,7 +18,7 @@ from quire.gateway.api.embeddings import EMBEDDINGS, EmbeddingFormat
 from quire.gateway.errors.api_errors import GenerationFailed, InvalidRequest
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
-from tests.gateway.running import CONTEXT, MODEL, Reply, RunningGateway, tokens, write_model
+from tests.support.gateway.running import CONTEXT, MODEL, Reply, RunningGateway, tokens, write_model
 
 HIDDEN = 8
 Steps = AsyncIterator[tuple[tuple[Delta, ...], Outcome | None]]

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import RunningGateway, raw_request, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import RunningGateway, raw_request, tokens
 
 
 async def test_without_an_id_of_the_client_both_headers_have_that_of_the_server(gateway: RunningGateway) -> None:

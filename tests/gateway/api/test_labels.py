@@ -12,11 +12,11 @@ from quire.gateway.api.labels import USER_HASH_DIGITS, read_labels, user_hash
 from quire.gateway.api.parameters import CHAT, read
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.stream.call_metadata import CallMetadata
-from tests.gateway.api.refusals import CHAT as CHATS
-from tests.gateway.api.refusals import COMPLETIONS, check
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.refusals import CHAT as CHATS
+from tests.support.gateway.refusals import COMPLETIONS, check
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, tokens
 
 METADATA = {"team": "a", "run": "4 ⅞"}
 PATHS = {CHATS: chat_body(), COMPLETIONS: {"model": MODEL, "prompt": "Hello"}}

@@ -29,12 +29,21 @@ from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
-from tests.gateway.api.refusals import check
 from tests.gateway.api.test_resume import model, resumed, stream_path
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Script, Steps
-from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, raw_request, tokens, until
 from tests.gateway.stream.test_buffer import Log, open_one
+from tests.support.gateway.fake_worker import Script, Steps
+from tests.support.gateway.refusals import check
+from tests.support.gateway.running import (
+    MODEL,
+    Event,
+    RunningGateway,
+    chat_body,
+    parse_events,
+    raw_request,
+    tokens,
+    until,
+)
 from tests.support.tokenizers import byte_level
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

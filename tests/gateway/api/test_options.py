@@ -15,8 +15,8 @@ from quire.gateway.api.call import Options
 from quire.gateway.api.options import read_options
 from quire.gateway.errors.api_errors import ApiError, body
 from quire.shared.messages import GenerationRequest
-from tests.gateway.api.refusals import CHAT, COMPLETIONS, check
-from tests.gateway.running import MODEL, RunningGateway, chat_body
+from tests.support.gateway.refusals import CHAT, COMPLETIONS, check
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body
 
 
 async def test_parameters_that_contradict_each_other(server: RunningGateway) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from quire.gateway.api import parameters
-from tests.gateway.api.refusals import CHAT, COMPLETIONS, USER, check
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.refusals import CHAT, COMPLETIONS, USER, check
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body
 
 WRONG: dict[str, list[Any]] = {
     "temperature": ["hot", -0.1, 2.1, 1e308, True, [], {}, 10**30],

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quire.gateway.api.parsing import has_more_values, max_values, parse_object
 from quire.gateway.errors.api_errors import InvalidRequest, body
-from tests.gateway.api.refusals import CHAT, COMPLETIONS, check
-from tests.gateway.running import RunningGateway, chat_body, raw_request
+from tests.support.gateway.refusals import CHAT, COMPLETIONS, check
+from tests.support.gateway.running import RunningGateway, chat_body, raw_request
 
 MALFORMED = {
     "empty": (b"", "not JSON"),

@@ -19,12 +19,12 @@ from quire.gateway.stream.answer_options import AnswerOptions
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome, PromptReport
 from quire.shared.messages.codec import pack_token_ids
-from tests.gateway.api.refusals import check
 from tests.gateway.api.test_logprobs import scored
 from tests.gateway.api.test_resume import resumed, stream_path
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Script, Steps, emit
-from tests.gateway.running import CONTEXT, MODEL, Event, RunningGateway, chat_body, texts, tokens
+from tests.support.gateway.fake_worker import Script, Steps, emit
+from tests.support.gateway.refusals import check
+from tests.support.gateway.running import CONTEXT, MODEL, Event, RunningGateway, chat_body, texts, tokens
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ANSWER = "xé"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quire.shared.messages import Delta, GenerationRequest, Outcome
-from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body, texts, tokens, until
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, texts, tokens, until
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 EOS = 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.gateway.api.refusals import CHAT, COMPLETIONS, check
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.refusals import CHAT, COMPLETIONS, check
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body
 
 
 async def test_more_than_the_context_holds(server: RunningGateway) -> None:

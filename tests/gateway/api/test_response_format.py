@@ -19,8 +19,8 @@ from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.shared.sampling_params import MAX_SCHEMA_LENGTH
 from quire.shared.text.grammar import ANY_OBJECT, write
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, tokens
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"enum": ["ä", 1]}}, "required": ["b"]}

@@ -26,9 +26,9 @@ from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Script, Steps, emit, endless
-from tests.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, texts, tokens, until
 from tests.gateway.server.test_main import running, settings
+from tests.support.gateway.fake_worker import Script, Steps, emit, endless
+from tests.support.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, texts, tokens, until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # The text has an emoji of several tokens in the middle, and ends with a prefix of the stop string.

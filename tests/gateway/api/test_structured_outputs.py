@@ -10,8 +10,8 @@ import pytest
 from quire.gateway.api.structured_outputs import READERS
 from quire.shared.text.grammar import ANY_OBJECT, write
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, tokens
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["ä", 1]}}, "required": ["a"]}

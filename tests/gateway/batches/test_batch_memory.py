@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from tests.conftest import QuireProcess, clean_environ
-from tests.gateway.batches.calls import chat_line
-from tests.gateway.fake_worker import FakeWorker, emit
-from tests.gateway.running import MODEL
+from tests.support.gateway.batch_calls import chat_line
+from tests.support.gateway.fake_worker import FakeWorker, emit
+from tests.support.gateway.running import MODEL
 
 # Growth of the resident memory that a file may cause, whatever its size.
 MOST_BYTES = 32 * 1024 * 1024

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.batches.calls import CHAT, BatchClient, chat_line, jsonl
-from tests.gateway.batches.keys import with_key
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.batch_calls import CHAT, BatchClient, chat_line, jsonl
+from tests.support.gateway.batch_keys import with_key
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import RunningGateway
 
 HOUR = {"anchor": "created_at", "seconds": 3600}
 

@@ -12,11 +12,11 @@ from quire.gateway.batches import batch_store
 from quire.gateway.batches.batch_runner import BatchRunner
 from quire.gateway.batches.batch_service import BATCHES
 from quire.shared.messages import Delta, GenerationRequest, Outcome
-from tests.gateway.batches.calls import BatchClient, chat_line, jsonl
 from tests.gateway.batches.test_batch_service import left_in_redis
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import RunningGateway, until
+from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.running import RunningGateway, until
 
 
 def runner_of(gateway: RunningGateway) -> BatchRunner:

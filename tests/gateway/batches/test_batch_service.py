@@ -16,10 +16,10 @@ from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import GROUP, BatchKeys
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from quire.shared.states import ParkReply, UnparkReply
-from tests.gateway.batches.calls import BatchClient, chat_line, completion_line, jsonl
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit, endless
-from tests.gateway.running import MODEL, RunningGateway, tokens, until
+from tests.support.gateway.batch_calls import BatchClient, chat_line, completion_line, jsonl
+from tests.support.gateway.fake_worker import Steps, emit, endless
+from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
 
 VECTOR = b"\x00\x00\x40\x40\x00\x00\x80\x40"  # 3.0 and 4.0 as float32
 

@@ -12,11 +12,11 @@ from quire.gateway.api.batch_parameters import BATCH_ENDPOINTS
 from quire.gateway.batches.line_endpoints import line_endpoint
 from quire.gateway.errors.api_errors import ApiError
 from quire.shared.messages import GenerationRequest, Outcome
-from tests.gateway.batches.calls import BatchClient, jsonl
 from tests.gateway.batches.test_batch_service import VECTOR
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import MODEL, RunningGateway, tokens
+from tests.support.gateway.batch_calls import BatchClient, jsonl
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.running import MODEL, RunningGateway, tokens
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "n": 2, "metadata": {"a": "b"}}),

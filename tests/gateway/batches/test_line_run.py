@@ -12,11 +12,11 @@ from quire.gateway.batches.line_run import SHARE
 from quire.shared.accounts.store import AccountStore
 from quire.shared.keys import LINE_RETENTION_S
 from quire.shared.messages import GenerationRequest, Outcome
-from tests.gateway.batches.calls import BatchClient, chat_line, jsonl
-from tests.gateway.batches.keys import with_key
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.running import RunningGateway, until
+from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
+from tests.support.gateway.batch_keys import with_key
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.running import RunningGateway, until
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from quire.gateway.batches.batch_store import LinePlace
 from quire.gateway.batches.line import BatchLine
 from quire.gateway.batches.validation import MAX_ERRORS, WINDOW_LINES, Report, validate
 from quire.gateway.errors.api_errors import refused
-from tests.gateway.batches.calls import CHAT, chat_line, jsonl
+from tests.support.gateway.batch_calls import CHAT, chat_line, jsonl
 
 
 def accept(line: BatchLine) -> None:

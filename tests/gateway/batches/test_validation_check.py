@@ -9,8 +9,8 @@ from quire.gateway.batches.line import BatchLine
 from quire.gateway.batches.validation_check import check_of
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, ModelNotFound
 from quire.gateway.serving.model_directory import ModelDirectory
-from tests.gateway.batches.calls import CHAT
-from tests.gateway.running import MODEL, RunningGateway
+from tests.support.gateway.batch_calls import CHAT
+from tests.support.gateway.running import MODEL, RunningGateway
 
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
 

@@ -13,12 +13,12 @@ import pytest
 from quire.gateway.batches import window_run
 from quire.gateway.files.storage import ObjectWriter, StorageError
 from quire.shared.messages import Delta, GenerationRequest, Outcome
-from tests.gateway.batches.calls import BatchClient, chat_line, jsonl
 from tests.gateway.batches.test_batch_service import left_in_redis
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit
 from tests.gateway.files.test_file_routes import storage_of
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.running import RunningGateway
 
 
 @pytest.fixture

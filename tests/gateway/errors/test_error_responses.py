@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.gateway.api.refusals import CHAT, USER
-from tests.gateway.running import MODEL, RunningGateway, raw_request, read_reply
+from tests.support.gateway.refusals import CHAT, USER
+from tests.support.gateway.running import MODEL, RunningGateway, raw_request, read_reply
 
 
 async def test_paths_and_methods_that_are_not_here(server: RunningGateway) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from quire.gateway.batches.batch_service import BATCHES
 from quire.gateway.files.storage import CHUNK, StorageError
-from tests.gateway.batches.calls import BatchClient
 from tests.gateway.conftest import Start
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.batch_calls import BatchClient
+from tests.support.gateway.running import RunningGateway
 
 
 @pytest.fixture

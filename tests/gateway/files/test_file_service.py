@@ -17,8 +17,8 @@ from quire.shared.errors import StartError
 from quire.shared.keys import BATCHES_TAG
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
-from tests.gateway.files.storage_contract import put
 from tests.gateway.files.test_folder_storage import names
+from tests.support.gateway.storage_contract import put
 
 
 def test_the_settings_name_a_storage_or_none() -> None:

@@ -12,7 +12,7 @@ from quire.gateway.files.folder_storage import FolderStorage
 from quire.gateway.files.storage import StorageError
 from quire.shared.keys import BATCHES_TAG
 from quire.shared.redis.clients import command_client
-from tests.gateway.files.storage_contract import put
+from tests.support.gateway.storage_contract import put
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from quire.gateway.files import folder_storage
 from quire.gateway.files.folder_storage import FolderStorage
 from quire.gateway.files.storage import Storage, StorageError
 from quire.shared.errors import StartError
-from tests.gateway.files.storage_contract import FILE, StorageContract, get, put, put_and_fail
+from tests.support.gateway.storage_contract import FILE, StorageContract, get, put, put_and_fail
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from quire.gateway.files import s3_storage
 from quire.gateway.files.s3_storage import PART_BYTES, S3Storage
 from quire.gateway.files.storage import StorageError
 from quire.shared.errors import StartError
-from tests.gateway.batches.calls import BatchClient, chat_line, jsonl
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.files.storage_contract import FILE, StorageContract, get, put
 from tests.gateway.files.test_file_routes import storage_of
+from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.storage_contract import FILE, StorageContract, get, put
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 from quire.shared.keys import BATCHES_TAG, BatchKeys
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
-from tests.gateway.running import Reply, RunningGateway, until
+from tests.support.gateway.running import Reply, RunningGateway, until
 
 BOUNDARY = "xyz"
 LIMIT = 100_000

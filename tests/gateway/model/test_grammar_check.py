@@ -13,7 +13,7 @@ from quire.gateway.model import grammar_check
 from quire.shared.text.grammar import GrammarVocabulary, write
 from quire.shared.text.grammar_error import GrammarError
 from tests.gateway.conftest import Start
-from tests.gateway.running import RunningGateway, chat_body
+from tests.support.gateway.running import RunningGateway, chat_body
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"enum": ["ä", 1]}}, "required": ["b"]}

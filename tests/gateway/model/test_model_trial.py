@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.gateway.model import model_trial
-from tests.gateway.running import write_model
+from tests.support.gateway.running import write_model
 
 
 def test_good_files_have_no_fault(tmp_path: Path) -> None:

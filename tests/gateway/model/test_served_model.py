@@ -14,9 +14,9 @@ from quire.gateway.model.served_model import load_model
 from quire.shared.model.files import ModelError
 from quire.shared.model.naming import served_name
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens
 from tests.support.chat_templates import TOKENS
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, tokens
 from tests.support.tokenizers import byte_fallback, byte_level
 
 

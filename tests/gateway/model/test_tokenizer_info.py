@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.gateway.model.served_model import load_model
 from quire.gateway.model.tokenizer_info import tokenizer_info
-from tests.gateway.running import TEMPLATE, write_model
+from tests.support.gateway.running import TEMPLATE, write_model
 
 
 def info(folder: Path, **config: Any) -> dict[str, Any]:

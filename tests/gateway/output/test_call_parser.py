@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.parts import PartKind
-from tests.gateway.output.answers import TOOLS, assert_parts_are_sound, content, parse
-from tests.gateway.output.cases import CASES, Case
+from tests.support.gateway.output_answers import TOOLS, assert_parts_are_sound, content, parse
+from tests.support.gateway.output_cases import CASES, Case
 
 _NOISE = ["", " ", "\n", "<", "{", "[", "}", '"', "\\", "\\u00", "é", "x", "null", "get_weather", "; ", "=", ")"]
 

@@ -5,7 +5,7 @@ import pytest
 from quire.gateway.output.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.parts import AnswerPart
-from tests.gateway.output.answers import TOOLS, call, content, every_split, parse
+from tests.support.gateway.output_answers import TOOLS, call, content, every_split, parse
 
 V3 = f"{CALL_BEGIN}function{SEPARATOR}clock\n```json\n{{}}\n```{CALL_END}"
 V31 = f"{CALL_BEGIN}clock{SEPARATOR}{{}}{CALL_END}"

@@ -4,7 +4,7 @@ import pytest
 
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.parts import AnswerPart
-from tests.gateway.output.answers import TOOLS, call, content, every_split, parse
+from tests.support.gateway.output_answers import TOOLS, call, content, every_split, parse
 
 HERMES = FORMATS["hermes"]
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>'

@@ -6,7 +6,7 @@ import pytest
 
 from quire.gateway.output.formats import FALLBACK
 from quire.gateway.output.parts import AnswerPart
-from tests.gateway.output.answers import TOOLS, WEATHER, call, content, every_split, parse
+from tests.support.gateway.output_answers import TOOLS, WEATHER, call, content, every_split, parse
 
 CLOCK = '{"tool": "clock", "arguments": {}}'
 

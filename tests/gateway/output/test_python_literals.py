@@ -13,8 +13,8 @@ from quire.gateway.output.python_literals import PythonArguments, read_literal
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
-from tests.gateway.output.answers import Answers, byte_tokenizer
 from tests.gateway.output.test_growing_text import read
+from tests.support.gateway.output_answers import Answers, byte_tokenizer
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)

@@ -6,7 +6,7 @@ from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.parts import AnswerPart
 from quire.gateway.output.tools import ToolChoice
 from quire.shared.text.grammar import special_tokens
-from tests.gateway.output.answers import TOOLS, Answers, byte_tokenizer, call, content, every_split, parse
+from tests.support.gateway.output_answers import TOOLS, Answers, byte_tokenizer, call, content, every_split, parse
 
 PYTHONIC = FORMATS["pythonic"]
 

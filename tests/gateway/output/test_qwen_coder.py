@@ -5,7 +5,7 @@ import pytest
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.parts import AnswerPart
 from quire.gateway.output.tools import Tool
-from tests.gateway.output.answers import call, content, every_split, parse
+from tests.support.gateway.output_answers import call, content, every_split, parse
 
 CODER = FORMATS["qwen3_coder"]
 TOOL = Tool(

@@ -7,7 +7,7 @@ from quire.gateway.output.parts import AnswerPart, OutputParser, PartKind, Plain
 from quire.gateway.output.reasoning import Reasoning, ReasoningFormat, ReasoningParser
 from quire.gateway.output.tools import ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
-from tests.gateway.output.answers import TOOLS, Answers, byte_tokenizer, call, content, every_split, parse
+from tests.support.gateway.output_answers import TOOLS, Answers, byte_tokenizer, call, content, every_split, parse
 
 THINK = REASONING_FORMATS["think"]
 CLOCK = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'

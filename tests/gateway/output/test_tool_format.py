@@ -14,7 +14,7 @@ from quire.gateway.output.tool_format import ToolFormat
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
-from tests.gateway.output.answers import (
+from tests.support.gateway.output_answers import (
     TOOLS,
     Answers,
     assert_parts_are_sound,
@@ -24,7 +24,7 @@ from tests.gateway.output.answers import (
     every_split,
     parse,
 )
-from tests.gateway.output.cases import CASES, IN_PARIS, Case
+from tests.support.gateway.output_cases import CASES, IN_PARIS, Case
 
 AUTO, REQUIRED, NAMED = ToolChoice(), ToolChoice(ToolMode.REQUIRED), ToolChoice(ToolMode.NAMED, "clock")
 

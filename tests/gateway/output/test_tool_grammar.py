@@ -16,7 +16,7 @@ from quire.gateway.output.tool_grammar import (
 )
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
-from tests.gateway.output.answers import END, Answers, byte_tokenizer
+from tests.support.gateway.output_answers import END, Answers, byte_tokenizer
 
 TOKENIZER = byte_tokenizer(special=("[CALL]",), added=("<call>", "plain"))
 

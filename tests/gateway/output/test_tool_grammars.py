@@ -12,7 +12,7 @@ from quire.gateway.output.tool_grammars import ToolGrammars
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
-from tests.gateway.output.answers import Answers, byte_tokenizer, parse
+from tests.support.gateway.output_answers import Answers, byte_tokenizer, parse
 
 SPEC = OutputSpec(tool_format="hermes")
 CHOICES = [ToolChoice(), ToolChoice(ToolMode.REQUIRED), ToolChoice(parallel=False)]

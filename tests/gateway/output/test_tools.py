@@ -1,5 +1,5 @@
 from quire.gateway.output.tools import ANY_ARGUMENTS, ToolChoice, ToolMode
-from tests.gateway.output.answers import CLOCK, TOOLS, WEATHER
+from tests.support.gateway.output_answers import CLOCK, TOOLS, WEATHER
 
 
 def test_the_tools_that_an_answer_may_call() -> None:

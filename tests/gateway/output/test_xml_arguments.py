@@ -9,7 +9,7 @@ from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.gateway.output.xml_arguments import XmlArguments
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
-from tests.gateway.output.answers import Answers, byte_tokenizer
+from tests.support.gateway.output_answers import Answers, byte_tokenizer
 
 DEFINITIONS = {"$defs": {"Point": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}}}
 

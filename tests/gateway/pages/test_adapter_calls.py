@@ -22,10 +22,10 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models.decoder import Decoder
 from tests.conftest import quire_processes
-from tests.gateway.running import RunningGateway
 from tests.ops.local.test_launcher import children, launch
 from tests.support.adapters import change_config, merge_adapter, write_adapter
 from tests.support.checkpoints import make_checkpoint
+from tests.support.gateway.running import RunningGateway
 
 PROMPT = tuple(range(5, 40))
 TOKENS = 24

@@ -15,9 +15,9 @@ import pytest
 from quire.gateway.pages import engine_page
 from quire.gateway.settings import GatewaySettings
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import FakeWorker
-from tests.gateway.running import RunningGateway, until
 from tests.shared.test_views import VIEW
+from tests.support.gateway.fake_worker import FakeWorker
+from tests.support.gateway.running import RunningGateway, until
 
 
 async def silent(request: Any) -> Any:

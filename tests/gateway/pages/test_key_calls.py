@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.running import Reply, RunningGateway, raw_request
+from tests.support.gateway.running import Reply, RunningGateway, raw_request
 
 ADMIN = "0123456789abcdef-admin"
 

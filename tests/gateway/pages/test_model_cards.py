@@ -9,10 +9,10 @@ import pytest
 
 from quire.gateway.model.served_model import load_model
 from quire.gateway.pages.model_cards import CAPABILITIES, capabilities, reasoning_format
-from tests.gateway.api.messages.agents import TEMPLATE as AGENTS
 from tests.gateway.conftest import Start
-from tests.gateway.running import CONTEXT, MODEL, RunningGateway, write_model
-from tests.gateway.running import TEMPLATE as PLAIN
+from tests.support.gateway.agents import TEMPLATE as AGENTS
+from tests.support.gateway.running import CONTEXT, MODEL, RunningGateway, write_model
+from tests.support.gateway.running import TEMPLATE as PLAIN
 
 
 async def test_the_card_has_limits_and_capabilities(gateway: RunningGateway) -> None:

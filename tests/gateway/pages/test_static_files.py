@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.gateway.pages import static_files
-from tests.gateway.running import RunningGateway, raw_request
+from tests.support.gateway.running import RunningGateway, raw_request
 
 STATIC = Path(static_files.__file__).parent / "static"
 FILES = sorted(path for path in STATIC.iterdir() if path.suffix in (".html", ".css", ".js", ".svg"))

@@ -12,7 +12,7 @@ from quire.shared.broker import LastBeat
 from quire.shared.version import installed_version
 from tests.gateway.conftest import Start
 from tests.gateway.pages.test_engine_page import worker
-from tests.gateway.running import RunningGateway, until
+from tests.support.gateway.running import RunningGateway, until
 from tests.support.redis_server import running_redis
 
 

@@ -12,8 +12,8 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.messages import decode_items
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens
 
 ADMIN = "0123456789abcdef-admin"
 

@@ -11,10 +11,10 @@ import pytest
 from quire.gateway.pages import view_subscriptions
 from quire.shared.keys import VIEW_TTL_S
 from quire.shared.messages import Delta, Outcome
-from tests.gateway.fake_worker import FakeWorker
 from tests.gateway.pages.test_engine_page import Lookers, sees_workers, silent, subscribed, subscribers, worker
-from tests.gateway.running import RunningGateway, chat_body, until
 from tests.shared.test_views import VIEW
+from tests.support.gateway.fake_worker import FakeWorker
+from tests.support.gateway.running import RunningGateway, chat_body, until
 
 
 def view_of(name: str, number: int) -> bytes:

@@ -10,8 +10,8 @@ import anthropic
 import pytest
 
 from quire.shared.messages import Delta, GenerationRequest, Outcome
-from tests.gateway.api.messages.agents import WEATHER, body, saying, stream_events
-from tests.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens
+from tests.support.gateway.agents import WEATHER, body, saying, stream_events
+from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens
 
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"

@@ -17,9 +17,9 @@ from pydantic import BaseModel
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import TEMPLATE, answering
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, emit
-from tests.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, prompt, raw_events
-from tests.gateway.running import MODEL, RunningGateway, raw_request, tokens, write_model
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, prompt, raw_events
+from tests.support.gateway.running import MODEL, RunningGateway, raw_request, tokens, write_model
 
 
 @pytest.fixture(scope="module")

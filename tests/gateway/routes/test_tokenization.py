@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import CONTEXT, MODEL, TEMPLATE, RunningGateway, chat_body, tokens, write_model
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import CONTEXT, MODEL, TEMPLATE, RunningGateway, chat_body, tokens, write_model
 from tests.support.tokenizers import byte_level
 
 TEXT = "Hello, wörld 😀"

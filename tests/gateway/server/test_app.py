@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from quire.ops.paths import PROJECT_ROOT
-from tests.gateway.running import MODEL, RunningGateway
+from tests.support.gateway.running import MODEL, RunningGateway
 
 
 async def test_models_are_listed(gateway: RunningGateway) -> None:

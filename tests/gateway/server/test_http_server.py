@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from quire.gateway.server.http_server import MAX_HEADER_BYTES, MAX_HEADERS, HttpServer
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body, raw_request, read_reply, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, raw_request, read_reply, tokens
 
 
 async def test_connections_are_those_of_the_gateways_server(gateway: RunningGateway) -> None:

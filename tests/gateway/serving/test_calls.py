@@ -13,8 +13,8 @@ import pytest
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import FakeWorker, Steps, emit, endless
-from tests.gateway.running import MODEL, RunningGateway, chat_body, raw_request, running_gateway, tokens, until
+from tests.support.gateway.fake_worker import FakeWorker, Steps, emit, endless
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, raw_request, running_gateway, tokens, until
 
 CHAT = "/v1/chat/completions"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.gateway.fake_worker import FakeWorker, emit
-from tests.gateway.running import write_model
+from tests.support.gateway.fake_worker import FakeWorker, emit
+from tests.support.gateway.running import write_model
 from tests.support.registrations import discovering_gateway, register
 
 

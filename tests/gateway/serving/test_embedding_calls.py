@@ -12,8 +12,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.shared.messages import GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, endless
-from tests.gateway.running import MODEL, Reply, RunningGateway, raw_request, running_gateway, tokens, until
+from tests.support.gateway.fake_worker import Steps, endless
+from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, running_gateway, tokens, until
 from tests.support.hand_worker import HandWorker
 
 PATH = "/v1/embeddings"

@@ -11,8 +11,8 @@ import pytest
 
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
-from tests.gateway.fake_worker import FakeWorker, Script, emit
-from tests.gateway.running import write_model
+from tests.support.gateway.fake_worker import FakeWorker, Script, emit
+from tests.support.gateway.running import write_model
 from tests.support.registrations import discovering_gateway, forget, open_registry, register
 from tests.support.tokenizers import byte_fallback, byte_level
 

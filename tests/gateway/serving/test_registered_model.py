@@ -10,7 +10,7 @@ import pytest
 from quire.gateway.serving.registered_model import RegistrationFault, load_registered
 from quire.gateway.settings import GatewaySettings
 from quire.shared.messages.manifest import FileEntry, ModelManifest
-from tests.gateway.running import write_model
+from tests.support.gateway.running import write_model
 from tests.support.registrations import open_registry, register
 from tests.support.tokenizers import byte_level
 

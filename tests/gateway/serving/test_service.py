@@ -6,7 +6,7 @@ import asyncio
 
 from quire.gateway.model.served_model import load_model
 from quire.gateway.serving.service import Gateway
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.running import RunningGateway
 
 
 async def test_a_gateway_that_is_closed_leaves_no_task_behind(gateway: RunningGateway) -> None:

@@ -15,7 +15,7 @@ from quire.gateway.stream.router import FrameRouter
 from quire.shared.broker import Claim
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.gateway.conftest import Start
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.running import RunningGateway
 from tests.support.hand_worker import TEXT, HandWorker, run
 
 # The size of the log-probability record of a token with 20 alternatives.

@@ -11,7 +11,7 @@ from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.shared.messages import Delta
-from tests.gateway.running import MODEL, tokens
+from tests.support.gateway.running import MODEL, tokens
 
 COMPLETION = CallMetadata("completion", 0, 1, True, (), 3, 1, False)
 

@@ -8,9 +8,9 @@ from typing import Any
 from quire.gateway.stream.router import FrameRouter
 from quire.shared.broker import Claim
 from quire.shared.messages import Delta, Outcome, StepItem
-from tests.gateway.running import RunningGateway, until
 from tests.gateway.stream.test_buffer import SCORED, Log, open_one, scored_steps, steps
 from tests.support.broker_calls import recoveries_of
+from tests.support.gateway.running import RunningGateway, until
 from tests.support.hand_worker import IDS, TEXT, HandWorker, run
 
 

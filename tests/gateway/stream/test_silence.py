@@ -9,8 +9,8 @@ import pytest
 from quire.gateway.stream.cursor import SILENCE_S, Cursor
 from quire.shared.broker import Claim
 from quire.shared.messages import Delta, Outcome, StepItem
-from tests.gateway.running import RunningGateway, until
 from tests.gateway.stream.test_buffer import open_one, steps
+from tests.support.gateway.running import RunningGateway, until
 from tests.support.hand_worker import TEXT, HandWorker, run
 
 

@@ -16,7 +16,7 @@ from quire.shared.broker import Claim
 from quire.shared.messages import StepItem
 from quire.shared.redis.clients import pubsub_client
 from quire.shared.redis.lane_client import LaneClient
-from tests.gateway.running import RunningGateway, parse_events, texts, until
+from tests.support.gateway.running import RunningGateway, parse_events, texts, until
 from tests.support.hand_worker import BODY, IDS, TEXT, HandWorker, one_each, run
 from tests.support.redis_server import RedisServer
 

@@ -15,7 +15,7 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
 from quire.shared.messages import Delta, Outcome, StepItem
-from tests.gateway.running import MODEL, tokens
+from tests.support.gateway.running import MODEL, tokens
 
 COMPLETION = CallMetadata("completion", 0, 1, True, (), 3, 1, False)
 

@@ -13,8 +13,8 @@ import pytest
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.messages import StepItem
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit, endless
-from tests.gateway.running import MODEL, RunningGateway, chat_body, raw_request, read_reply, tokens
+from tests.support.gateway.fake_worker import emit, endless
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, raw_request, read_reply, tokens
 
 
 async def test_a_fault_of_the_gateway_in_the_middle_of_a_stream_is_its_last_event(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import RunningGateway, tokens
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import RunningGateway, tokens
 
 
 async def test_the_log_has_one_line_per_request_and_no_prompt(

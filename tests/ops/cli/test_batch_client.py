@@ -13,7 +13,7 @@ import pytest
 from quire.ops.cli.batch_client import PIECE, BatchClient
 from quire.shared.command_line import CommandError
 from tests.gateway.conftest import Start, model_folder, redis_server, redis_url
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.running import RunningGateway
 
 __all__ = ["model_folder", "redis_server", "redis_url"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from quire.ops.local.served_models import LocalModel, read_models, resolve_models, split_models
 from quire.shared.command_line import CommandError
-from tests.gateway.running import write_model
+from tests.support.gateway.running import write_model
 
 
 def test_models_are_separated_by_commas_unless_a_path_has_one(tmp_path: Path) -> None:

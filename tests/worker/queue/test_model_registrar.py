@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.worker.queue.model_registrar import ModelRegistrar, read_registration
-from tests.gateway.running import write_model
+from tests.support.gateway.running import write_model
 from tests.support.registrations import open_registry
 
 

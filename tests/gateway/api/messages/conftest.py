@@ -9,8 +9,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.gateway.api.messages.agents import TEMPLATE
-from tests.gateway.running import RunningGateway, write_model
+from tests.support.gateway.agents import TEMPLATE
+from tests.support.gateway.running import RunningGateway, write_model
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.transcript import Choice
 from quire.shared.messages import Delta, Outcome
-from tests.gateway.api.messages.agents import (
+from tests.support.gateway.agents import (
     ANSWER,
     CALL,
     WEATHER,
@@ -28,8 +28,8 @@ from tests.gateway.api.messages.agents import (
     saying,
     stream_events,
 )
-from tests.gateway.fake_worker import endless
-from tests.gateway.running import CONTEXT, MODEL, RunningGateway, byte_level, tokens, until
+from tests.support.gateway.fake_worker import endless
+from tests.support.gateway.running import CONTEXT, MODEL, RunningGateway, byte_level, tokens, until
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 

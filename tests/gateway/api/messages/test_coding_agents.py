@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from quire.shared.messages import GenerationRequest
-from tests.gateway.api.messages.agents import (
+from tests.support.gateway.agents import (
     TEMPLATE,
     MessageEvent,
     assembled,
@@ -23,7 +23,7 @@ from tests.gateway.api.messages.agents import (
     prompt_of,
     saying,
 )
-from tests.gateway.running import MODEL, RunningGateway, raw_request, write_model
+from tests.support.gateway.running import MODEL, RunningGateway, raw_request, write_model
 
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 HEADERS = {

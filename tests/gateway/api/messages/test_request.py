@@ -12,7 +12,7 @@ from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.output.tools import ToolMode
 from quire.shared.sampling_params import MODEL_DEFAULTS
-from tests.gateway.api.messages.agents import WEATHER, body
+from tests.support.gateway.agents import WEATHER, body
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FORMAT = {"type": "json_schema", "schema": SCHEMA}

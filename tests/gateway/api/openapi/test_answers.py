@@ -12,11 +12,11 @@ from jsonschema import Draft202012Validator
 from quire.gateway.api.openapi.answers import SCHEMAS
 from quire.gateway.api.schema_parts import ref
 from quire.gateway.errors.api_errors import ModelNotFound, QueueIsFull, body
-from tests.gateway.api.messages.agents import ANSWER, TEMPLATE, WEATHER, saying
 from tests.gateway.api.test_prompt_parameters import answering, report
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
-from tests.gateway.running import MODEL, RunningGateway, chat_body, tokens, write_model
+from tests.support.gateway.agents import ANSWER, TEMPLATE, WEATHER, saying
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, tokens, write_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

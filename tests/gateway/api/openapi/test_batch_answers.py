@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.gateway.api.openapi.test_answers import validator
-from tests.gateway.batches.calls import BatchClient, chat_line, jsonl
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import emit
+from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
+from tests.support.gateway.fake_worker import emit
 
 
 async def test_answers_of_files_and_batches(start_gateway: Start, tmp_path: Path) -> None:

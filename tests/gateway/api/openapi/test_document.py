@@ -17,7 +17,7 @@ from quire.gateway.api.openapi.document import document
 from quire.gateway.api.openapi.endpoints import ENDPOINTS, EVERY
 from quire.gateway.api.resume import LAST_EVENT_ID, STARTING_AFTER
 from quire.gateway.errors.message_errors import is_messages_path
-from tests.gateway.running import MODEL, RunningGateway
+from tests.support.gateway.running import MODEL, RunningGateway
 
 DOCUMENT = document("served")
 OPERATIONS = [operation for operations in DOCUMENT["paths"].values() for operation in operations.values()]

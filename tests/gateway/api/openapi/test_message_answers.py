@@ -14,9 +14,9 @@ from quire.gateway.api.openapi.message_answers import ERROR_TYPES
 from quire.gateway.api.schema_parts import ref
 from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.errors.message_errors import error_type
-from tests.gateway.api.messages.agents import ANSWER, TEMPLATE, WEATHER, body, saying, stream_events
 from tests.gateway.conftest import Start
-from tests.gateway.running import MODEL, RunningGateway, write_model
+from tests.support.gateway.agents import ANSWER, TEMPLATE, WEATHER, body, saying, stream_events
+from tests.support.gateway.running import MODEL, RunningGateway, write_model
 
 PATH = "/v1/messages"
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gateway.api.test_conversation import TEMPLATE
 from tests.gateway.conftest import Start
-from tests.gateway.running import RunningGateway, write_model
+from tests.support.gateway.running import RunningGateway, write_model
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from quire.gateway.model.served_model import ServedModel
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
-from tests.gateway.running import MODEL
+from tests.support.gateway.running import MODEL
 from tests.support.tokenizers import byte_level
 
 ABOUT = CallMetadata("response", 5, 1, False, (), 3, 1, False, echo='{"store":true,"user":null}')

@@ -10,9 +10,9 @@ import pytest
 
 from tests.gateway.api.test_conversation import answering
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import endless
-from tests.gateway.response_calls import PATH, TOOL, create, prompt
-from tests.gateway.running import MODEL, RunningGateway, tokens
+from tests.support.gateway.fake_worker import endless
+from tests.support.gateway.response_calls import PATH, TOOL, create, prompt
+from tests.support.gateway.running import MODEL, RunningGateway, tokens
 
 
 async def test_a_round_trip_with_a_tool(gateway: RunningGateway, client: Any) -> None:

@@ -13,7 +13,7 @@ from quire.gateway.model.served_model import load_model
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.choice_text import ScoredTokens
-from tests.gateway.running import tokens
+from tests.support.gateway.running import tokens
 from tests.support.tokenizers import byte_level
 
 CONTENT, REASONING = PartKind.CONTENT, PartKind.REASONING

@@ -8,8 +8,8 @@ import pytest
 
 from quire.gateway.api.responses.parameters import REFUSED, RESPONSES
 from quire.shared.sampling_params import PARAMETERS
-from tests.gateway.response_calls import create
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.response_calls import create
+from tests.support.gateway.running import RunningGateway
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 WRONG: list[tuple[str, Any, str]] = [

@@ -13,8 +13,8 @@ from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.api.responses.request import read_request
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest
 from tests.gateway.api.test_conversation import answering
-from tests.gateway.response_calls import TOOL, create, prompt
-from tests.gateway.running import MODEL, RunningGateway
+from tests.support.gateway.response_calls import TOOL, create, prompt
+from tests.support.gateway.running import MODEL, RunningGateway
 
 # Words that give a random body the shape of a real one.
 KEYS = "type role content text name id status call_id output arguments format tools mode summary schema effort"

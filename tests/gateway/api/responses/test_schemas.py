@@ -10,9 +10,9 @@ from jsonschema import Draft202012Validator
 from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.api.responses.schemas import ANSWERS
 from tests.gateway.api.test_conversation import answering
-from tests.gateway.response_calls import PATH, TOOL, WHOLE, create, raw_events
-from tests.gateway.running import MODEL, RunningGateway
 from tests.gateway.test_coding_agents import INPUT, TURN
+from tests.support.gateway.response_calls import PATH, TOOL, WHOLE, create, raw_events
+from tests.support.gateway.running import MODEL, RunningGateway
 
 PARAMETERS = {name: one.schema for name, one in RESPONSES.items() if one.schema is not None}
 

@@ -16,10 +16,10 @@ from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import answering
 from tests.gateway.api.test_resume import _at
 from tests.gateway.conftest import Start
-from tests.gateway.fake_worker import Steps, endless
-from tests.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, raw_events
-from tests.gateway.running import MODEL, RunningGateway, tokens, until
 from tests.gateway.server.test_main import running, settings
+from tests.support.gateway.fake_worker import Steps, endless
+from tests.support.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, raw_events
+from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
 
 
 async def test_background_poll_and_read_again(gateway: RunningGateway, client: Any) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from quire.ops.local.ports import free_port
 from tests.conftest import QuireProcess
-from tests.faults.calls import owned
-from tests.faults.stack import KEYS, MODEL, FaultStack, Stream
 from tests.support.boards import alerts, metrics_of, rules, targets
 from tests.support.checkpoints import make_checkpoint
+from tests.support.faults.calls import owned
+from tests.support.faults.stack import KEYS, MODEL, FaultStack, Stream
 from tests.support.monitoring import MISSING, Monitoring
 
 pytestmark = [

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.shared.text.grammar_error import GrammarError
-from tests.shared.text.schema.support import accepted, accepts
+from tests.support.schema_checks import accepted, accepts
 
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 UNIQUE: dict[str, Any] = {"uniqueItems": True}

@@ -7,7 +7,7 @@ import pytest
 from quire.shared.text.grammar_error import GrammarError
 from quire.shared.text.schema.conditions import CONDITIONS, write_out
 from quire.shared.text.schema.document import Document
-from tests.shared.text.schema.support import accepted, accepts
+from tests.support.schema_checks import accepted, accepts
 
 FRUIT: dict[str, Any] = {
     "type": "object",

@@ -6,7 +6,7 @@ import pytest
 
 from quire.shared.text import grammar
 from quire.shared.text.grammar_error import GrammarError
-from tests.shared.text.schema.support import BYTES, accepted, accepts
+from tests.support.schema_checks import BYTES, accepted, accepts
 
 
 @pytest.mark.parametrize(

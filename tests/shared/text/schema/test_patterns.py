@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.shared.text.schema import patterns
-from tests.shared.text.schema.support import accepted
+from tests.support.schema_checks import accepted
 
 TEXTS = ["", "f", "fo", "foo", "foox", "b", "bar", "a.b", "a/b", "ä", "\n"]
 

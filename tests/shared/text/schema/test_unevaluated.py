@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quire.shared.text.grammar_error import GrammarError
-from tests.shared.text.schema.support import accepted, accepts
+from tests.support.schema_checks import accepted, accepts
 
 A: dict[str, Any] = {"properties": {"a": {"type": "integer"}}}
 CLOSED: dict[str, Any] = {"type": "object", "unevaluatedProperties": False}

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 
 from quire.shared.messages import GenerationRequest
-from tests.gateway.running import MODEL, Reply, RunningGateway
+from tests.support.gateway.running import MODEL, Reply, RunningGateway
 from tests.support.tokenizers import byte_level
 
 PATH = "/v1/responses"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.running import RunningGateway
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -20,7 +20,7 @@ from quire.gateway.server.http_server import GatewayRunner, start_site
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream.sse import EventId
-from tests.gateway.fake_worker import FakeWorker, Script
+from tests.support.gateway.fake_worker import FakeWorker, Script
 from tests.support.tokenizers import byte_level
 
 MODEL = "test-model"

@@ -12,8 +12,8 @@ import aiohttp
 
 from quire.gateway.stream.sse import EventId
 from quire.shared.messages import Delta, GenerationRequest, Outcome
-from tests.gateway.fake_worker import Script
-from tests.gateway.running import MODEL, RunningGateway, byte_level, tokens
+from tests.support.gateway.fake_worker import Script
+from tests.support.gateway.running import MODEL, RunningGateway, byte_level, tokens
 
 # Qwen3's form: tools as JSON, calls in <tool_call> tags, reasoning in <think> tags.
 TEMPLATE = """\

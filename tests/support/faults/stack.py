@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.keys import LaneKeys
 from tests.conftest import QuireProcess, clean_environ
-from tests.faults import invariants
-from tests.faults.proxy import Proxy
+from tests.support.faults import invariants
+from tests.support.faults.proxy import Proxy
 
 MODEL = "tiny"
 KEYS = LaneKeys(MODEL)
@@ -266,7 +266,7 @@ class FaultStack:
         """Start a worker whose steps take STEP_S; `broken_worker` lists the other faults."""
         arguments = ("worker", str(self.model), "--worker-id", name, "--dtype", "float32", "--threads", "1")
         process = self._start(
-            "tests.faults.broken_worker", (*arguments, *flags), {"TEST_STEP_S": str(STEP_S)} | environ, via
+            "tests.support.faults.broken_worker", (*arguments, *flags), {"TEST_STEP_S": str(STEP_S)} | environ, via
         )
         if "--served-model-name" not in flags or MODEL in flags:  # other models have their own lanes
             self._workers[name] = process
@@ -285,7 +285,7 @@ class FaultStack:
     def gateway(self, *flags: str, port: int = 0, via: Way | None = None, **environ: str) -> tuple[QuireProcess, str]:
         """Start a gateway, on a free port unless one is given; return it with its URL."""
         arguments = ("gateway", str(self.model), "--port", str(port), *flags)
-        process = self._start("tests.faults.broken_worker" if environ else "quire", arguments, environ, via)
+        process = self._start("tests.support.faults.broken_worker" if environ else "quire", arguments, environ, via)
         return process, process.wait_for(r"(http://[\d.]+:\d+)")[1]
 
     def wait(self, condition: Callable[[], Any], timeout_s: float = 15) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 
-from tests.faults.stack import KEYS, FaultStack, Stream, said
 from tests.faults.test_worker_faults import (
     FAST,
     REQUESTS,
@@ -15,6 +14,7 @@ from tests.faults.test_worker_faults import (
     owner,
     start_streams,
 )
+from tests.support.faults.stack import KEYS, FaultStack, Stream, said
 
 __all__ = [
     "FAST",

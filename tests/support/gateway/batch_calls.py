@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.gateway.running import MODEL, RunningGateway
+from tests.support.gateway.running import MODEL, RunningGateway
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

@@ -22,7 +22,7 @@ from quire.shared.prompt_logprobs import read_prompt_records
 from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of
 
 if TYPE_CHECKING:
-    from tests.faults.stack import FaultStack, Stream
+    from tests.support.faults.stack import FaultStack, Stream
 
 # Limit of open file descriptors of an idle process. A gateway starts with 26; its connection pool fills under load.
 MAX_FILES = 64

@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 
-from tests.faults.stack import MODEL
+from tests.support.faults.stack import MODEL
 
 URL = "/v1/completions"
 # Seconds for which a call is repeated while no gateway answers.

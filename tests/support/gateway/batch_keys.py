@@ -6,8 +6,8 @@ from typing import Any
 
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
-from tests.gateway.batches.calls import BatchClient
-from tests.gateway.running import RunningGateway
+from tests.support.gateway.batch_calls import BatchClient
+from tests.support.gateway.running import RunningGateway
 
 
 async def with_key(gateway: RunningGateway, project: str = "web", **limits: Any) -> tuple[BatchClient, str]:
