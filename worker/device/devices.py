@@ -100,7 +100,7 @@ def check_quantization(settings: WorkerSettings, device: torch.device, config: o
 def has_integers(settings: WorkerSettings, device: torch.device, config: object) -> bool:
     """True if weights are integers, so that activations are float32: by --quantization, or as the checkpoint says.
 
-    With --dtype bfloat16 the integers of a checkpoint are dequantised instead.
+    With --dtype bfloat16 such integers are codes with scales, and activations are not rounded.
     """
     of_checkpoint = isinstance(config, ModelConfig) and config.quantization and config.quantization.rounds_activations
     by_default = device.type == "cpu" and settings.dtype != "bfloat16"
