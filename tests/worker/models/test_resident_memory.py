@@ -15,7 +15,7 @@ from tests.conftest import clean_environ
 from tests.support.checkpoints import make_checkpoint
 from tests.support.large_checkpoints import ALL, make_large_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(900)]
 
 MIB = 1 << 20
 LARGEST_PEAK = 1.10  # of the packed weights
@@ -34,7 +34,17 @@ def measure(folder: Path, bits: str, tiny: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"), [("bf16", ("0", "8", "4", "fp8")), *((kind, ("0",)) for kind in ALL if kind != "bf16")]
+    ("kind", "settings"),
+    [
+        # All take minutes, so CI measures two.
+        pytest.param("bf16", ("0", "4"), marks=pytest.mark.slow),
+        pytest.param("bf16", ("8", "fp8"), marks=pytest.mark.soak),
+        *(
+            pytest.param(kind, ("0",), marks=pytest.mark.slow if kind == "gptq-4" else pytest.mark.soak)
+            for kind in ALL
+            if kind != "bf16"
+        ),
+    ],
 )
 def test_the_peak_is_the_packed_weights_and_a_tenth(kind: str, settings: tuple[str, ...], tmp_path: Path) -> None:
     try:
