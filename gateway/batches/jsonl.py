@@ -21,7 +21,7 @@ class RawLine:
 
 
 async def read_lines(chunks: AsyncIterator[bytes], most: int, begin: LinePlace) -> AsyncIterator[RawLine | LinePlace]:
-    """Yield the lines that are not blank, then the place behind the last one. most: bytes of a line.
+    """Yield the lines that are not blank, then the place after the last one. most: bytes of a line.
 
     The last line needs no line feed. begin: of the stream in its file.
     """

@@ -13,7 +13,7 @@ from quire.gateway.batches.jsonl import read_lines
 from quire.gateway.batches.line import BatchLine, read_line
 from quire.gateway.errors.api_errors import ApiError
 
-# A window ends after so many lines, or so many bytes.
+# Bounds of a window, in lines and in bytes.
 WINDOW_LINES = 256
 WINDOW_BYTES = 1024 * 1024
 # Errors of a report; further lines are not read.
@@ -26,7 +26,7 @@ SLICE_BYTES = 16 * 1024
 
 @dataclass(slots=True)
 class Report:
-    """What a validation found. places: where each window begins, and the end. lines: those that are not blank."""
+    """The result of a validation. places: where each window begins, and the end. lines: those that are not blank."""
 
     errors: list[dict[str, Any]] = field(default_factory=list)
     places: list[LinePlace] = field(default_factory=list)

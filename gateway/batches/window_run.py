@@ -66,7 +66,7 @@ class WindowRun:
         self._was_begun = window.was_begun
 
     async def run(self) -> None:
-        """Run the window to its end. Whatever fails is tried again until another gateway takes the window over."""
+        """Run the window to its end. After a failure it is tried again, until another gateway takes the window over."""
         backoff = Backoff(*PAUSE_S, jitter=True)
         while True:
             try:
@@ -177,7 +177,7 @@ class WindowRun:
 
     async def _delete(self, requests: dict[int, int]) -> None:
         gateway = self.runner.gateway_of_lane()
-        if gateway is None:  # the model has left meanwhile: what is left expires by itself
+        if gateway is None:  # the model has left meanwhile: the rest expires by itself
             return
         lines = [(call_id_of(self._batch.id, number), count) for number, count in requests.items()]
         for at in range(0, len(lines), DELETIONS):

@@ -1,4 +1,4 @@
-"""What stores the content of files: a folder or an S3 bucket.
+"""The store for the content of files: a folder or an S3 bucket.
 
 A file is a set of objects with short names under its id. An object is written as a whole, or not at all, and is never
 changed: so a reader needs no lock, and a gateway that dies leaves nothing that could be read.

@@ -38,7 +38,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 @dataclass(slots=True)
 class Upload:
-    """What the body of an upload says. size: of the content. expires_s: 0 without `expires_after`."""
+    """The fields of the body of an upload. size: of the content. expires_s: 0 without `expires_after`."""
 
     filename: str = ""
     purpose: str = ""

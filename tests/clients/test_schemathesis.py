@@ -40,7 +40,7 @@ class Server:
         return pid
 
     def output(self) -> str:
-        """What `quire serve` has said, which tells of a process that died."""
+        """The output of `quire serve`, which reports a process that died."""
         return f"exit code {self._process.process.poll()}\n{self._process.stdout}\n{self._process.stderr}"
 
     def metrics(self) -> str:

@@ -47,7 +47,7 @@ async def test_a_chat(gateway: RunningGateway, reason: str, stop: str | None, be
     calls = whole["message"].get("tool_calls", [])
     assert [call["function"]["arguments"] for call in calls] == (['{"city": "Bonn"}'] if before else [])
     assert whole["message"]["content"] == (None if before else "")
-    # What was streamed cannot be taken back: the finish reason tells that the last call is cut.
+    # Streamed text cannot be taken back: the finish reason tells that the last call is cut.
     arguments = [call["function"]["arguments"] for call in added_up(events)["tool_calls"]]
     assert arguments[-1] == ('{"city": "' if stop else '{"city": "Rome')
 

@@ -47,7 +47,7 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 256,
     "initializer_range": 0.1,
 }
-# How the layers of each case are kept, as the log of the reader says it.
+# The storage of the layers of each case, in the words of the reader's log.
 KEPT = {
     "w4a16": "as uint4 without further rounding",
     "w4a16_asym": "as uint4 without further rounding",

@@ -2,7 +2,7 @@
 
 Linear layers and embedding tables keep the type in which the checkpoint stores them if the kernels multiply by it;
 norms have the type of activations. Quantised on load, linear layers have 8 or 4 bits per weight, and the head has 8.
-Linear layers are read a few rows at a time, so that the memory beside the packed weights is small.
+Linear layers are read a few rows at a time, so that little memory is needed besides the packed weights.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ WARM_UP_S = 3.0
 
 @dataclass
 class Round:
-    """What interactive calls saw in one round, and how many lines of the batch ended meanwhile."""
+    """Times of interactive calls in one round, and the number of lines of the batch that ended meanwhile."""
 
     first_s: list[float] = field(default_factory=list)
     lines: int = 0

@@ -1,4 +1,4 @@
-"""What a line must have, and the lines of the output files."""
+"""The form of a line of a batch, and the lines of the output files."""
 
 from __future__ import annotations
 

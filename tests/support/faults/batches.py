@@ -32,7 +32,7 @@ def create(url: str, lines: Sequence[dict[str, Any]]) -> str:
 
 
 def again(call: Callable[[], Any]) -> Any:
-    """Repeat a call while the gateway, or Redis behind it, does not answer."""
+    """Repeat a call while the gateway or its Redis does not answer."""
     until = time.monotonic() + RETRY_S
     while True:
         try:

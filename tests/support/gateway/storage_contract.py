@@ -1,4 +1,4 @@
-"""What every storage does; the tests of each storage run all of these."""
+"""The behaviour of every storage; the tests of each storage run all of these."""
 
 from __future__ import annotations
 
