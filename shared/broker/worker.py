@@ -48,7 +48,7 @@ class Claim:
 
     @property
     def is_unwatched(self) -> bool:
-        """True if no client reads the output as it is made: a line of a batch, or a background response of its class."""
+        """True if no client reads the output as it is made: a line of a batch, or a background call of its class."""
         return self.is_background and self.priority_class == BATCH_CLASS
 
     @property

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from cases import run
 
-# The answers are described by the document. It cannot state some facts, such as which ids exist; those are no fault of an answer.
+# The document describes the answers. It cannot state some facts, such as which ids exist; those are no fault of an
+# answer.
 CHECKS = "status_code_conformance,content_type_conformance,response_headers_conformance,allow_header_conformance"
 
 

@@ -13,7 +13,7 @@ MAX_STATES = 500
 
 
 class Jump(NamedTuple):
-    """The instructions that may run after an instruction: the one at the index `target`, and the next one if `falls_through`."""
+    """The instructions that may run next: the one at the index `target`, and the following one if `falls_through`."""
 
     target: int | None
     falls_through: bool
