@@ -100,7 +100,7 @@ def crew(whole_crew: Crew) -> Crew:
     return whole_crew
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_rank_that_is_killed_ends_its_worker_and_another_goes_on(crew: Crew) -> None:
     streams, worker = crew.streams(), crew.owner()
     (follower,) = followers_of(worker)
@@ -110,7 +110,7 @@ def test_a_rank_that_is_killed_ends_its_worker_and_another_goes_on(crew: Crew) -
     crew.assert_same(streams)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_the_other_ranks_of_a_worker_that_is_killed_are_gone(crew: Crew) -> None:
     streams, worker = crew.streams(), crew.owner()
     (follower,) = followers_of(worker)
@@ -141,7 +141,7 @@ def test_a_rank_that_slept_for_a_while_wakes_to_a_worker_that_is_fenced(crew: Cr
     assert worker.process.poll() is None
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_worker_that_is_told_to_stop_ends_all_its_ranks_and_hands_over(crew: Crew) -> None:
     streams, worker = crew.streams(), crew.owner()
     (follower,) = followers_of(worker)

@@ -252,7 +252,7 @@ async def test_a_client_that_resumes_executes_each_call_once(
     assert tools.executed == await servers.undisturbed(client_class, "resumes")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @CLIENTS
 @LASTS
 async def test_a_client_that_is_started_again_executes_each_call_once(

@@ -109,7 +109,7 @@ def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_wheel_of_a_service_holds_its_folders_and_no_others(service: str, wheels: dict[str, Path]) -> None:

@@ -53,7 +53,7 @@ def below() -> list[str]:
         return []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("level", EXPECTED)
 def test_a_process_that_is_held_to_a_level_computes_with_it(level: str) -> None:
     done = run(level, "-c", COMPUTES)

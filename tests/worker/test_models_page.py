@@ -11,10 +11,10 @@ from tests.support.architectures import ARCHITECTURES
 from tests.support.served_models import PAGE, REFUSED, VISION, Served, measure, tables
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-# All take minutes, so CI measures every third configuration.
+# All take minutes, so CI measures every fifth configuration.
 KINDS = [*ARCHITECTURES, *VISION]
 MEASURED = [
-    pytest.param(kind, marks=pytest.mark.slow if index % 3 == 0 else pytest.mark.soak)
+    pytest.param(kind, marks=pytest.mark.slow if index % 5 == 0 else pytest.mark.soak)
     for index, kind in enumerate(KINDS)
 ]
 

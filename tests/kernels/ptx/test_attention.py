@@ -101,6 +101,7 @@ def test_new_prompts_are_computed_from_their_own_keys(
     assert "prefill_kernel" in emulator.sources
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("dtype", "d", "window", "softcap"),
     [

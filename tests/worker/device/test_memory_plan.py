@@ -90,7 +90,7 @@ def test_a_step_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.Mo
     assert tried == [8192, 4096, 2048]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.usefixtures("card")
 def test_if_no_step_fits_the_error_names_the_settings_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 0, torch.OutOfMemoryError("no"))

@@ -155,7 +155,7 @@ def test_row_invariant_kernels_give_equal_bits_however_the_work_is_cut(checkpoin
     assert all(torch.equal(one, two) for one, two in zip(whole, mixed, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_bfloat16_is_as_near_to_the_exact_result_as_transformers_is(family, tmp_path):
     # Quire and Transformers both round to 8 bits after every operation, but in different places (attention weights,

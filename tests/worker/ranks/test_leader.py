@@ -61,7 +61,7 @@ def ranks_of(
     assert deaths == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("family", "size", "prefer", "preemption"),
     [
