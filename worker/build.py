@@ -19,7 +19,7 @@ from quire.worker.device.cache_range import warn_of_saturation
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.runner import Runner
-from quire.worker.device.self_test import check_kernels, warn_of_assembler
+from quire.worker.device.self_test import OFF, check_kernels, level_of, warn_of_assembler
 from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
@@ -77,7 +77,8 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     progress.phase("loading weights")
     try:
         model = load_model(settings, path, config, ops, device, cpus)
-        progress.phase("testing the kernels")
+        if level_of(settings, device) != OFF:
+            progress.phase("testing the kernels")
         settings = check_kernels(settings, model, device)
         warn_of_saturation(model, settings.block_size)
         adapters = load_adapters(settings, name, model)

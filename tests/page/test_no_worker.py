@@ -79,7 +79,7 @@ async def stop_in_mid_stream(page: Page, server: QuireProcess) -> None:
             to_workers(server, signal.SIGCONT)
             await asyncio.sleep(0.02)
             to_workers(server, signal.SIGSTOP)
-            await asyncio.sleep(0.05)  # for the way of the tokens to the page
+            await asyncio.sleep(0.2)  # for the way of the tokens to the page, on a busy machine, too
 
 
 async def open_long(page: Page, url: str) -> None:

@@ -50,7 +50,8 @@ function endpoint(api, path, method, operation) {
   const add = (title, heads, rows) => rows.length && parts.push(el("h3", { textContent: title }), table(heads, rows));
   add("Path, query and headers", ["name", "in", "type", "what"], parameters(api, operation));
   const fields = ["name", "type and range", "default", "what"];
-  const request = operation.requestBody?.content["application/json"].schema;
+  // A body is JSON, or a form: /v1/files.
+  const request = Object.values(operation.requestBody?.content ?? {})[0]?.schema;
   if (request) add("Body", fields, properties(api, resolve(api, request)));
   add("Answers", ["status", "what", "type"], answers(api, operation));
   for (const { schema } of Object.values(resolve(api, operation.responses[200]).content ?? {})) {

@@ -238,7 +238,7 @@ class EngineOnALateDevice(EngineUnderLoad):
 
     def make_engine(self, runner: Callable[..., Runner], **limits: Any) -> Engine:
         draw = random.Random(limits["num_blocks"]) if limits["num_blocks"] % 2 else None
-        late = self.stack.enter_context(simulated_cuda(draw))
+        late = self.stack.enter_context(simulated_cuda(draw=draw))
         return make_late_engine(LateModel(late, branches=True), runner, **limits)
 
     def teardown(self) -> None:

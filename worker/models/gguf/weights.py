@@ -42,6 +42,14 @@ class GGUFLayout:
     integer_bits: int
 
 
+def _stored_name_or_none(name: str) -> str | None:
+    """Return the name in a GGUF file of a tensor; None if GGUF has no such tensor, such as scales of a KV cache."""
+    try:
+        return stored_name(name)
+    except KeyError:
+        return None
+
+
 class GGUFWeights(Weights):
     """The tensors of a file.
 
@@ -72,7 +80,7 @@ class GGUFWeights(Weights):
         return value if isinstance(value, int) else int(self._file.numbers(key)[0])
 
     def __contains__(self, name: str) -> bool:
-        return stored_name(name) in self._file.tensors
+        return _stored_name_or_none(name) in self._file.tensors
 
     def check(self, expected: dict[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
         """Compare the tensors with the expected shapes. Raises CheckpointError, also for an unknown tensor."""
@@ -86,7 +94,7 @@ class GGUFWeights(Weights):
                 what = f"tensor {tensor.name} has the type {tensor.type.name}, expected one that is not quantised"
                 raise CheckpointError(self._folder, what, SAME_MODEL)
             self._total_bytes += tensor.nbytes
-        known = {stored_name(name) for name in (*expected, *ignored)} | {ROPE_FACTORS}
+        known = {_stored_name_or_none(name) for name in (*expected, *ignored)} | {ROPE_FACTORS}
         unknown = [name for name in self._file.tensors if name not in known and not name.endswith(HARMLESS_ENDS)]
         if unknown:
             what = f"tensor {unknown[0]!r} is not part of this architecture"
