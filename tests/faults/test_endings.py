@@ -83,6 +83,7 @@ def crew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         stack.close()
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_streams_go_on_where_their_worker_ends(crew: Crew, ending: signal.Signals) -> None:
     crew.man()

@@ -153,7 +153,7 @@ def test_a_worker_whose_engine_hangs_loses_its_requests_and_ends_itself(stack: F
     stack.assert_invariants()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_request_that_kills_its_workers_is_given_up_and_the_innocent_finish(stack: FaultStack) -> None:
     _, url = stack.gateway()
     first = stack.worker("a", *FAST, TEST_DEADLY_TOKEN="44")

@@ -38,8 +38,10 @@ def test_right_kernels_pass_with_narrow_caches(narrow_ops: kernels.Ops, uses: Ke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
-@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+@pytest.mark.parametrize("fp8", [pytest.param(False, id=""), pytest.param(True, id="fp8", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "invariant", [pytest.param(False, id=""), pytest.param(True, id="batch-invariant", marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
 def test_right_kernels_of_triton_pass(monkeypatch, uses: KernelUses, dtype, invariant, fp8):
     ops = make_triton_ops(dtype, monkeypatch, batch_invariant=invariant, kv_dtype=torch.float8_e4m3fn if fp8 else None)

@@ -77,7 +77,7 @@ def test_a_worker_starts_and_gives_the_texts_of_a_cpu(checkpoint: Path, texts: l
         assert driver.num_replays > before + 10
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_swapped_blocks_and_drawn_tokens_do_not_depend_on_when_operations_run(checkpoint: Path) -> None:
     prompts = [tuple(range(first, first + 17)) for first in (2, 30)]
     params = [SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=i, ignore_eos=True) for i in range(2)]
@@ -134,7 +134,7 @@ def test_a_largest_step_that_does_not_fit_is_halved(checkpoint: Path, caplog: py
     assert "out of device memory: the token budget of a step is now 512" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_capture_without_memory_costs_one_graph(
     checkpoint: Path, texts: list[list[list[int]]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,7 +155,7 @@ def test_a_capture_without_memory_costs_one_graph(
     assert "out of device memory for the CUDA graph of 16 tokens: such steps go without" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_device_that_refuses_captures_serves_without_graphs(
     checkpoint: Path, texts: list[list[list[int]]], caplog: pytest.LogCaptureFixture
 ) -> None:
