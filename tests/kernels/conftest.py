@@ -6,10 +6,20 @@ The tests in gpu/ have shapes for the interpreter and always run.
 
 import pytest
 
-from tests.support.kernels.fixtures import cpu_ops, gpu_ops, guards, narrow_ops, one_torch_thread, ops, seed, threads
+from tests.support.kernels.fixtures import (
+    cpu_ops,
+    gpu_ops,
+    guards,
+    level_ops,
+    narrow_ops,
+    one_torch_thread,
+    ops,
+    seed,
+    threads,
+)
 from tests.support.kernels.implementations import ON_CUDA
 
-__all__ = ["cpu_ops", "gpu_ops", "guards", "narrow_ops", "one_torch_thread", "ops", "seed", "threads"]
+__all__ = ["cpu_ops", "gpu_ops", "guards", "level_ops", "narrow_ops", "one_torch_thread", "ops", "seed", "threads"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from quire import kernels
-from quire.kernels.cpu.levels import LEVELS
 from quire.kernels.grouped_weight import (
     BITS,
     FP8,
@@ -21,14 +19,6 @@ from quire.kernels.grouped_weight import (
     to_fp8,
     unpacked_words,
 )
-from tests.support.kernels.implementations import make_ops
-
-LEVELS_OF = [(level.name, dtype) for dtype, levels in LEVELS.items() for level in levels]
-
-
-@pytest.fixture(params=LEVELS_OF, ids=lambda param: param[0])
-def level_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
-    return make_ops("cpu", *request.param, monkeypatch)
 
 
 def random_weight(kind: str, n: int, k: int) -> GroupedWeight:

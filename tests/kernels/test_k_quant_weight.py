@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.cpu.levels import LEVELS
 from quire.kernels.k_quant_weight import (
     K_QUANT4,
     K_QUANT6,
@@ -14,14 +13,6 @@ from quire.kernels.k_quant_weight import (
     k_quant_rows,
     k_quant_words,
 )
-from tests.support.kernels.implementations import make_ops
-
-LEVELS_OF = [(level.name, dtype) for dtype, levels in LEVELS.items() for level in levels]
-
-
-@pytest.fixture(params=LEVELS_OF, ids=lambda param: param[0])
-def level_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
-    return make_ops("cpu", *request.param, monkeypatch)
 
 
 def random_weight(kind: str, n: int, k: int) -> KQuantWeight:

@@ -136,8 +136,8 @@ class Decoder(PagedModel):
         expected = config.tensor_shapes() | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
         scales = [name for layer in range(config.num_layers) for name in scale_names(layer)]
         weights.check(expected, ignored=(EMBEDDING, HEAD, *scales))
-        has_scales = ops.kv_dtype is torch.float8_e4m3fn
-        factors = read_kv_factors(weights, config.num_layers) if has_scales else [PLAIN] * config.num_layers
+        is_fp8 = ops.kv_dtype is torch.float8_e4m3fn  # only such a cache needs scales
+        factors = read_kv_factors(weights, config.num_layers) if is_fp8 else [PLAIN] * config.num_layers
         if num_scaled := sum(one != PLAIN for one in factors):
             log.info("KV cache in FP8: %d of %d layers have scales in the checkpoint", num_scaled, config.num_layers)
 

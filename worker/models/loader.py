@@ -38,8 +38,8 @@ HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 # Files that a model needs. Files in subfolders, where some repositories keep other formats, are not downloaded.
 DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt")
 # The configuration of an adapter is downloaded, so that a model with an adapter is refused.
-CHUNK = 1 << 20  # elements of a tensor that are copied at a time
 NOT_DOWNLOADED = ("*/*", "consolidated*", "adapter_model*")
+CHUNK = 1 << 20  # elements of a tensor that are copied at a time
 
 
 def resolve(model: str) -> Path:

@@ -123,10 +123,11 @@ class WeightReader:
             return self._pack(self._ops.pack_linear, weights, self._layer_bits, biases)
         weight = self.weight(weights)
         bias = self.read(*biases) if biases else None
+        factors = torch.full((weight.shape[0],), input_factor)
         if row_factors is not None:
-            weight = scaled_rows(weight, row_factors)
+            factors *= row_factors
             bias = None if bias is None else bias * row_factors.to(bias)
-        return self._ops.pack_linear(scaled_rows(weight, torch.full((weight.shape[0],), input_factor)), bias)
+        return self._ops.pack_linear(scaled_rows(weight, factors), bias)
 
     def gate_up(self, weights: Sequence[str], biases: Sequence[str] = ()) -> PackedLinear:
         """Read and pack the gate and the up projection of an MLP."""
@@ -209,7 +210,7 @@ class WeightReader:
         yield Form(lambda chosen, parts: self._quantized(self._weights.rows(chosen, kept, self._device, parts), bits))
 
     def _note(self, names: Sequence[str], form: Form, weight: LinearWeight) -> None:
-        """Note for `log` how weights are kept. weight: some rows of them."""
+        """Note how weights are kept, for the log line of `finish`. weight: some rows of them."""
 
     def _weight_rows(self, names: Sequence[str], read: ReadParts) -> WeightRows:
         """Return weights side by side, of this rank, as rows that `read` returns."""

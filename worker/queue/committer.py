@@ -3,9 +3,9 @@
 Steps that finish during a commit are merged into the next one: a slow Redis costs latency, never order. The reply of a
 commit names requests that were cancelled, have expired or were lost; the engine learns of them before its next step.
 
-Nobody reads the output of a batch line before its end. The tokens of such requests are held for up to HOLD_S, so that a
-batch costs Redis and the gateways a few commits per second. A worker that dies loses the tokens that it holds. The next
-attempt computes the same tokens again.
+No client reads the output of a batch line before its end. The tokens of such requests are held for up to HOLD_S, so
+that a batch costs Redis and the gateways a few commits per second. A worker that dies loses the tokens that it holds.
+The next attempt computes the same tokens again.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire import kernels
+from quire.kernels.cpu.levels import LEVELS
 from quire.kernels.cpu.memory import Arena
 from tests.support.kernels.guarded import guarded
 from tests.support.kernels.implementations import (
@@ -32,6 +33,14 @@ def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kern
 @pytest.fixture(params=[p for p in implementations() if p.values[0][0] == "cpu"])
 def cpu_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
     return make_ops(*request.param, monkeypatch)
+
+
+@pytest.fixture(
+    params=[(level.name, dtype) for dtype, levels in LEVELS.items() for level in levels], ids=lambda param: param[0]
+)
+def level_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernels.Ops:
+    """The C++ kernels of every level, with the activations of the level. Those that the processor lacks are skipped."""
+    return make_ops("cpu", *request.param, monkeypatch)
 
 
 @pytest.fixture(params=of_narrow_caches())
