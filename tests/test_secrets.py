@@ -79,7 +79,7 @@ CALLS: tuple[tuple[str, dict[str, Any], int], ...] = (
 )
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("form", ["json", pytest.param("text", marks=pytest.mark.soak)])
 def test_no_prompt_is_in_any_log_or_span(stack: FaultStack, form: str) -> None:
     # The first token may depend on the text before the word.
     deadly, failing = (",".join(map(str, stack.tokenizer.encode(word).ids[-3:])) for word in (DEADLY, FAILING))

@@ -239,7 +239,7 @@ def test_a_request_that_is_handed_back_is_a_recovery_linked_to_what_it_follows(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("fault", ["refuses", "is silent"])
+@pytest.mark.parametrize("fault", ["refuses", pytest.param("is silent", marks=pytest.mark.soak)])
 def test_a_collector_that_is_away_costs_nothing_that_can_be_seen(stack: FaultStack, fault: str) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

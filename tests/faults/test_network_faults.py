@@ -159,6 +159,7 @@ def has_an_end(payload: bytes) -> bool:
     return any(item.outcome is not None for item in decode_items(payload))
 
 
+@pytest.mark.faults
 @pytest.mark.alone
 def test_the_last_message_of_a_stream_is_repaired_too(net: Net) -> None:
     proxy = net.gateway_proxy()

@@ -16,7 +16,7 @@ from quire.gateway.admin.parking_settings import ParkingSettings
 from tests.support.faults.calls import FAST, REQUESTS, body
 from tests.support.faults.stack import KEYS, FaultStack, Stream, said
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 PATH = "/v1/completions"
 # A JSON answer that is drawn, and long enough to be parked in its middle.
@@ -104,6 +104,7 @@ def assert_whole(streams: dict[str, Stream], rests: dict[str, Stream], expected:
         assert found == expected[name]
 
 
+@pytest.mark.slow
 def test_parked_answers_go_on_at_another_worker_and_gateway_token_for_token(stack: FaultStack) -> None:
     """Everything but the data of Redis is replaced while the answers are parked."""
     gateway, url = stack.gateway()
@@ -130,6 +131,7 @@ def test_parked_answers_go_on_at_another_worker_and_gateway_token_for_token(stac
     stack.assert_invariants()
 
 
+@pytest.mark.faults
 def test_a_worker_that_is_killed_before_it_learns_of_the_parking_changes_nothing(stack: FaultStack) -> None:
     _, url = stack.gateway()
     worker = stack.worker("a", *FAST)
@@ -147,6 +149,7 @@ def test_a_worker_that_is_killed_before_it_learns_of_the_parking_changes_nothing
     stack.assert_invariants()
 
 
+@pytest.mark.faults
 def test_a_worker_that_sleeps_through_the_parking_is_fenced(stack: FaultStack) -> None:
     _, url = stack.gateway()
     worker = stack.worker("a", *FAST)
@@ -166,6 +169,7 @@ def test_a_worker_that_sleeps_through_the_parking_is_fenced(stack: FaultStack) -
     stack.assert_invariants()
 
 
+@pytest.mark.faults
 def test_a_worker_of_a_machine_that_is_taken_away_parks_what_runs(stack: FaultStack) -> None:
     _, url = stack.gateway()
     worker = stack.worker("a", *FAST, "--drain-s", "0.2", "--park-on-drain-s", "3600")
@@ -181,6 +185,7 @@ def test_a_worker_of_a_machine_that_is_taken_away_parks_what_runs(stack: FaultSt
     stack.assert_invariants()
 
 
+@pytest.mark.faults
 def test_an_operator_parks_everything_and_queues_it_again(stack: FaultStack) -> None:
     _, url = stack.gateway()
     stack.worker("a", *FAST)
@@ -195,6 +200,7 @@ def test_an_operator_parks_everything_and_queues_it_again(stack: FaultStack) -> 
     stack.assert_invariants()
 
 
+@pytest.mark.faults
 def test_a_parked_answer_that_nobody_wants_ends_after_its_retention(stack: FaultStack) -> None:
     _, url = stack.gateway("--parking-retention-s", "1")
     stack.worker("a", *FAST)

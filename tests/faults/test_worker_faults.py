@@ -106,7 +106,7 @@ def test_the_only_worker_goes_on_with_its_requests_after_a_restart(stack: FaultS
     stack.assert_invariants()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.alone
 def test_a_worker_that_is_told_to_stop_hands_its_requests_over_at_once(stack: FaultStack) -> None:
     url, workers = two_workers(stack, "--drain-s", "0.2")

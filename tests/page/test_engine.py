@@ -104,6 +104,8 @@ async def run_four_until(page: Page, look: str) -> None:
             await asyncio.wait({seen, ended}, return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
             await asyncio.wait({ended})
+            # The page draws the last frames after the end, and a second click would undo the pause of `look`.
+            await asyncio.wait({seen}, timeout=2)
     await seen
 
 

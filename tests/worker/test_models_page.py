@@ -8,15 +8,11 @@ import pytest
 
 from quire.ops.paths import PROJECT_ROOT
 from tests.support.architectures import ARCHITECTURES
+from tests.support.selection import one_in
 from tests.support.served_models import PAGE, REFUSED, VISION, Served, measure, tables
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-# All take minutes, so CI measures every fifth configuration.
 KINDS = [*ARCHITECTURES, *VISION]
-MEASURED = [
-    pytest.param(kind, marks=pytest.mark.slow if index % 5 == 0 else pytest.mark.soak)
-    for index, kind in enumerate(KINDS)
-]
 
 
 def rows(name: str) -> list[list[str]]:
@@ -50,7 +46,8 @@ def test_the_count_is_that_of_the_tables() -> None:
     assert tables(list(on_the_page().values()))["count"].strip() in text
 
 
-@pytest.mark.parametrize("kind", MEASURED)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", one_in(12, KINDS))
 def test_a_configuration_is_served_as_the_page_says(kind: str, tmp_path: Path) -> None:
     """If this fails for a change that is right: `python -m tests.support.served_models` writes the page."""
     assert measure(kind, tmp_path) == on_the_page()[kind]

@@ -73,7 +73,7 @@ def test_every_kernel_compiles_and_fits():
             assert line["wide_loads"], f"memory is read in single values: {line}"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_tiles_fit_a_device_with_less_shared_memory():
     lines = compiled("--capability", "89")
     assert {line["kernel"] for line in lines} >= {"decode_kernel", "prefill_kernel", "matmul_kernel"}

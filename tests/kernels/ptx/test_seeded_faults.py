@@ -118,6 +118,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "run", "kinds"), KERNELS, ids=NAMES)
 def test_no_kind_is_forgotten(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run, kinds: list[str]

@@ -35,9 +35,9 @@ SHORT = "bf16 d64 32/8 page16 window0 invariant"
 OTHERS = [capability for capability in (CAPABILITIES if HAS_TRITON else ()) if capability != HOPPER]
 LAUNCHES = [
     pytest.param(HOPPER, SHORT, id="one"),
-    pytest.param(HOPPER, None, id="90", marks=pytest.mark.slow),
-    *(pytest.param(one, LLAMA, id=f"{one}-llama", marks=pytest.mark.slow) for one in OTHERS),
-    *(pytest.param(one, None, id=str(one), marks=pytest.mark.soak) for one in OTHERS),
+    *(pytest.param(one, LLAMA, id=f"{one}-llama", marks=pytest.mark.slow) for one in (HOPPER, BLACKWELL)),
+    *(pytest.param(one, LLAMA, id=f"{one}-llama", marks=pytest.mark.soak) for one in OTHERS if one != BLACKWELL),
+    *(pytest.param(one, None, id=str(one), marks=pytest.mark.soak) for one in (HOPPER, *OTHERS)),
 ]
 ON_EACH_GPU = pytest.mark.parametrize(("capability", "shape"), LAUNCHES)
 

@@ -111,12 +111,12 @@ def test_any_text_survives_the_tokenizer(text: str):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-# A story takes seconds; those about the others are told in CI.
+# A story takes seconds.
 FIRST, *OTHERS = STORIES
 
 
 @pytest.mark.parametrize(
-    "prompt", [FIRST, *SMALL_TALK, *STRANGE, *(pytest.param(prompt, marks=pytest.mark.slow) for prompt in OTHERS)]
+    "prompt", [FIRST, *SMALL_TALK, *STRANGE, *(pytest.param(prompt, marks=pytest.mark.soak) for prompt in OTHERS)]
 )
 def test_an_answer_is_whole_and_ends(prompt: str):
     text = reply(prompt)
@@ -125,7 +125,7 @@ def test_an_answer_is_whole_and_ends(prompt: str):
     assert text[0].isupper() or text[0] == '"'
 
 
-@pytest.mark.parametrize("prompt", [FIRST, *(pytest.param(prompt, marks=pytest.mark.slow) for prompt in OTHERS)])
+@pytest.mark.parametrize("prompt", [FIRST, *(pytest.param(prompt, marks=pytest.mark.soak) for prompt in OTHERS)])
 def test_the_story_is_about_what_was_asked_for(prompt: str):
     assert [word for word in STORIES[prompt] if word not in reply(prompt)] == []
 

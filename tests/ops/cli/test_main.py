@@ -91,7 +91,7 @@ def test_ctrl_c_in_the_middle_of_the_imports_ends_a_command_silently(
     assert (process.returncode, rest) == (EXIT_CODE, [])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ctrl_c_at_any_moment_of_the_start_shows_no_traceback_and_leaves_nothing(
     tmp_path: Path, tiny_model: Path
 ) -> None:

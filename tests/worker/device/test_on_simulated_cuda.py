@@ -124,7 +124,7 @@ def test_host_memory_that_cannot_be_pinned_is_refused_in_one_line(checkpoint: Pa
             make_engine(checkpoint, swap_gb=0.001, cuda_graphs=False)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_largest_step_that_does_not_fit_is_halved(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     with simulated_cuda() as driver:
         failed = fail_once(driver, least=1024 * 64 * 4)  # activations of 1,024 tokens

@@ -17,6 +17,7 @@ from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
 from tests.support.checkpoints import EOS_TOKEN_ID
 from tests.support.hybrid_checkpoints import FAMILIES, ONE_BY_ONE, make_hybrid
+from tests.support.selection import one_in
 from tests.support.transformers_models import load
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,7 +66,7 @@ def make_engine(model: TransformersModel, limits: EngineLimits = SMALL) -> Engin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", one_in(3, FAMILIES))
 def test_batches_chunks_and_recomputed_prompts_equal_hugging_face(family: str, checkpoints: Path) -> None:
     model, expected = loaded(checkpoints, family)
     assert model._continues_one_by_one == (family in ONE_BY_ONE)
@@ -77,7 +78,7 @@ def test_batches_chunks_and_recomputed_prompts_equal_hugging_face(family: str, c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", one_in(3, FAMILIES))
 def test_prompts_and_answers_found_in_the_cache_equal_hugging_face(family: str, checkpoints: Path) -> None:
     model, expected = loaded(checkpoints, family)
     roomy = EngineLimits(400, 8, 8, 32, 256, num_state_slots=300, snapshot_interval=16)

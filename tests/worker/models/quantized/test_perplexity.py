@@ -20,7 +20,7 @@ EIGHT_BITS, FOUR_BITS = 1.001, 1.006
 LIMITS = {name: EIGHT_BITS if "8" in name or name == "fbgemm" else FOUR_BITS for name in FORMATS}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_perplexity_of_each_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         ops = kernels.CpuOps(torch.float32)
