@@ -25,10 +25,11 @@ from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner, StepOutput
 from quire.worker.engine.adapters import Adapters
+from quire.worker.engine.batch_pacing import BatchPacer
 from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import BlockManager, cache_root
 from quire.worker.engine.grammars import DEAD_END, Grammars
-from quire.worker.engine.groups import DEFAULT_PRIORITY
+from quire.worker.engine.groups import DEFAULT_PRIORITY, LOWEST
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.integrity import check_groups
@@ -90,6 +91,8 @@ class Engine:
         self.num_decode_tokens = 0
         # Bounds the prompt tokens of a step by the step's time; if None, only the engine's limits bound them.
         self.pacer: PrefillPacer | None = None
+        # Bounds the tokens of the lowest class in a step while calls of higher classes arrive; if None, nothing does.
+        self.batch_pacer: BatchPacer | None = None
         self.times = StepTimes()
         # Called with each scheduled step while the engine is being watched; must be quick and change nothing.
         self.observer: Callable[[Step], None] | None = None
@@ -137,6 +140,8 @@ class Engine:
         self.scheduler.check_fits(group)
         matchers = self.grammars.resume(sampling, outputs)
         self._num_arrivals += 1
+        if self.batch_pacer is not None and priority < LOWEST:
+            self.batch_pacer.note_call()
         group.start(outputs)
         if sampling.beam_width:
             group.beams = BeamSearch(sampling, frozenset() if sampling.ignore_eos else self.eos_token_ids)
@@ -279,19 +284,31 @@ class Engine:
         return step, launched
 
     def _begin_step(self) -> float:
-        """Start the clocks, and bound the prompt tokens of the step. Returns the pacer's time."""
+        """Start the clocks, and set the bounds of the step's tokens. Returns the pacer's time."""
         self.times.begin_step()
+        if self.batch_pacer is not None:
+            self.groups.bound_lowest(self.batch_pacer.allowance)
         if self.pacer is None:
             return 0.0
         self.scheduler.max_prefill_tokens = self.pacer.allowance
         return self.pacer.clock()
 
     def _end_step(self, step: Step, started: float) -> None:
-        self.times.end_step(step)
+        seconds = self.times.end_step(step)
         if self.pacer is not None:
             self.pacer.observe(len(step.decodes), step.num_prefill_tokens, self.pacer.clock() - started)
+        if self.batch_pacer is not None and self.groups.max_lowest_tokens is not None:
+            self._pace_batches(self.batch_pacer, step, seconds)
         if self.checks_itself:
             self.check_integrity()
+
+    def _pace_batches(self, pacer: BatchPacer, step: Step, seconds: float) -> None:
+        """Have the pacer learn from a step that computed only the lowest class, or note that calls run."""
+        chunks = [chunk.num_tokens for chunk in step.chunks if chunk.sequence.group.priority == LOWEST]
+        if len(chunks) < len(step.chunks) or len(step.decodes) > self.groups.num_lowest_decodes:
+            pacer.note_call()
+        else:
+            pacer.observe(len(step.decodes) + sum(chunks), seconds)
 
     def _schedule(self) -> Step:
         """Return the next step. If it has no tokens, its moves of blocks are done already."""

@@ -11,7 +11,8 @@ or swapped out to host memory and back in. So the oldest group always advances, 
 come back before waiting groups are admitted; a waiting group may pass a swapped one if that does not delay it.
 
 A step that computes prompts of a higher class leaves out the lowest class, `batch`, so that the first token of a call
-that has a waiting client does not wait for the decodes of batches as well.
+that has a waiting client does not wait for the decodes of batches as well. While such calls arrive, the engine also
+bounds the tokens of that class in each step (`batch_pacing.py`), because a call waits for the step that runs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections import Counter
 import numpy as np
 
 from quire.worker.engine.blocks import BlockManager, CachedPrefix
-from quire.worker.engine.groups import NUM_PRIORITIES, Groups, in_order
+from quire.worker.engine.groups import LOWEST, NUM_PRIORITIES, Groups, in_order
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
@@ -31,8 +32,7 @@ from quire.worker.engine.step import DecodeBatch, PrefillChunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
 WATERMARK = 0.01
-# The lowest class, `batch`, and the number of steps in a row that may leave it out, so that it always advances.
-LOWEST = NUM_PRIORITIES - 1
+# Number of steps in a row that may leave out the lowest class, so that it always advances.
 MAX_LEFT_OUT = 8
 
 
@@ -115,8 +115,10 @@ class Scheduler:
         prefills = groups.prefills
         admits = groups.num_preemptions == num_preemptions
         for priority in range(NUM_PRIORITIES):
-            if priority == LOWEST and self._leave_out_lowest(step):
-                break
+            if priority == LOWEST:
+                if self._leave_out_lowest(step):
+                    break
+                budget, admits = self._bound_lowest(budget, admits)
             for sequence in prefills:
                 if sequence.group.priority == priority:
                     budget -= self._add_chunk(step, sequence, budget)
@@ -125,6 +127,14 @@ class Scheduler:
         if self.groups.states is not None:
             self._plan_states(step, self.groups.states)
         return step
+
+    def _bound_lowest(self, budget: int, admits: bool) -> tuple[int, bool]:
+        """Apply the bound of the lowest class to the rest of the budget, and to whether the class may be admitted."""
+        groups = self.groups
+        if groups.max_lowest_tokens is None:
+            return budget, admits
+        left = max(0, groups.max_lowest_tokens - groups.num_lowest_decodes)
+        return min(budget, left), admits and not groups.holds_lowest
 
     def _leave_out_lowest(self, step: Step) -> bool:
         """Take the lowest class out of a step that computes prompts of a higher class. Returns False if it stays in."""
