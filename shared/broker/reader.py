@@ -66,6 +66,14 @@ class QueueReader:
         self._was_empty = not found
         return found
 
+    async def wait(self, queues: Sequence[str], block_ms: int) -> list[StreamEntry]:
+        """Block up to `block_ms` for a new request in one of `queues`, which were empty. Returns at most one.
+
+        For a worker that has no room for other classes, which wait in lines all the time: so it does not read `wake`. A
+        request that arrives while others of its class wait goes into a line, and only the next `read` finds it.
+        """
+        return await self._read(queues, start=">", count=1, block_ms=block_ms, wakes=False)
+
     async def _poll(self, count: int, queues: Sequence[str]) -> list[StreamEntry]:
         wakes, self._wakes = self._wakes, []
         reply: Any = await self._read_now(
@@ -79,10 +87,16 @@ class QueueReader:
         ]
 
     async def _read(
-        self, queues: Sequence[str], *, start: str, count: int | None = None, block_ms: int | None = None
+        self,
+        queues: Sequence[str],
+        *,
+        start: str,
+        count: int | None = None,
+        block_ms: int | None = None,
+        wakes: bool = True,
     ) -> list[StreamEntry]:
         by_stream = {self.keys.queue(name): name for name in queues}
-        streams: dict[Any, Any] = dict.fromkeys((*by_stream, self.keys.wake), start)
+        streams: dict[Any, Any] = dict.fromkeys((*by_stream, self.keys.wake) if wakes else by_stream, start)
         reply: Any = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
         found = []
         for stream, entries in reply or []:

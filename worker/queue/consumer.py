@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Intervals at which a full engine is asked for free rows, and higher classes that may displace others are read.
+# Interval at which a full engine is asked for free rows.
 FULL_S = 0.01
+# The same, while requests of higher classes may displace others: a read waits for such requests meanwhile.
 DISPLACE_S = 0.05
 RETRY_S = (0.2, 2.0)
 # Intervals, in reads, at which one request of a lower class comes first.
@@ -168,14 +169,17 @@ class Consumer:
         return False
 
     async def _take_displacing(self) -> None:
-        """Take one request that a full engine can start by displacing those of lower classes; else wait."""
-        for priority, rows in enumerate(self._engine.displaceable):
-            if rows > 0:
-                found = await self._reader.read(1, 0, (PRIORITY_CLASSES[priority],))
-                if found:
-                    await self._take(found)
-                    return
-        await asyncio.sleep(DISPLACE_S if any(self._engine.displaceable) else FULL_S)
+        """Take one request that a full engine can start by displacing those of lower classes; wait if there is none."""
+        classes = [PRIORITY_CLASSES[index] for index, rows in enumerate(self._engine.displaceable) if rows > 0]
+        if not classes:
+            await asyncio.sleep(FULL_S)
+            return
+        for name in classes:
+            found = await self._reader.read(1, 0, (name,))
+            if found:
+                await self._take(found)
+                return
+        await self._take(await self._reader.wait(classes, int(1000 * DISPLACE_S)))
 
     async def _take(self, entries: list[StreamEntry], priority: int | None = None) -> None:
         """Claim the requests of these entries and start them. priority: replaces the priority of their class."""

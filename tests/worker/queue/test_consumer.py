@@ -232,6 +232,36 @@ async def test_a_full_engine_takes_one_after_the_other_of_those_that_may_displac
     assert lane.engine.priorities == [0, 1]
 
 
+async def test_a_full_engine_waits_for_a_request_that_may_displace_others_and_gets_it_at_once(redis_url: str) -> None:
+    """Lines of a batch wait all the time, so `wake` would end each of its waits."""
+    async with consuming(redis_url) as lane:
+        for index in range(3):
+            await lane.submit(f"batch{index}", "batch")
+        lane.engine.free_rows = 0
+        lane.engine.displaceable = (1, 1)
+        lane.engine.then = [(0, (0, 0))]
+        reads = 0
+        reader = lane.consumer._reader
+        read, wait = reader.read, reader.wait
+
+        async def counted(*arguments: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return await read(*arguments)
+
+        async def waiting(queues: Any, block_ms: int) -> Any:
+            return await wait(queues, 5000)
+
+        reader.read, reader.wait = counted, waiting  # type: ignore[method-assign]
+        async with at_work(lane):
+            await asyncio.sleep(0.2)
+            assert reads == 2, "one for each class, before the wait"
+            began = asyncio.get_running_loop().time()
+            await lane.submit("urgent", "interactive")
+            assert await lane.until_started(1) == ["urgent"]
+            assert asyncio.get_running_loop().time() - began < 1.0, "far less than the wait"
+
+
 async def test_what_another_worker_does_not_renew_is_taken_over_where_there_is_room(redis_url: str) -> None:
     async with consuming(redis_url) as lane:
         for name in ("a", "b", "c"):
