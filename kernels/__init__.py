@@ -8,6 +8,7 @@ from quire.kernels.cpu.library import bind_threads, interleave_memory, num_threa
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.gpu.cuda import PinningFailed
 from quire.kernels.gpu.triton_support import TritonFailure, outdated_assembler, outdated_triton, triton_failure
+from quire.kernels.interrupt import Interrupt, StepInterrupted
 from quire.kernels.mkl_warmup import warm_up_mkl
 from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.reference import ReferenceOps
@@ -17,6 +18,7 @@ from quire.kernels.unavailable import KernelsUnavailable
 
 __all__ = [
     "CpuOps",
+    "Interrupt",
     "KernelFault",
     "KernelsUnavailable",
     "Ops",
@@ -25,6 +27,7 @@ __all__ = [
     "ReferenceOps",
     "ReplaceableKernels",
     "SelfTestReport",
+    "StepInterrupted",
     "TritonFailure",
     "WrongKernel",
     "bind_threads",

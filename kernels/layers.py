@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels import checks
+from quire.kernels.interrupt import Interrupt
 from quire.kernels.lora import AdaptedRows, AdapterBatch
 from quire.kernels.moe import SILU
 from quire.kernels.ops import DecoderLayer, Ops, PackedLinear
@@ -28,6 +29,7 @@ def run_layers(
     query_start_loc: Tensor,
     rows: Tensor,
     adapters: AdapterBatch | None = None,
+    interrupt: Interrupt | None = None,
 ) -> Tensor:
     """Compute `Ops.decoder_layers` with single operations of `ops`. Arguments, result and errors as there."""
     checks.tensor("rows", rows, torch.int64, (rows.shape[0],))
@@ -59,11 +61,17 @@ def run_layers(
             softcap=stack.softcap,
         )
 
-    return run_layers_with(ops, residual, stack, rows, attend, adapters)
+    return run_layers_with(ops, residual, stack, rows, attend, adapters, interrupt)
 
 
 def run_layers_with(
-    ops: Ops, residual: Tensor, stack: Stack, rows: Tensor, attend: Attend, adapters: AdapterBatch | None = None
+    ops: Ops,
+    residual: Tensor,
+    stack: Stack,
+    rows: Tensor,
+    attend: Attend,
+    adapters: AdapterBatch | None = None,
+    interrupt: Interrupt | None = None,
 ) -> Tensor:
     """Compute all layers, with the rotation, the cache write and the attention of each layer left to `attend`.
 
@@ -74,6 +82,8 @@ def run_layers_with(
     last = len(stack.layers) - 1
     adapted = AdaptedRows(adapters.adapters, adapters.tokens, residual.device) if adapters else None
     for index, (layer, (k_cache, v_cache)) in enumerate(zip(stack.layers, stack.kv_cache, strict=True)):
+        if interrupt is not None:
+            interrupt.check()
         qkv = ops.linear(hidden, layer.qkv)
         if adapted:
             adapted.apply(index, "qkv", hidden, qkv)

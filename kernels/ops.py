@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from quire.kernels.interrupt import Interrupt
 from quire.kernels.linear_weight import LinearWeight, WeightRows
 from quire.kernels.lora import AdapterBatch, LoraLayer, PackedAdapter
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing
@@ -233,12 +234,16 @@ class Ops(Protocol):
         query_start_loc: Tensor,
         rows: Tensor,
         adapters: AdapterBatch | None = None,
+        interrupt: Interrupt | None = None,
     ) -> Tensor:
         """Compute all layers of one step, from the embeddings to the final norm, as `layers.run_layers` defines it.
 
         residual [T, hidden] act is overwritten. rows [R] int64: the tokens whose output is wanted. Other arguments as
         for rope_and_cache and paged_attention. adapters: of `pack_adapter`, for the tokens that use one; not with
         several ranks. Returns [R, hidden] act, the input of the head.
+
+        interrupt: on a CPU, raises StepInterrupted before the next layer once it is requested; not with several ranks.
+        A GPU ignores it, because its layers are only launched here.
         """
 
     def alloc_kv_cache(

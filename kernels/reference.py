@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels import checks, kv_values
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
 from quire.kernels.grouped_weight import KINDS, GroupedWeight
+from quire.kernels.interrupt import Interrupt
 from quire.kernels.k_quant_weight import K_QUANTS, KQuantWeight
 from quire.kernels.layers import run_layers
 from quire.kernels.linear_weight import LinearWeight, WeightRows, whole
@@ -245,10 +246,11 @@ class ReferenceOps:
         query_start_loc: Tensor,
         rows: Tensor,
         adapters: AdapterBatch | None = None,
+        interrupt: Interrupt | None = None,
     ) -> Tensor:
         assert isinstance(stack, Stack)
         step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-        return run_layers(self, residual, stack, *step, adapters)
+        return run_layers(self, residual, stack, *step, adapters, interrupt)
 
     def alloc_kv_cache(
         self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int

@@ -22,7 +22,6 @@ from quire.worker.device.runner import Runner
 from quire.worker.device.self_test import OFF, check_kernels, level_of, warn_of_assembler
 from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.adapters import Adapter
-from quire.worker.engine.batch_pacing import BatchPacer
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.grammars import Grammars
 from quire.worker.engine.limits import EngineLimits
@@ -188,8 +187,6 @@ def make_engine(
     if settings.itl_target_ms:
         limit = min(settings.max_prefill_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
         engine.pacer = PrefillPacer(settings.itl_target_ms / 1000, limits.block_size, limit)
-    if settings.batch_step_ms:
-        engine.batch_pacer = BatchPacer(settings.batch_step_ms / 1000, limits.max_num_batched_tokens)
     try:
         pin_prefixes(engine, texts.prefixes)
     except PrefixError as error:

@@ -123,13 +123,6 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         maximum=60_000,
         help="Target inter-token latency in milliseconds; prefill per step is limited adaptively to meet it. 0 is off.",
     )
-    batch_step_ms: float = option(
-        5.0,
-        minimum=0,
-        maximum=60_000,
-        help="Target time in milliseconds of a step of lines of batches, while requests of other classes arrive: the "
-        "step computes fewer lines then. 0 is off.",
-    )
     threads: int = option(
         0,
         minimum=0,

@@ -33,12 +33,13 @@ struct Step {
     double eps, scale, softcap;  // softcap: of the scores, 0 for none
     quire::Ranks* ranks;  // the ranks that share the layers, or null
     const Adapters* adapters;  // of the tokens, or null if no token uses one
+    const int32_t* interrupt;  // another thread sets it to end the call before the next layer; or null
 };
 
 // Results other than 0, read in stack.py: 1 + the index of an invalid token, sequence (plus kBadSequence) or wanted row
-// (plus kBadRow), or kGivenUp.
+// (plus kBadRow), or kGivenUp, or kInterrupted.
 constexpr int64_t kBadSequence = int64_t(1) << 40, kBadRow = int64_t(2) << 40;
-constexpr int64_t kGivenUp = (int64_t(3) << 40) + 1;
+constexpr int64_t kGivenUp = (int64_t(3) << 40) + 1, kInterrupted = (int64_t(4) << 40) + 1;
 
 INLINE void gather_rows(const Step& s, const act* from, size_t width, act* to) {
     for (int64_t r = 0; r < s.row_count; ++r) memcpy(to + r * width, from + s.rows[r] * width, width * sizeof(act));
@@ -64,6 +65,7 @@ INLINE int64_t run_layers(const Step& s) {
     int64_t planned = -1;
     rms_norm(s.residual, nullptr, s.layers[0].input_norm, eps, t, hidden, x);
     for (int64_t i = 0; i < s.layer_count; ++i) {
+        if (s.interrupt && __atomic_load_n(s.interrupt, __ATOMIC_RELAXED)) return kInterrupted;
         const Layer& layer = s.layers[i];
         const bool last = i + 1 == s.layer_count;
         linear({x, t, hidden, layer.qkv, qkv_width, qkv, kAct});

@@ -22,6 +22,7 @@ from quire.kernels.cpu.moe import CpuMoE
 from quire.kernels.cpu.ranks import CpuRanks
 from quire.kernels.cpu.stack import CpuCaches, CpuStack
 from quire.kernels.grouped_weight import KINDS
+from quire.kernels.interrupt import Interrupt
 from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.layers import run_layers
 from quire.kernels.linear_weight import LinearWeight, WeightRows
@@ -254,15 +255,15 @@ class CpuOps:
         query_start_loc: Tensor,
         rows: Tensor,
         adapters: AdapterBatch | None = None,
+        interrupt: Interrupt | None = None,
     ) -> Tensor:
         assert isinstance(stack, CpuStack)
         if not isinstance(stack.stack.ranks, CpuRanks | None):  # the library cannot call another all-reduce
             return run_layers(
                 self, residual, stack.stack, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
             )
-        return stack.run(
-            self._functions, residual, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows, adapters
-        )
+        step = residual, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
+        return stack.run(self._functions, *step, adapters, interrupt)
 
     # The cache
 

@@ -11,6 +11,7 @@ from quire.kernels.cpu.library import LevelFunctions
 from quire.kernels.cpu.linear import GATES, LinearWeights
 from quire.kernels.cpu.lora import CpuAdapters
 from quire.kernels.cpu.ranks import CpuRanks, GivenUp
+from quire.kernels.interrupt import Interrupt, StepInterrupted
 from quire.kernels.lora import AdapterBatch
 from quire.kernels.stack import NORMS, Caches, Stack
 
@@ -59,11 +60,12 @@ class _Step(Structure):
         ("softcap", c_double),
         ("ranks", c_void_p),
         ("adapters", c_void_p),
+        ("interrupt", c_void_p),
     ]
 
 
 # The kinds of error that `layers` returns in bits 40 and higher. The lower bits are 1 + an index.
-_BAD_TOKEN, _BAD_SEQUENCE, _BAD_ROW, _RANK_HAS_ENDED = range(4)
+_BAD_TOKEN, _BAD_SEQUENCE, _BAD_ROW, _RANK_HAS_ENDED, _INTERRUPTED = range(5)
 
 
 class CpuCaches:
@@ -128,6 +130,7 @@ class CpuStack(CpuCaches):
         query_start_loc: Tensor,
         rows: Tensor,
         adapters: AdapterBatch | None = None,
+        interrupt: Interrupt | None = None,
     ) -> Tensor:
         """Compute `Ops.decoder_layers` with the functions of a level. Raises GivenUp if another rank has ended."""
         tokens, sequences, count = residual.shape[0], seq_lens.shape[0], rows.shape[0]
@@ -147,8 +150,11 @@ class CpuStack(CpuCaches):
         step.wide_slots = slot_mapping.dtype is torch.int64
         adapted = CpuAdapters(adapters) if adapters else None
         step.adapters = adapted.address if adapted else None
+        step.interrupt = interrupt.address if interrupt else None
         if bad := functions.layers(ctypes.addressof(step)):
             kind, index = (bad - 1) >> 40, (bad - 1) & ((1 << 40) - 1)
+            if kind == _INTERRUPTED:
+                raise StepInterrupted
             if kind == _RANK_HAS_ENDED:
                 raise GivenUp("another rank has ended")
             if kind == _BAD_TOKEN:

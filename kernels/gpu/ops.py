@@ -32,6 +32,7 @@ from quire.kernels.gpu.moe import TritonMoE, dequantized_expert, pack_moe
 from quire.kernels.gpu.stack import TritonCaches, TritonStack
 from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
 from quire.kernels.grouped_weight import KINDS, GroupedWeight
+from quire.kernels.interrupt import Interrupt
 from quire.kernels.linear_weight import LinearWeight, WeightRows, whole
 from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts
@@ -284,6 +285,7 @@ class TritonOps:
         query_start_loc: Tensor,
         rows: Tensor,
         adapters: AdapterBatch | None = None,
+        interrupt: Interrupt | None = None,
     ) -> Tensor:
         assert isinstance(stack, TritonStack)
         checks.step(residual, stack.hidden, self.dtype, positions, slot_mapping, rows)

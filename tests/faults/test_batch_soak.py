@@ -16,7 +16,7 @@ from tests.support.faults import batches
 from tests.support.faults.stack import FaultStack
 
 # Seconds between two kills.
-KILL_EVERY_S = 4.0
+KILL_EVERY_S = 2.0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from quire.kernels import Interrupt
 from quire.kernels.lora import AdapterBatch
 from quire.worker.device.adapter_rows import adapter_batch
 from quire.worker.engine.input_batch import InputBatch
@@ -62,6 +63,8 @@ class Runner:
         self.kv_cache = model.alloc_kv_cache(limits.num_blocks, limits.block_size, limits.num_host_blocks)
         if limits.num_state_slots:
             self.kv_cache = model.alloc_states(self.kv_cache, limits.num_state_slots)
+        # Ends the next `execute` early with StepInterrupted when it is requested; None: the step runs to its end.
+        self.interrupt: Interrupt | None = None
         self._token_ids = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
         self._positions = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
         self._slots = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
@@ -107,6 +110,7 @@ class Runner:
             logits_rows=torch.from_numpy(inputs.sampled),
             pooled_rows=torch.from_numpy(inputs.pooled) if len(inputs.pooled) else None,
             adapters=self._adapters(inputs),
+            interrupt=self.interrupt,
         )
         if not self.model.state_bytes:
             return batch

@@ -19,17 +19,17 @@ from itertools import repeat
 import numpy as np
 import torch
 
+from quire.kernels import Interrupt, StepInterrupted
 from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.shared.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner, StepOutput
 from quire.worker.engine.adapters import Adapters
-from quire.worker.engine.batch_pacing import BatchPacer
 from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import BlockManager, cache_root
 from quire.worker.engine.grammars import DEAD_END, Grammars
-from quire.worker.engine.groups import DEFAULT_PRIORITY, LOWEST
+from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.integrity import check_groups
@@ -86,13 +86,15 @@ class Engine:
         # Unfinished requests by id.
         self.requests: dict[str, SequenceGroup] = {}
         self.num_steps = 0
+        # Steps of lines of batches that ended without results, because a request of a higher class had arrived.
+        self.num_interrupted_steps = 0
+        # Another thread requests it when a request of a higher class arrives. `interrupt.clear` allows the next steps.
+        self.interrupt = Interrupt()
         # Tokens computed as chunks and as decodes. Recomputation after preemption counts as chunks.
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         # Bounds the prompt tokens of a step by the step's time; if None, only the engine's limits bound them.
         self.pacer: PrefillPacer | None = None
-        # Bounds the tokens of the lowest class in a step while calls of higher classes arrive; if None, nothing does.
-        self.batch_pacer: BatchPacer | None = None
         self.times = StepTimes()
         # Called with each scheduled step while the engine is being watched; must be quick and change nothing.
         self.observer: Callable[[Step], None] | None = None
@@ -140,8 +142,6 @@ class Engine:
         self.scheduler.check_fits(group)
         matchers = self.grammars.resume(sampling, outputs)
         self._num_arrivals += 1
-        if self.batch_pacer is not None and priority < LOWEST:
-            self.batch_pacer.note_call()
         group.start(outputs)
         if sampling.beam_width:
             group.beams = BeamSearch(sampling, frozenset() if sampling.ignore_eos else self.eos_token_ids)
@@ -225,21 +225,26 @@ class Engine:
     def step(self) -> list[StepItem]:
         """Run one iteration: at most one new token for each running sequence. Returns the results known by its end."""
         started = self._begin_step()
+        step: Step | None
         if self.runner.looks_ahead and not self._synchronous:
             step, self._in_flight = self._step_ahead(self._in_flight)
         else:
             self._collect_in_flight()
             step = self._step_synchronously()
-        if step.num_tokens:
+        if step is not None and step.num_tokens:
             self._end_step(step, started)
         ready, self._ready = self._ready, []
         return ready
 
-    def _step_synchronously(self) -> Step:
-        """Schedule, execute and sample one step."""
+    def _step_synchronously(self) -> Step | None:
+        """Schedule, execute and sample one step. Returns None if the step was interrupted: it has no results."""
         step = self._schedule()
         if step.num_tokens:
-            step, output = self._execute(step)
+            try:
+                step, output = self._execute(step)
+            except StepInterrupted:
+                self.num_interrupted_steps += 1
+                return None
             self.times.end_execute()
             logits = self._score_prompts(step, output.logits) if step.num_scored else output.logits
             embeddings = [] if output.hidden is None else pool(step.chunks, output.hidden)
@@ -284,31 +289,19 @@ class Engine:
         return step, launched
 
     def _begin_step(self) -> float:
-        """Start the clocks, and set the bounds of the step's tokens. Returns the pacer's time."""
+        """Start the clocks, and bound the prompt tokens of the step. Returns the pacer's time."""
         self.times.begin_step()
-        if self.batch_pacer is not None:
-            self.groups.bound_lowest(self.batch_pacer.allowance)
         if self.pacer is None:
             return 0.0
         self.scheduler.max_prefill_tokens = self.pacer.allowance
         return self.pacer.clock()
 
     def _end_step(self, step: Step, started: float) -> None:
-        seconds = self.times.end_step(step)
+        self.times.end_step(step)
         if self.pacer is not None:
             self.pacer.observe(len(step.decodes), step.num_prefill_tokens, self.pacer.clock() - started)
-        if self.batch_pacer is not None and self.groups.max_lowest_tokens is not None:
-            self._pace_batches(self.batch_pacer, step, seconds)
         if self.checks_itself:
             self.check_integrity()
-
-    def _pace_batches(self, pacer: BatchPacer, step: Step, seconds: float) -> None:
-        """Have the pacer learn from a step that computed only the lowest class, or note that calls run."""
-        chunks = [chunk.num_tokens for chunk in step.chunks if chunk.sequence.group.priority == LOWEST]
-        if len(chunks) < len(step.chunks) or len(step.decodes) > self.groups.num_lowest_decodes:
-            pacer.note_call()
-        else:
-            pacer.observe(len(step.decodes) + sum(chunks), seconds)
 
     def _schedule(self) -> Step:
         """Return the next step. If it has no tokens, its moves of blocks are done already."""
@@ -331,6 +324,7 @@ class Engine:
 
         Returns the step that was computed, and its output.
         """
+        self.runner.interrupt = self.interrupt if self.scheduler.may_be_interrupted(step) else None
         while (output := self.runner.execute(step)) is None:
             tokens = max(step.num_tokens // 2, self.limits.max_num_seqs)
             log.warning("out of device memory in a step of %d tokens: from now on %d at most", step.num_tokens, tokens)

@@ -31,8 +31,6 @@ from quire.worker.engine.step import DecodeBatch, Step
 # A priority is an index into PRIORITY_CLASSES: 0 is the highest class.
 NUM_PRIORITIES = len(PRIORITY_CLASSES)
 DEFAULT_PRIORITY = PRIORITY_CLASSES.index(DEFAULT_CLASS)
-# The lowest class, `batch`.
-LOWEST = NUM_PRIORITIES - 1
 
 # No row counts as free for a new request while fewer than one in this many blocks is free.
 LEAST_FREE_BLOCKS = 20
@@ -70,13 +68,6 @@ class Groups:
         # after a sequence has joined, left or begun to decode.
         self.decodes = DecodeBatch.of([])
         self.prefills: list[Sequence] = []
-        # Tokens of the lowest class that a step may compute; None if there is no such bound. At least one group of the
-        # class always decodes.
-        self.max_lowest_tokens: int | None = None
-        # Sequences of the lowest class in `decodes`, if `max_lowest_tokens` is set.
-        self.num_lowest_decodes = 0
-        # True if `max_lowest_tokens` keeps running groups out of `decodes`.
-        self.holds_lowest = False
         self._is_stale = True
 
     # --- sizes --------------------------------------------------------------------------------------------------------
@@ -131,30 +122,11 @@ class Groups:
         self._is_stale = False
         decodes: list[Sequence] = []
         self.prefills = []
-        self.num_lowest_decodes, self.holds_lowest = 0, False
         for group in self.running:
-            running = [sequence for sequence in group.sequences if sequence.row >= 0]
-            decoding = [sequence for sequence in running if sequence.is_decoding]
-            self.prefills += [sequence for sequence in running if not sequence.is_decoding]
-            if self._may_decode(group, len(decoding)):
-                decodes += decoding
+            for sequence in group.sequences:
+                if sequence.row >= 0:
+                    (decodes if sequence.is_decoding else self.prefills).append(sequence)
         self.decodes = DecodeBatch.of(decodes)
-
-    def _may_decode(self, group: SequenceGroup, count: int) -> bool:
-        """Return whether `count` sequences of a group can join `decodes`. Groups of the lowest class are counted."""
-        if self.max_lowest_tokens is None or group.priority < LOWEST or not count:
-            return True
-        if self.holds_lowest or (self.num_lowest_decodes and self.num_lowest_decodes + count > self.max_lowest_tokens):
-            self.holds_lowest = True  # older groups come first, so that the oldest always advances
-            return False
-        self.num_lowest_decodes += count
-        return True
-
-    def bound_lowest(self, tokens: int | None) -> None:
-        """Set `max_lowest_tokens` for the next steps."""
-        if tokens != self.max_lowest_tokens:
-            self.max_lowest_tokens = tokens
-            self._is_stale = True
 
     def changed(self) -> None:
         """Have the next `refresh` build `decodes` and `prefills` anew."""

@@ -11,8 +11,8 @@ or swapped out to host memory and back in. So the oldest group always advances, 
 come back before waiting groups are admitted; a waiting group may pass a swapped one if that does not delay it.
 
 A step that computes prompts of a higher class leaves out the lowest class, `batch`, so that the first token of a call
-that has a waiting client does not wait for the decodes of batches as well. While such calls arrive, the engine also
-bounds the tokens of that class in each step (`batch_pacing.py`), because a call waits for the step that runs.
+that has a waiting client does not wait for the decodes of batches as well. When such a call arrives, the running step
+ends early if it `may_be_interrupted`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from collections import Counter
 import numpy as np
 
 from quire.worker.engine.blocks import BlockManager, CachedPrefix
-from quire.worker.engine.groups import LOWEST, NUM_PRIORITIES, Groups, in_order
+from quire.worker.engine.groups import NUM_PRIORITIES, Groups, in_order
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
-from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
+from quire.worker.engine.sequence import LOWEST_PRIORITY, PENDING, GroupState, Sequence, SequenceGroup
 from quire.worker.engine.state_slots import StateSlots
 from quire.worker.engine.stateful_blocks import StatefulBlockManager
 from quire.worker.engine.step import DecodeBatch, PrefillChunk, Step
@@ -115,10 +115,8 @@ class Scheduler:
         prefills = groups.prefills
         admits = groups.num_preemptions == num_preemptions
         for priority in range(NUM_PRIORITIES):
-            if priority == LOWEST:
-                if self._leave_out_lowest(step):
-                    break
-                budget, admits = self._bound_lowest(budget, admits)
+            if priority == LOWEST_PRIORITY and self._leave_out_lowest(step):
+                break
             for sequence in prefills:
                 if sequence.group.priority == priority:
                     budget -= self._add_chunk(step, sequence, budget)
@@ -128,25 +126,26 @@ class Scheduler:
             self._plan_states(step, self.groups.states)
         return step
 
-    def _bound_lowest(self, budget: int, admits: bool) -> tuple[int, bool]:
-        """Apply the bound of the lowest class to the rest of the budget, and to whether the class may be admitted."""
-        groups = self.groups
-        if groups.max_lowest_tokens is None:
-            return budget, admits
-        left = max(0, groups.max_lowest_tokens - groups.num_lowest_decodes)
-        return min(budget, left), admits and not groups.holds_lowest
-
     def _leave_out_lowest(self, step: Step) -> bool:
         """Take the lowest class out of a step that computes prompts of a higher class. Returns False if it stays in."""
         if not step.chunks or self._num_left_out >= MAX_LEFT_OUT:
             self._num_left_out = 0
             return False
-        higher = [sequence for sequence in step.decodes.sequences if sequence.group.priority < LOWEST]
+        higher = [sequence for sequence in step.decodes.sequences if sequence.group.priority < LOWEST_PRIORITY]
         if len(higher) < len(step.decodes):
             step.decodes = DecodeBatch.of(higher)
             self.groups.changed()  # the next step has all decodes again
         self._num_left_out += 1
         return True
+
+    @staticmethod
+    def may_be_interrupted(step: Step) -> bool:
+        """Return whether a step computes the lowest class, and no prompt of a higher one.
+
+        A step that computes both has the lowest class because it was left out before, so it must advance now.
+        """
+        chunks = [chunk.sequence.group.priority for chunk in step.chunks]
+        return all(one == LOWEST_PRIORITY for one in chunks) and (bool(chunks) or step.decodes.has_lowest)
 
     def _plan_states(self, step: Step, states: StateSlots) -> None:
         """Add the copies of recurrent states to the step. A decode that fills a block leaves a snapshot there."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import PromptReport, SamplingParams
 from quire.shared.messages.codec import pack_token_ids
 from quire.worker.engine.prompt_scores import PromptScores
@@ -36,6 +37,8 @@ class HiddenSum(Protocol):
     def __truediv__(self, count: int, /) -> object: ...
 
 
+# The lowest priority, that of the class `batch`.
+LOWEST_PRIORITY = len(PRIORITY_CLASSES) - 1
 # Placeholder for a token that the device has not returned to the host yet.
 PENDING = -1
 

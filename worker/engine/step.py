@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.worker.engine.blocks import Copy
-from quire.worker.engine.sequence import Sequence
+from quire.worker.engine.sequence import LOWEST_PRIORITY, Sequence
 from quire.worker.engine.state_slots import SlotCopy
 
 
@@ -21,6 +21,8 @@ class DecodeBatch:
     rows: np.ndarray  # int64 [R], rows of the input batch
     token_ids: list[list[int]]  # the sequences' own lists
     request_ids: list[str]
+    # True if the group of a sequence is of the lowest class.
+    has_lowest: bool
     # True if each is the only sequence of a request that streams its tokens.
     are_single: bool
     # Indices of the sequences whose requests ask for log-probabilities.
@@ -35,6 +37,7 @@ class DecodeBatch:
             np.array([sequence.row for sequence in sequences], dtype=np.int64),
             [sequence.token_ids for sequence in sequences],
             [sequence.group.request_id for sequence in sequences],
+            any(sequence.group.priority == LOWEST_PRIORITY for sequence in sequences),
             all(sequence.group.is_single for sequence in sequences),
             [index for index, sequence in enumerate(sequences) if sequence.group.sampling.logprobs],
             [index for index, sequence in enumerate(sequences) if not sequence.group.is_reported],

@@ -58,9 +58,9 @@ class StepTimes:
         """Count the time since then as sampling."""
         self._sampling_s += self.clock() - since
 
-    def end_step(self, step: Step) -> float:
-        """Note a step that computed something. Returns its seconds."""
-        ended, chunks = self.clock(), len(step.chunks)
+    def end_step(self, step: Step) -> None:
+        """Note a step that computed something."""
+        chunks = len(step.chunks)
         prompt_tokens = step.num_prefill_tokens if chunks else 0
         self._rows.append(
             (
@@ -68,7 +68,7 @@ class StepTimes:
                 self._schedule_began,
                 self._schedule_ended,
                 self._execute_ended,
-                ended,
+                self.clock(),
                 self._sampling_s,
                 len(step.decodes),
                 prompt_tokens,
@@ -77,7 +77,6 @@ class StepTimes:
         )
         if len(self._rows) >= BATCH:
             self._sort()
-        return ended - self._began
 
     def read(self) -> StepTimes:
         """Return a copy of the histograms with all steps until now."""

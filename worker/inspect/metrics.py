@@ -162,6 +162,11 @@ def _engine(usage: EngineUsage) -> Iterator[Metric]:
     )
     yield counter("quire_engine_steps", "Steps of the engine", usage.steps)
     yield counter(
+        "quire_interrupted_steps",
+        "Steps of batch lines that ended early and are computed again, because a request of a higher class had arrived",
+        usage.interrupted_steps,
+    )
+    yield counter(
         "quire_engine_tokens",
         "Tokens that the engine computed, by phase",
         {"prefill": usage.prefill_tokens, "decode": usage.decode_tokens},

@@ -42,6 +42,8 @@ class EngineUsage(EngineFigures):
     host_blocks_free: int
     # Preemptions of a request by one of a higher priority class.
     displaced: int
+    # Steps of batch lines that ended early for a request of a higher class.
+    interrupted_steps: int
     # Prompt tokens that the next step may compute besides decodes.
     max_prefill_tokens: int
     # Slots of recurrent states besides those of running sequences: snapshots that the prefix cache can use, free ones,
@@ -194,6 +196,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
             "preemptions_swap": engine.groups.counters.swapped,
             "displaced": engine.groups.counters.for_higher_class,
             "steps": engine.num_steps,
+            "interrupted_steps": engine.num_interrupted_steps,
             "prefill_tokens": engine.num_prefill_tokens,
             "decode_tokens": engine.num_decode_tokens,
             "max_prefill_tokens": min(scheduler.max_prefill_tokens, scheduler.max_num_batched_tokens),

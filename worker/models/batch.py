@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from quire.kernels import Interrupt
 from quire.kernels.lora import AdapterBatch
 
-ON_HOST = ("state_slots", "snapshots", "adapters")
+ON_HOST = ("state_slots", "snapshots", "adapters", "interrupt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class ForwardBatch:
     # int64 [N, 3]: sequence, number of its tokens in the batch after which its state is copied, slot of the copy
     snapshots: torch.Tensor | None = None
     adapters: AdapterBatch | None = None  # of the tokens, if any uses one
+    # Ends the computation early if it is requested. Models that cannot end early ignore it.
+    interrupt: Interrupt | None = None
 
     def parts(self) -> list[torch.Tensor]:
         """All tensors but those of `ON_HOST`, in the order of the fields; `pooled_rows` only if the batch has some."""

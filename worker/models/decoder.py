@@ -275,6 +275,7 @@ class Decoder(PagedModel):
             batch.query_start_loc,
             rows,
             batch.adapters,
+            batch.interrupt if self._ranks is None else None,
         )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

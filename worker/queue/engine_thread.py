@@ -25,6 +25,7 @@ from quire.shared.telemetry.prometheus import STEP_S, Fading, Histogram
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.sequence import LOWEST_PRIORITY
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,8 @@ class EngineThread(threading.Thread):
         """Start a request after the items that earlier attempts emitted. An older attempt here is dropped."""
         self._rows_added += request.sampling.num_sequences
         self._post(lambda: self._add(request, attempt, earlier, priority))
+        if priority < LOWEST_PRIORITY:
+            self._engine.interrupt.request()
 
     def prepare(self, request: GenerationRequest) -> None:
         """Compile the grammar of a request, which takes long. Call it on another thread than the engine's."""
@@ -169,6 +172,7 @@ class EngineThread(threading.Thread):
 
     def _run(self) -> None:
         while not self._stopping:
+            self._engine.interrupt.clear()  # before the commands are read: a later one interrupts the step again
             commits = self._run_commands()
             self._answer_calls()
             stepped = self._engine.has_work

@@ -30,7 +30,8 @@ from quire.ops.benchmarks.stack.pair import spread
 
 MODEL, PATH = "bench", "/v1/completions"
 PROMPT_TOKENS, ANSWER_TOKENS, LINE_TOKENS = 32, 16, 200
-LINES = 4000
+# Lines of a batch per second of a round: more than a worker on two cores computes of the smallest checkpoint.
+LINES_PER_S = 400
 # Seconds after the creation of a batch, until the engine is full.
 WARM_UP_S = 3.0
 
@@ -82,10 +83,10 @@ class Client:
             response.raise_for_status()
             return await response.json()
 
-    async def batch(self) -> str:
-        """Create a batch of many lines. Returns its id."""
+    async def batch(self, count: int) -> str:
+        """Create a batch of this many lines. Returns its id."""
         lines = []
-        for number in range(LINES):
+        for number in range(count):
             body = {"model": MODEL, "prompt": self._prompt(), "max_tokens": LINE_TOKENS, "ignore_eos": True}
             lines.append({"custom_id": str(number), "method": "POST", "url": PATH, "body": body})
         form = aiohttp.FormData({"purpose": "batch"})
@@ -101,11 +102,13 @@ class Client:
         return int(counts["completed"])
 
     async def cancel(self, batch_id: str) -> None:
-        """Cancel a batch, and wait for its end."""
+        """Cancel a batch, and wait for its end. Raises ValueError if its lines did not last until now."""
         batch = await self._call("POST", f"/v1/batches/{batch_id}/cancel")
         while batch["status"] != "cancelled":
             await asyncio.sleep(0.2)
             batch = await self._call("GET", f"/v1/batches/{batch_id}")
+            if batch["status"] == "completed":
+                raise ValueError("the batch ended before its round did: raise LINES_PER_S")
 
 
 async def measure(args: argparse.Namespace, url: str, vocab_size: int) -> None:
@@ -116,7 +119,7 @@ async def measure(args: argparse.Namespace, url: str, vocab_size: int) -> None:
         await client.offer(args.rate, 5, Round())
         for _ in range(args.rounds):
             await client.offer(args.rate, args.seconds, alone)
-            batch_id = await client.batch()
+            batch_id = await client.batch(int(LINES_PER_S * (WARM_UP_S + args.seconds)))
             await asyncio.sleep(WARM_UP_S)
             before = await client.lines(batch_id)
             await client.offer(args.rate, args.seconds, beside)

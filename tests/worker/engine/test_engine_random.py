@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from quire.kernels import StepInterrupted
 from quire.shared.messages import POOLINGS, Delta, GenerationRequest, SamplingParams, StepItem
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner, StepOutput
@@ -82,6 +83,19 @@ class Stumbling(DeviceRunner):
         return None
 
 
+class Interrupted(Runner):
+    """A runner that interrupts every second step of batch lines, after it has moved blocks."""
+
+    num_steps = 0
+
+    def execute(self, step: Step) -> StepOutput | None:
+        self.num_steps += self.interrupt is not None
+        if self.interrupt is None or self.num_steps % 2:
+            return super().execute(step)
+        self.move_blocks(step)
+        raise StepInterrupted
+
+
 class EngineUnderLoad(RuleBasedStateMachine):
     engine: Engine
 
@@ -103,7 +117,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
         preemption=st.sampled_from(["auto", "swap", "recompute"]),
         prefix_caching=st.booleans(),
         pinned=st.sampled_from([(), (), (5,), (8, 11)]),
-        runner=st.sampled_from([Runner, DeviceRunner, graphed, Stumbling]),
+        runner=st.sampled_from([Runner, DeviceRunner, graphed, Stumbling, Interrupted]),
     )
     def start(
         self,

@@ -5,12 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from quire.kernels import StepInterrupted
 from quire.shared.messages import StepItem
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.scheduler import MAX_LEFT_OUT
 from quire.worker.engine.sequence import GroupState
-from tests.support.mock_model import alone, assert_idle, continuation, final, make_engine, request, run, steps, text
+from quire.worker.models.batch import ForwardBatch
+from quire.worker.models.paged import KVCache
+from tests.support.mock_model import (
+    MockModel,
+    alone,
+    assert_idle,
+    continuation,
+    final,
+    make_engine,
+    request,
+    run,
+    steps,
+    text,
+)
 
 
 def states(engine: Engine) -> dict[str, GroupState]:
@@ -287,3 +302,55 @@ def test_batches_advance_while_prompts_of_higher_classes_come_in_every_step() ->
         items += engine.step()
     assert "batch" in ended(items)
     assert_idle(engine)
+
+
+class Interrupting(MockModel):
+    """Ends each step that may be interrupted as soon as its layers begin, if `asks` is set."""
+
+    asks = True
+
+    def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
+        if batch.interrupt is not None and self.asks:
+            raise StepInterrupted
+        return super().forward(batch, kv_cache)
+
+
+def test_a_step_of_batches_that_is_interrupted_has_no_results_and_is_computed_again() -> None:
+    model = Interrupting()
+    engine = make_engine(model=model, prefix_caching=True)
+    lines = [request(f"line{number}", (1, 2, 3, number), n=2, temperature=1.0, seed=number) for number in range(3)]
+    model.asks = False
+    for line in lines:
+        engine.add(line, priority=2)
+    items = steps(engine, 3)
+    model.asks = True
+    taken = engine.num_steps
+    assert steps(engine, 5) == []
+    assert (engine.num_steps, engine.num_interrupted_steps) == (taken, 5)
+    call = request("call", (1, 2, 3, 4, 5), max_tokens=2)
+    engine.add(call, priority=1)
+    items += steps(engine, 1)
+    assert engine.num_steps == taken + 1, "the step with the prompt of the call is not interrupted"
+    model.asks = False
+    items += run(engine)
+    for one in (*lines, call):
+        assert final(items, one.id) == alone(one)
+    assert_idle(engine)
+
+
+def test_only_steps_of_batches_may_be_interrupted() -> None:
+    engine = make_engine(max_num_seqs=8)
+    found: list[bool] = []
+    engine.observer = lambda step: found.append(engine.scheduler.may_be_interrupted(step))
+    engine.add(request("standard", (1, 2, 3), max_tokens=40, ignore_eos=True), priority=1)
+    steps(engine, 2)
+    engine.add(request("batch", (1, 2, 3), max_tokens=40, ignore_eos=True), priority=2)
+    steps(engine, 2)
+    for number in range(MAX_LEFT_OUT + 1):
+        engine.add(request(f"r{number}", (4, 5), max_tokens=1, ignore_eos=True), priority=0)
+        steps(engine, 1)
+    steps(engine, 1)
+    calls = [False, False]
+    batch = [True, True]
+    # Steps with prompts of calls: these left out the batch, and the last one must not leave it out again.
+    assert found == [*calls, *batch, *[False] * (MAX_LEFT_OUT + 1), True]
