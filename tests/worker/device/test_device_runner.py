@@ -37,7 +37,7 @@ from tests.support.mock_model import (
     text,
 )
 from tests.support.simulated_cuda.driver import CUDA, Driver, simulated_cuda
-from tests.worker.engine.test_engine_random import EngineUnderLoad
+from tests.worker.engine.test_engine_random import EngineUnderLoad, Interrupted
 from tests.worker.engine.test_pooling import embed, embedding, expected
 
 
@@ -115,7 +115,9 @@ class LateModel(MockModel):
 def make_late_engine(model: LateModel, runner: Callable[..., Runner] = DeviceRunner, **limits: Any) -> Engine:
     if runner is graphed:
         runner = partial(graphed, record=record_on_cuda)
-    return make_engine(runner=DeviceRunner if runner is Runner else runner, model=model, **limits)
+    if runner in (Runner, Interrupted):  # these compute on the host
+        runner = DeviceRunner
+    return make_engine(runner=runner, model=model, **limits)
 
 
 @pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
