@@ -80,7 +80,11 @@ for (const [provider, model] of Object.entries(models)) {
           ...options(url, called),
           prompt: `${common.prompt} ${attempt}`,
           stopWhen: stepCountIs(8),
-          prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "auto" }),
+          prepareStep: ({ stepNumber }) => ({
+            toolChoice: stepNumber === 0 ? "required" : "auto",
+            // As the demo model may never choose the object, later attempts leave it no other choice.
+            ...(attempt >= 10 && stepNumber > 0 && { activeTools: [] }),
+          }),
           output: Output.object({ schema }),
         });
         if (result.finishReason !== "tool-calls") return { called, output: result.output };

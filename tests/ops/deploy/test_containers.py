@@ -69,10 +69,15 @@ def differences(found: list[str], wanted: list[str]) -> list[str]:
     return said
 
 
+async def has_reached_the_middle(clients: Clients) -> bool:
+    """Wait until every request has streamed a bit. Returns False if one of them is over then, as on a busy machine."""
+    await until(lambda: all(len(record.tokens_at) > 10 for record in clients.records), "every stream has begun")
+    return not any(record.outcome for record in clients.records)
+
+
 async def in_the_middle(clients: Clients) -> None:
     """Wait until every request has streamed a bit, and none of them all."""
-    await until(lambda: all(len(record.tokens_at) > 10 for record in clients.records), "every stream has begun")
-    assert not any(record.outcome for record in clients.records), "a stream is over; it was to be in the middle"
+    assert await has_reached_the_middle(clients), "a stream is over; it was to be in the middle"
 
 
 def test_images_hold_what_they_need_and_run_without_rights(stack: Stack) -> None:
@@ -207,11 +212,12 @@ async def test_a_killed_worker_costs_no_token(stack: Stack, undisturbed: dict[st
     undisturbed["texts"] = await Clients(urls, "undisturbed", BODIES).texts()
     for attempt in range(5):  # where answers are quick they may have ended before it is known who has them
         clients = Clients(urls, f"killed{attempt}", BODIES)
-        await in_the_middle(clients)
-        counts = await asyncio.gather(
-            *(asyncio.to_thread(lambda w=w: (stack.running_requests(w), w)) for w in stack.containers("worker"))
-        )
-        running, victim = max(counts)
+        running = 0
+        if await has_reached_the_middle(clients):
+            counts = await asyncio.gather(
+                *(asyncio.to_thread(lambda w=w: (stack.running_requests(w), w)) for w in stack.containers("worker"))
+            )
+            running, victim = max(counts)
         if running:
             break
         assert differences(await clients.texts(), undisturbed["texts"]) == []
