@@ -82,7 +82,7 @@ def text(model_of, url):
 
 
 def schema_with_tools(model_of, url):
-    """The model chooses between the tool and the schema. As the demo model may never choose the schema, it must at last."""
+    """The model chooses between the tool and the schema; later requests leave it only the schema."""
     calls, parsed = [], []
     for number in range(20):
         choice = "auto" if number < 10 else "none"
