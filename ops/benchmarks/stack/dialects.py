@@ -28,7 +28,7 @@ from quire.ops.local.ports import free_port
 
 # Tools of a call with tools.
 TOOLS = 4
-LENGTH = 4000
+LENGTH = 3500
 SETTLE_S = 0.4
 _TOKENS = re.compile(r"^quire_completion_tokens_total\S* (\S+)$", re.MULTILINE)
 _MESSAGES = [{"role": "user", "content": "w3 w4 w5"}]
