@@ -20,7 +20,7 @@ import pytest
 from tests.support.faults.calls import FAST, assert_same, body
 from tests.support.faults.stack import FaultStack, Stream
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 BODY_TIMEOUT_S = 1.0
 HTTP_KEEPALIVE_S = 1.0

@@ -26,6 +26,8 @@ from tests.support.faults.calls import (
 from tests.support.faults.proxy import Proxy
 from tests.support.faults.stack import FaultStack, Stream
 
+pytestmark = pytest.mark.slow
+
 # Limit of the delay that a lost message causes, and the extra allowance for one of several on a busy machine.
 REPAIR_S = 0.5
 BUSY_S = 0.75

@@ -167,6 +167,7 @@ def test_what_ranks_cannot_do_ends_the_start_with_the_reason(stack: FaultStack, 
     assert worker.wait() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 def test_why_another_rank_cannot_load_is_the_last_thing_that_is_said(
     stack: FaultStack, tmp_path: Path, kernels: str

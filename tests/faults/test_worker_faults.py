@@ -82,6 +82,7 @@ def longest_pause(streams: dict[str, Stream]) -> float:
     return max(stream.longest_pause_s for stream in streams.values())
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_killed_workers_streams_go_on_elsewhere_token_for_token(stack: FaultStack) -> None:
     url, workers = two_workers(stack, *FAST)

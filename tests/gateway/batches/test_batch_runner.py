@@ -18,6 +18,8 @@ from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
 from tests.support.gateway.fake_worker import Steps, emit
 from tests.support.gateway.running import RunningGateway, until
 
+pytestmark = pytest.mark.slow
+
 
 def runner_of(gateway: RunningGateway) -> BatchRunner:
     assert gateway._runner is not None

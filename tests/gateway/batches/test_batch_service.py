@@ -21,6 +21,8 @@ from tests.support.gateway.batch_calls import BatchClient, chat_line, completion
 from tests.support.gateway.fake_worker import Steps, emit, endless
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
 
+pytestmark = pytest.mark.slow
+
 VECTOR = b"\x00\x00\x40\x40\x00\x00\x80\x40"  # 3.0 and 4.0 as float32
 
 

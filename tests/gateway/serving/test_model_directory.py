@@ -16,6 +16,8 @@ from tests.support.gateway.running import write_model
 from tests.support.registrations import discovering_gateway, forget, open_registry, register
 from tests.support.tokenizers import byte_fallback, byte_level
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

@@ -9,6 +9,8 @@ from tests.support.kernels.stacks import (
     make_stack,
 )
 
+pytestmark = pytest.mark.slow
+
 FP8 = torch.float8_e4m3fn
 
 

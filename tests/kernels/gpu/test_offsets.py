@@ -8,6 +8,8 @@ import torch
 
 from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES, make_triton_ops
 
+pytestmark = pytest.mark.slow
+
 if not TRITON_DTYPES:
     pytest.skip("Triton is not installed", allow_module_level=True)
 

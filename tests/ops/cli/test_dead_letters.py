@@ -17,6 +17,8 @@ from quire.shared.command_line import CommandError
 from quire.shared.keys import LaneKeys
 from tests.conftest import StartQuire, clean_environ
 
+pytestmark = pytest.mark.slow
+
 FIELDS = {"id": "r", "class": "standard", "worker": "w", "emitted": "3", "body": "x", "metadata": ""}
 
 

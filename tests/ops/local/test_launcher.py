@@ -20,6 +20,8 @@ import pytest
 from quire.ops.paths import PROJECT_ROOT
 from tests.conftest import QuireProcess, StartQuire, children_of, is_running, quire_processes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def serve(start_quire: StartQuire, tiny_model: Path, tmp_path: Path):  # type: ignore[no-untyped-def]

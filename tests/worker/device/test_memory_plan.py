@@ -24,6 +24,8 @@ from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import HAS_TRITON
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 CUDA = torch.device("cuda", 0)
 MODEL = SimpleNamespace(

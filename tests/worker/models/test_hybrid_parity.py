@@ -20,7 +20,7 @@ from tests.support.hybrid_checkpoints import FAMILIES, ONE_BY_ONE, make_hybrid
 from tests.support.selection import one_in
 from tests.support.transformers_models import load
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 MAX_TOKENS = 16
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)

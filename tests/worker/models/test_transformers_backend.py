@@ -30,6 +30,8 @@ from tests.support.transformers_checkpoints import (
 )
 from tests.support.transformers_models import load, refusal
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = "model.safetensors"
 
 

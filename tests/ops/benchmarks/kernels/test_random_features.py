@@ -7,6 +7,8 @@ import pytest
 from quire.ops.benchmarks.kernels import perplexity
 from quire.ops.paths import PROJECT_ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def test_each_format_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROJECT_ROOT))
