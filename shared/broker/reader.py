@@ -67,10 +67,11 @@ class QueueReader:
         return found
 
     async def wait(self, queues: Sequence[str], block_ms: int) -> list[StreamEntry]:
-        """Block up to `block_ms` for a new request in one of `queues`, which were empty. Returns at most one.
+        """Block up to `block_ms` for a new request in one of `queues`. Call it after a `read` of them that found none.
 
-        For a worker that has no room for other classes, which wait in lines all the time: so it does not read `wake`. A
-        request that arrives while others of its class wait goes into a line, and only the next `read` finds it.
+        A full worker calls it for the classes that may displace another one. It does not read `wake`: requests of
+        other classes may wait in lines all the time, and would end each wait. A request that arrives while others of
+        its class are unread goes into a line, where only the next `read` finds it. Returns at most one request.
         """
         return await self._read(queues, start=">", count=1, block_ms=block_ms, wakes=False)
 

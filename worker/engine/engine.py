@@ -244,6 +244,7 @@ class Engine:
                 step, output = self._execute(step)
             except StepInterrupted:
                 self.num_interrupted_steps += 1
+                self.scheduler.note_interrupted()
                 return None
             self.times.end_execute()
             logits = self._score_prompts(step, output.logits) if step.num_scored else output.logits

@@ -54,8 +54,9 @@ class Scheduler:
         # Prompt tokens of a step that also decodes. The engine may change it before each step.
         self.max_prefill_tokens = limits.max_prefill_tokens or limits.max_num_batched_tokens
         self._watermark_blocks = max(1, int(WATERMARK * limits.num_blocks))
-        # Steps in a row that have left out the lowest class.
-        self._num_left_out = 0
+        # Steps in a row that have left out the lowest class or were interrupted; and that number before the newest step
+        # that has the class.
+        self._num_left_out = self._num_left_out_before = 0
 
     # --- limits of a request ------------------------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class Scheduler:
     def _leave_out_lowest(self, step: Step) -> bool:
         """Take the lowest class out of a step that computes prompts of a higher class. Returns False if it stays in."""
         if not step.chunks or self._num_left_out >= MAX_LEFT_OUT:
-            self._num_left_out = 0
+            self._num_left_out_before, self._num_left_out = self._num_left_out, 0
             return False
         higher = [sequence for sequence in step.decodes.sequences if sequence.group.priority < LOWEST_PRIORITY]
         if len(higher) < len(step.decodes):
@@ -138,14 +139,20 @@ class Scheduler:
         self._num_left_out += 1
         return True
 
-    @staticmethod
-    def may_be_interrupted(step: Step) -> bool:
-        """Return whether a step computes the lowest class, and no prompt of a higher one.
+    def may_be_interrupted(self, step: Step) -> bool:
+        """Return whether the newest step computes the lowest class, no prompt of a higher one, and need not advance.
 
-        A step that computes both has the lowest class because it was left out before, so it must advance now.
+        A step with both has the lowest class because that was left out before. Interruptions count like steps that left
+        it out, so calls that arrive all the time cannot stop it.
         """
+        if self._num_left_out_before >= MAX_LEFT_OUT:
+            return False
         chunks = [chunk.sequence.group.priority for chunk in step.chunks]
         return all(one == LOWEST_PRIORITY for one in chunks) and (bool(chunks) or step.decodes.has_lowest)
+
+    def note_interrupted(self) -> None:
+        """Note that the newest step ended without results."""
+        self._num_left_out = self._num_left_out_before + 1
 
     def _plan_states(self, step: Step, states: StateSlots) -> None:
         """Add the copies of recurrent states to the step. A decode that fills a block leaves a snapshot there."""

@@ -102,7 +102,7 @@ class Client:
         return int(counts["completed"])
 
     async def cancel(self, batch_id: str) -> None:
-        """Cancel a batch, and wait for its end. Raises ValueError if its lines did not last until now."""
+        """Cancel a batch, and wait for its end. Raises ValueError if all its lines have ended already."""
         batch = await self._call("POST", f"/v1/batches/{batch_id}/cancel")
         while batch["status"] != "cancelled":
             await asyncio.sleep(0.2)

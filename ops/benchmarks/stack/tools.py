@@ -253,7 +253,7 @@ async def stream(
     question: str = QUESTION,
 ) -> tuple[float, float]:
     """Return the seconds to the first text or call of a chat, and the mean of those between its tokens after that."""
-    for attempt in range(10):  # the few tokens of an answer may be parts of characters, which are no text
+    for attempt in range(10):  # an answer of a few tokens may have only parts of characters, and no text
         began, arrivals = await _arrivals(session, url, extra, tokens, seed + 1000 * attempt, question)
         if arrivals:
             (first, first_position), (last, last_position) = arrivals[0], arrivals[-1]

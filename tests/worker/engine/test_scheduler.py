@@ -354,3 +354,23 @@ def test_only_steps_of_batches_may_be_interrupted() -> None:
     batch = [True, True]
     # Steps with prompts of calls: these left out the batch, and the last one must not leave it out again.
     assert found == [*calls, *batch, *[False] * (MAX_LEFT_OUT + 1), True]
+
+
+def test_batches_advance_while_each_of_their_steps_is_interrupted() -> None:
+    engine = make_engine(model=Interrupting(), max_num_seqs=8)
+    line = request("line", (1, 2, 3), max_tokens=5, ignore_eos=True)
+    engine.add(line, priority=2)
+    items = steps(engine, 6 * (MAX_LEFT_OUT + 1))
+    assert final(items, "line") == alone(line)
+    assert engine.num_interrupted_steps == 5 * MAX_LEFT_OUT, "before each of its five tokens"
+
+
+def test_batches_advance_while_calls_come_and_interrupt_in_turns() -> None:
+    engine = make_engine(model=Interrupting(), max_num_seqs=8)
+    line = request("line", (1, 2, 3), max_tokens=5, ignore_eos=True)
+    engine.add(line, priority=2)
+    items: list[StepItem] = []
+    for number in range(5 * (MAX_LEFT_OUT + 1)):
+        engine.add(request(f"r{number}", (4, 5), max_tokens=1, ignore_eos=True), priority=0)
+        items += steps(engine, 2)
+    assert final(items, "line") == alone(line)
