@@ -30,7 +30,7 @@ def check_cache_shape(block_size: int, head_dim: int) -> None:
 
 def check_group(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     """Raise Unsupported if a group has too many query heads for one tile of prefill in shared memory."""
-    most = 128 if head_dim <= 128 and dtype.itemsize == 2 else 64
+    most = (128 if dtype.itemsize == 2 else 64) // (1 if head_dim <= 128 else 2)
     if heads > most * kv_heads:
         raise Unsupported(
             f"{heads} heads over {kv_heads} key-value heads are {-(-heads // kv_heads)} in a group: the Triton kernels "

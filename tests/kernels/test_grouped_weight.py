@@ -22,19 +22,21 @@ from quire.kernels.grouped_weight import (
 
 
 def random_weight(kind: str, n: int, k: int) -> GroupedWeight:
-    generator = torch.Generator().manual_seed(n + k)
-    groups = -(-k // 32)
-    codes = torch.randint(0, 1 << BITS[kind], (n, k), generator=generator).to(torch.uint8)
-    if kind == FP8:
-        codes = torch.where((codes & 127) == 127, 0, codes)
-    scales = torch.randn(n, groups, generator=generator) / 64
-    zeros = None
-    if kind in MAX_ZEROS:
-        zeros = torch.randint(0, MAX_ZEROS[kind] + 1, (n, groups), generator=generator).to(torch.uint8)
-        scales = scales.half().float()
-    if kind == MXFP4:
-        scales = torch.randint(-8, 4, (n, groups), generator=generator).float().exp2()
-    return GroupedWeight(codes, scales, kind, zeros)
+    """Return weights in host memory, where a checkpoint's are when they are packed."""
+    with torch.device("cpu"):
+        generator = torch.Generator().manual_seed(n + k)
+        groups = -(-k // 32)
+        codes = torch.randint(0, 1 << BITS[kind], (n, k), generator=generator).to(torch.uint8)
+        if kind == FP8:
+            codes = torch.where((codes & 127) == 127, 0, codes)
+        scales = torch.randn(n, groups, generator=generator) / 64
+        zeros = None
+        if kind in MAX_ZEROS:
+            zeros = torch.randint(0, MAX_ZEROS[kind] + 1, (n, groups), generator=generator).to(torch.uint8)
+            scales = scales.half().float()
+        if kind == MXFP4:
+            scales = torch.randint(-8, 4, (n, groups), generator=generator).float().exp2()
+        return GroupedWeight(codes, scales, kind, zeros)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -347,9 +347,11 @@ def measure_card(timer: Timer, probe: CardProbe = CardProbe()) -> Card:  # noqa:
     a, b = torch.randn(2, n, n, device="cuda", dtype=torch.bfloat16)
     product: Tensor = torch.empty(n, n, device="cuda", dtype=torch.bfloat16)
     part = source[: len(host)]
+    # The driver's copy within a graph reached 2.8 TB/s on an H200, where kernels reach 4.3 TB/s.
+    words, negated = source.view(torch.int64), target.view(torch.int64)
     return Card(
         torch.cuda.get_device_name(),
-        2 * size / timer.seconds(lambda: target.copy_(source)),
+        2 * size / timer.seconds(lambda: torch.bitwise_not(words, out=negated)),
         2 * n**3 / timer.seconds(lambda: torch.mm(a, b, out=product)),
         len(host) / timer.seconds(lambda: part.copy_(host, non_blocking=True), captured=False),
     )

@@ -45,7 +45,7 @@ def test_every_code_has_its_value(ops, kind):
     assert (packed.out_features, packed.in_features) == weight.shape
     assert packed.nbytes == len(codes) * 4 * (1 + weight.bits)
     found = ops.linear_logits(torch.ones(1, 1, device=ops.device), packed)
-    assert torch.equal(found[0].cpu(), weight.dequantized().flatten())
+    assert torch.equal(found[0].cpu(), weight.dequantized().flatten().cpu())
 
 
 def test_experts_are_expanded_when_they_are_packed(ops):

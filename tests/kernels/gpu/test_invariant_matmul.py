@@ -30,7 +30,8 @@ def test_a_product_has_the_same_bits_for_a_row_alone_and_among_others_in_batch_i
         assert_close(together, expected, 20 * slack(dtype, 300))
         for first, end in ((0, 1), (129, 130), (30, 67)):
             assert torch.equal(product(x[first:end], pack), together[first:end])
-    sizes = [tile_sizes.MatmulTiles(*size) for size in ((64, 64, 64, 4, 6), (128, 128, 64, 8, 4))]
-    for size in sizes:  # those of more columns, too
+    # Those of more columns, too. Products in float32 have tiles of one size.
+    sizes = ((64, 64, 64, 4, 6), (128, 128, 64, 8, 4)) if dtype.itemsize == 2 else ()
+    for size in (tile_sizes.MatmulTiles(*one) for one in sizes):
         monkeypatch.setattr(invariant_matmul, "matmul_tiles", lambda *_, size=size: size)
         assert torch.equal(ops.linear_logits(x, pack), together)

@@ -62,7 +62,7 @@ def test_rotations_and_caches_are_alike(ops, replaced, keep_k):
 def test_products_with_codes_are_alike(ops, replaced, kind, is_ordered):
     weight = random_weight(kind, 34, 77)
     if is_ordered:
-        weight = replace(weight, order=torch.randperm(77).int())
+        weight = replace(weight, order=torch.randperm(77, device="cpu").int())
     packed, x = ops.pack_linear(weight, torch.randn(34)), torch.randn(3, 77)
     torch.testing.assert_close(replaced.linear(x, packed), ops.linear(x, packed), rtol=1e-5, atol=1e-3)
     torch.testing.assert_close(replaced.linear_logits(x, packed), ops.linear_logits(x, packed), rtol=1e-5, atol=1e-3)

@@ -30,6 +30,7 @@ class Paged:
         d, dtype = self.head_dim, self.ops.dtype
         self.scale = d**-0.5
         self.q = [torch.randn(n, self.heads, d).to(dtype) for n in self.lengths]
+        self.sinks = None if self.sinks is None else self.sinks.to(self.q[0].device)
         self.kv = [torch.randn(2, n, self.kv_heads, d).to(dtype) for n in self.lengths]
         if self.ops.kv_dtype is torch.float8_e4m3fn:  # kernels of GPUs compute with fresh keys as they were given
             self.kv = [kv_values.decode(kv_values.encode(x, self.ops.kv_dtype), dtype) for x in self.kv]
