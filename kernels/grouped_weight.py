@@ -69,8 +69,10 @@ class GroupedWeight:
             raise ValueError(f"zeros must be in 0..{MAX_ZEROS[self.kind]}")
         if self.kind in MAX_ZEROS and not has_short_scales(self.scales):
             raise ValueError(f"scales of {self.kind} must have zeros in their lowest 8 bits")
-        if self.order is not None and not torch.equal(self.order.sort().values, torch.arange(k, dtype=torch.int32)):
-            raise ValueError(f"order must have each of 0..{k - 1} once")
+        if self.order is not None:
+            each = torch.arange(k, dtype=torch.int32, device=self.order.device)
+            if not torch.equal(self.order.sort().values, each):
+                raise ValueError(f"order must have each of 0..{k - 1} once")
 
     @property
     def shape(self) -> torch.Size:

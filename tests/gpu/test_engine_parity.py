@@ -45,8 +45,11 @@ GRAPHS = [False, True]
 def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
     device = torch.device("cuda", torch.cuda.current_device()) if ON_CUDA else torch.device("cpu")
     # The reference runs with graphs: the C++ kernels do not support a graph's padding tokens, which have no sequence.
-    on_cpu = kernels.select_ops("cpu", torch.float32, "reference" if graphs else "auto")
-    ops = kernels.triton_ops(device, torch.float32) if ON_CUDA else on_cpu
+    ops = (
+        kernels.triton_ops(device, torch.float32)
+        if ON_CUDA
+        else kernels.select_ops("cpu", torch.float32, "reference" if graphs else "auto")
+    )
     config = choose_model(path)
     model: PagedModel = (
         TransformersModel.load(config, ops, device)
@@ -80,7 +83,8 @@ def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, t
 def test_launching_a_step_waits_for_nothing(
     temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(make_checkpoint(tmp_path / "llama", "llama"), True)
+    # Rows have other last bits if a part of their prompt is cached, and one of the 512 draws is close to two tokens.
+    engine = make_engine(make_checkpoint(tmp_path / "llama", "llama"), True, prefix_caching=False)
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature)
     expected = generate(engine, prompts(), params)
     launch, launched = engine._launch, []

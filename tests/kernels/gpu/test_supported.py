@@ -60,6 +60,7 @@ def test_what_keeps_triton_from_compiling_is_found_before_the_first_step(
     monkeypatch, tmp_path, environ, headers, message
 ):
     device = make_triton_ops(torch.float32, monkeypatch).device
+    assert kernels.triton_ops(device, torch.float32).name == "triton"
     monkeypatch.delenv("CC", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -70,7 +71,6 @@ def test_what_keeps_triton_from_compiling_is_found_before_the_first_step(
     def fail(*_):
         raise RuntimeError("a traceback\nthe driver is too old")
 
-    assert kernels.triton_ops(device, torch.float32).name == "triton"
     monkeypatch.setattr(kernels.gpu.ops.TritonOps, "argmax", fail)
     with pytest.raises(kernels.KernelsUnavailable, match=message) as refused:
         kernels.triton_ops(device, torch.float32)

@@ -93,11 +93,16 @@ def one_torch_thread():
 
 @pytest.fixture
 def threads():
-    """Set the number of kernel threads for one test."""
-    try:
-        before = kernels.num_threads()
-    except kernels.KernelsUnavailable:  # no compiler; other implementations have no thread setting
-        yield lambda count: None
-        return
-    yield kernels.set_num_threads
-    kernels.set_num_threads(before)
+    """Set the number of kernel threads for one test. The first call builds the C++ kernels, if a compiler is there."""
+    before: list[int] = []
+
+    def change(count: int) -> None:
+        try:
+            before.append(kernels.num_threads())
+        except kernels.KernelsUnavailable:  # no compiler; other implementations have no thread setting
+            return
+        kernels.set_num_threads(count)
+
+    yield change
+    if before:
+        kernels.set_num_threads(before[0])
