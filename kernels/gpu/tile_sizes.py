@@ -75,8 +75,8 @@ def prefill_tiles(
             if width <= 256
             else AttentionTiles(64, 32, 8, 2)
             if width <= 512
-            # Tiles of 64 rows use Hopper's warpgroup products. With 1,500 bytes of spilled registers their code read
-            # wrong addresses on an H200 (Triton 3.7.1, ptxas 12.8).
+            # Tiles of 64 rows use Hopper's warpgroup products, and ptxas 12.8 takes the descriptors of V from registers
+            # that hold something else: an illegal memory access on an H200. ptxas 13.1 and 13.5 assemble them rightly.
             else AttentionTiles(32, 16, 8, 2)
         )
     elif width <= 128:
