@@ -134,6 +134,9 @@ def _conversion(instruction: Instruction) -> Function:
     if target in ("bf16x2", "f16x2") and source == "f32":  # the first operand goes to the upper half
         name = target.removesuffix("x2")
         return Function(lambda high, low: joined(encode_16(low, name), encode_16(high, name)), target, ("f32", "f32"))
+    if target == "tf32":
+        assert "rna" in instruction.parts, f"the emulator does not know {instruction.opcode}"
+        return Function(number_formats.to_tf32, "b32", ("f32",))
     if target == "e4m3x2":
 
         def to_e4m3_pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:

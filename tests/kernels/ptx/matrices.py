@@ -19,8 +19,35 @@ def row_of(groups: int = 1) -> np.ndarray:
 
 @cache
 def column_of(groups: int = 1) -> np.ndarray:
-    """Return the column of a thread's first element, [32 * groups]."""
+    """Return the column of a thread's first element of results, and of operands of 2 bytes, [32 * groups]."""
     return 2 * (np.arange(32 * groups) % 4)
+
+
+@cache
+def left_places(size: int, groups: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return rows and columns [32 * groups] of a left operand in four registers, for each element of each register.
+
+    size: bytes of an element. The operand has 16 rows per warp, and 32 / size columns.
+    """
+    count = 4 // size  # elements of a register
+    first = count * (np.arange(32 * groups) % 4)
+    return [
+        (row_of(groups) + 8 * (register % 2), first + odd + 4 * count * (register // 2))
+        for register in range(4)
+        for odd in range(count)
+    ]
+
+
+@cache
+def right_places(size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return rows and columns [32] of a right operand in two registers, for each element of each register.
+
+    size: bytes of an element. The operand has 32 / size rows and 8 columns.
+    """
+    count = 4 // size
+    return [
+        (count * (LANES % 4) + odd + 4 * count * register, LANES // 4) for register in range(2) for odd in range(count)
+    ]
 
 
 @cache
@@ -33,21 +60,22 @@ def accumulator_places(columns: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def operand_addresses(descriptor: int, rows: int, transposed: bool) -> np.ndarray:
-    """Return the addresses [rows, 16] of the elements that a matrix descriptor names.
+def operand_addresses(descriptor: int, rows: int, transposed: bool, size: int = 2) -> np.ndarray:
+    """Return the addresses [rows, 32 / size] of the elements that a matrix descriptor names.
 
-    Elements have 2 bytes (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"). transposed: the rows,
-    not the 16 summed elements, are contiguous.
+    See PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout". size: bytes of an element. transposed: the
+    rows, not the summed elements, are contiguous. Only elements of 2 bytes can be transposed.
     """
+    assert size == 2 or not transposed
     start, leading, stride = ((descriptor >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
     mode = descriptor >> 62
     if mode == 0:
         raise PtxFault("the emulator does not know operands without a swizzle")
     width, bits = {1: (128, 3), 2: (64, 2), 3: (32, 1)}[mode]
-    row, depth = np.arange(rows)[:, None], np.arange(16)[None, :]
+    row, depth = np.arange(rows)[:, None], np.arange(32 // size)[None, :]
     if transposed:
         period = width // 2
         at = start + row % period * 2 + row // period * leading + depth % 8 * width + depth // 8 * stride
     else:
-        at = start + row // 8 * stride + row % 8 * width + depth * 2
+        at = start + row // 8 * stride + row % 8 * width + depth * size
     return at ^ ((at >> 7 & (1 << bits) - 1) << 4)

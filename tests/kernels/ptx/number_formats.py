@@ -48,6 +48,28 @@ def encode_16(values: np.ndarray, name: str) -> np.ndarray:
     return to_bf16(values) if name == "bf16" else values.astype(np.float16).view(np.uint16)
 
 
+def from_tf32(bits: np.ndarray) -> np.ndarray:
+    """Return 32-bit registers with tf32 as float32. A product ignores the lower 13 bits."""
+    return (bits & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def to_tf32(values: np.ndarray) -> np.ndarray:
+    """Round float32 to the nearest tf32 (10 bits of mantissa), ties away from zero, as the bits of a float32."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(values), np.uint32(0x7FFFFFFF), rounded)
+
+
+def elements(registers: np.ndarray, name: str) -> list[np.ndarray]:
+    """Return the elements of matrices in 32-bit registers as float32: one, or the lower and the upper half.
+
+    name: "tf32", "bf16" or "f16".
+    """
+    if name == "tf32":
+        return [from_tf32(registers)]
+    return [decode_16(half, name) for half in halves(registers)]
+
+
 def _e4m3_values() -> np.ndarray:
     values = np.zeros(256)
     for bits in range(256):

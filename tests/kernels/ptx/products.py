@@ -15,30 +15,35 @@ from tests.kernels.ptx.matrices import (
     LANES,
     WARPGROUP,
     accumulator_places,
-    column_of,
+    left_places,
     operand_addresses,
-    row_of,
+    right_places,
 )
-from tests.kernels.ptx.number_formats import decode_16, halves
+from tests.kernels.ptx.number_formats import decode_16, elements, from_tf32
 from tests.kernels.ptx.program import Instruction, in_braces
 from tests.kernels.ptx.registers import Registers, is_register
 from tests.kernels.ptx.shared_memory import BASE, SharedMemory
 
 Run = Callable[[], None]
 
+SIZES = {"bf16": 2, "f16": 2, "tf32": 4}  # bytes of an element of an operand
+SUMMED = 32  # bytes of the elements that one product sums
+
 
 def _format(instruction: Instruction) -> str:
-    """Return the format of both operands, "bf16" or "f16"."""
-    formats = [part for part in instruction.parts if part in ("bf16", "f16")]
+    """Return the format of both operands: "bf16", "f16" or "tf32"."""
+    formats = [part for part in instruction.parts if part in SIZES]
     assert len(formats) == 2, f"the emulator does not know {instruction.opcode}"
     assert formats[0] == formats[1]
     return formats[0]
 
 
 def warp_product(registers: Registers, instruction: Instruction) -> Run:
-    """Return the effect of mma.sync.aligned.m16n8k16.row.col.f32."""
-    assert "m16n8k16" in instruction.parts, f"the emulator does not know {instruction.opcode}"
+    """Return the effect of mma.sync.aligned.m16n8k16.row.col.f32, or of m16n8k8 for tf32."""
     name = _format(instruction)
+    size = SIZES[name]
+    depth = SUMMED // size
+    assert f"m16n8k{depth}" in instruction.parts, f"the emulator does not know {instruction.opcode}"
     d, a, b, c = (in_braces(operand) for operand in instruction.operands)
     results = [registers.target(one, "f32") for one in d]
     left, right = ([registers.source(one, "b32") for one in some] for some in (a, b))
@@ -47,14 +52,12 @@ def warp_product(registers: Registers, instruction: Instruction) -> Run:
     group, lane = LANES // 4, LANES % 4
 
     def run() -> None:
-        x, y = np.empty((warps, 16, 16), np.float32), np.empty((warps, 16, 8), np.float32)
+        x, y = np.empty((warps, 16, depth), np.float32), np.empty((warps, depth, 8), np.float32)
         z = np.empty((warps, 16, 8), np.float32)
-        for i, pair in enumerate(left):
-            for odd, half in enumerate(halves(pair)):
-                x[:, group + 8 * (i % 2), 2 * lane + odd + 8 * (i // 2)] = decode_16(half, name).reshape(warps, 32)
-        for i, pair in enumerate(right):
-            for odd, half in enumerate(halves(pair)):
-                y[:, 2 * lane + odd + 8 * i, group] = decode_16(half, name).reshape(warps, 32)
+        for matrix, operand, places in ((x, left, left_places(size)), (y, right, right_places(size))):
+            values = [one for register in operand for one in elements(register, name)]
+            for (rows, columns), one in zip(places, values, strict=True):
+                matrix[:, rows, columns] = one.reshape(warps, 32)
         for i, values in enumerate(old):
             z[:, group + 8 * (i // 2), 2 * lane + i % 2] = values.reshape(warps, 32)
         total = (np.matmul(x, y, dtype=np.float64) + z).astype(np.float32)
@@ -116,7 +119,8 @@ class Products:
     def begin(self, instruction: Instruction) -> Run:
         """Return the effect of wgmma.mma_async."""
         name = _format(instruction)
-        shape = re.search(r"m64n(\d+)k16", instruction.opcode)
+        size = SIZES[name]
+        shape = re.search(rf"m64n(\d+)k{SUMMED // size}\b", instruction.opcode)
         assert shape, f"the emulator does not know {instruction.opcode}"
         columns, registers = int(shape[1]), self._registers
         groups = registers.threads // WARPGROUP
@@ -124,14 +128,14 @@ class Products:
         a, b, scale_d, *flags = instruction.operands[1], instruction.operands[2], *instruction.operands[3:]
         from_registers = a.startswith("{")
         operands = in_braces(a) if from_registers else []
-        signs, transposed = flags[:2], [flag == "1" for flag in flags[2:]]
+        # An operand of 4 bytes has no flag: it cannot be transposed.
+        signs, transposed = flags[:2], [flag == "1" for flag in flags[2:]] or [False] * (1 if from_registers else 2)
         assert signs == ["1", "1"], "the emulator does not know negated operands"
         bank, numbers = registers.rows(list(chain))
         left = [registers.source(one, "b32") for one in operands]
         descriptors = [registers.source(one, "u64") for one in ([b] if from_registers else [a, b])]
         adds = registers.source(scale_d, "pred") if is_register(scale_d) else np.full(registers.threads, scale_d != "0")
         rows_of, columns_of = accumulator_places(columns)
-        row, column = row_of(4), column_of(4)
 
         def addresses(group: int) -> list[np.ndarray]:
             found = []
@@ -141,8 +145,8 @@ class Products:
                 mine = descriptor[WARPGROUP * group : WARPGROUP * (group + 1)]
                 if (mine != mine[0]).any():
                     raise PtxFault("the threads of a warpgroup have different descriptors")
-                found.append(operand_addresses(int(mine[0]), rows, flag) - BASE)
-                if (found[-1] < 0).any() or (found[-1] + 2 > self._shared.size).any():
+                found.append(operand_addresses(int(mine[0]), rows, flag, size) - BASE)
+                if (found[-1] < 0).any() or (found[-1] + size > self._shared.size).any():
                     raise PtxFault("a descriptor leaves the shared memory of the block")
             return found
 
@@ -167,10 +171,10 @@ class Products:
                 for group in range(groups):
                     threads = slice(WARPGROUP * group, WARPGROUP * (group + 1))
                     if from_registers:
-                        x = np.empty((64, 16), np.float32)
-                        for i, pair in enumerate(before):
-                            for odd, half in enumerate(halves(pair[threads])):
-                                x[row + 8 * (i % 2), column + odd + 8 * (i // 2)] = decode_16(half, name)
+                        x = np.empty((64, SUMMED // size), np.float32)
+                        values = [one for register in before for one in elements(register[threads], name)]
+                        for at, one in zip(left_places(size, 4), values, strict=True):
+                            x[at] = one
                     else:
                         x = self._matrix(places[group][0], name)
                     y = self._matrix(places[group][-1], name)
@@ -190,4 +194,6 @@ class Products:
         return run
 
     def _matrix(self, at: np.ndarray, name: str) -> np.ndarray:
-        return decode_16(self._shared.data.view(np.uint16)[at // 2], name)
+        size = SIZES[name]
+        bits = self._shared.data.view(f"u{size}")[at // size]
+        return from_tf32(bits) if name == "tf32" else decode_16(bits, name)

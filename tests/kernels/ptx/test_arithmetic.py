@@ -61,6 +61,7 @@ def computed(opcode: str, *operands: float) -> float:
         ("cvt.rzi.s32.f32", (-2.7,), -2),
         ("cvt.rn.f32.s32", (-7,), -7.0),
         ("cvt.rn.bf16.f32", (1.0 + 2.0**-8,), 0x3F80),
+        ("cvt.rna.tf32.f32", (1.0 + 2.0**-11,), 0x3F802000),
         ("cvt.rn.bf16x2.f32", (2.0, 1.0), 0x40003F80),
         ("cvt.rn.f16x2.e4m3x2", (0xB838,), 0xBC003C00),
         ("cvt.rn.satfinite.e4m3x2.f32", (1e9, 1.0), 0x7E38),

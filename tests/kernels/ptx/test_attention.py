@@ -40,7 +40,7 @@ class Case:
         return "-".join([*names, f"{self.heads}of{self.kv_heads}", f"d{self.d}", *extra])
 
 
-FAST = [Case(), Case(torch.float16, 2, 1, 64), Case(kv_dtype=FP8)]
+FAST = [Case(), Case(torch.float16, 2, 1, 64), Case(torch.float32, 2, 1, 64), Case(kv_dtype=FP8)]
 MORE = [
     Case(heads=16, kv_heads=2),
     Case(heads=8, d=64),
@@ -49,6 +49,8 @@ MORE = [
     Case(window=100),
     Case(d=64, softcap=2.5),
     Case(torch.float16, 4, 1, 128, FP8),
+    Case(torch.float32, 8, 2, 128),
+    Case(torch.float32, 2, 1, 256),
 ]
 CASES = [*FAST, *one_in(2, MORE)]
 
@@ -91,6 +93,7 @@ def test_chunks_on_cached_pages_together_with_decode_rows(
         interpreted.Case(torch.bfloat16, 4, 1, 128, 16),
         pytest.param(interpreted.Case(torch.float16, 8, 2, 64, 32, window=50), marks=pytest.mark.slow),
         pytest.param(interpreted.Case(torch.bfloat16, 8, 2, 256, 16), marks=pytest.mark.slow),
+        pytest.param(interpreted.Case(torch.float32, 2, 1, 256, 32), marks=pytest.mark.slow),
         pytest.param(interpreted.Case(torch.bfloat16, 2, 1, 64, 16, softcap=2.5), marks=pytest.mark.slow),
     ],
     ids=str,

@@ -47,6 +47,11 @@ def prefill(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     check(paged, paged.attend())
 
 
+def wide_prefill(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = make(Case(torch.float32, 2, 1, 64), monkeypatch, [150], [33])
+    check(paged, paged.attend())
+
+
 def fp8_prefill(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     paged = make(Case(kv_dtype=torch.float8_e4m3fn), monkeypatch, [300], [33])
     check(paged, paged.attend())
@@ -98,6 +103,7 @@ KERNELS: list[tuple[str, Run, list[str]]] = [
     ("reduce_kernel", decode, [BARRIER]),
     ("decode_kernel", invariant_decode, [BARRIER, *COPIES, *PRODUCTS]),
     ("prefill_kernel", prefill, [BARRIER, *COPIES, *PRODUCTS]),
+    ("prefill_kernel", wide_prefill, [BARRIER, *COPIES, *PRODUCTS]),
     ("prefill_kernel", fp8_prefill, [BARRIER, *COPIES, *PRODUCTS]),
     ("plan_rows_kernel", decode_plan, [BARRIER]),
     ("plan_sequences_kernel", prefill_plan, [BARRIER]),
