@@ -40,6 +40,7 @@ MAX_TOKEN_LENGTH = 10
 SPACE = "\u0120"  # as a byte-level tokenizer writes it
 # Calls of one kind in a round: one after the other for the first token, and at once for the step time.
 FIRSTS = range(20)
+NEW = 5  # calls with prompts that are not in the prefix cache
 CONCURRENCY = 32
 # Tokens of an answer whose step time is measured.
 TOKENS = 200
@@ -228,7 +229,11 @@ async def measure_prompts(url: str, rounds: int) -> None:
                     salts = [f"{number} {bool(extra)} {seed if cache == 'new prompts' else 0}" for seed in FIRSTS]
                     if cache == "cached prompts":
                         await stream(session, url, {**extra, "cache_salt": salts[0]}, 1, 0, question)
-                    found = [await stream(session, url, {**extra, "cache_salt": one}, 1, 0, question) for one in salts]
+                    is_new = cache == "new prompts"
+                    found = [
+                        await stream(session, url, {**extra, "cache_salt": one}, 1, 0, question, is_new)
+                        for one in (salts[:NEW] if is_new else salts)
+                    ]
                     first[cache, bool(extra)] = median(one[0] for one in found)
             for cache, all_ratios in ratios.items():
                 all_ratios.append(first[cache, True] / first[cache, False])
@@ -251,9 +256,15 @@ async def stream(
     tokens: int,
     seed: int = 0,
     question: str = QUESTION,
+    is_new: bool = False,
 ) -> tuple[float, float]:
-    """Return the seconds to the first text or call of a chat, and the mean of those between its tokens after that."""
+    """Return the seconds to the first text or call of a chat, and the mean of those between its tokens after that.
+
+    is_new: `extra` has a cache salt, and the prompt must not be in the prefix cache.
+    """
     for attempt in range(10):  # an answer of a few tokens may have only parts of characters, and no text
+        if is_new:
+            extra = extra | {"cache_salt": f"{extra['cache_salt']}."}
         began, arrivals = await _arrivals(session, url, extra, tokens, seed + 1000 * attempt, question)
         if arrivals:
             (first, first_position), (last, last_position) = arrivals[0], arrivals[-1]
