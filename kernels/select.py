@@ -11,7 +11,7 @@ import torch
 
 from quire.kernels.cpu.latent import CpuLatentOps
 from quire.kernels.cpu.ops import CpuOps
-from quire.kernels.gpu.triton_support import triton_failure
+from quire.kernels.gpu.triton_support import triton_failure, use_installed_assembler
 from quire.kernels.latent import LatentOps
 from quire.kernels.ops import Ops
 from quire.kernels.reference import ReferenceOps
@@ -57,6 +57,7 @@ def triton_ops(device: torch.device, dtype: torch.dtype, fp8_cache: bool = False
         from quire.kernels.gpu.ops import TritonOps
     except ImportError as error:
         raise KernelsUnavailable(f"Triton cannot be imported ({error})") from error
+    use_installed_assembler(torch.version.cuda)
     kv_dtype = torch.float8_e4m3fn if fp8_cache else None
     ops = TritonOps(device, dtype, kv_dtype, batch_invariant=batch_invariant)
     try:

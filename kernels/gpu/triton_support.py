@@ -6,8 +6,11 @@ Does not import Triton at the top, so that machines without it can import this m
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 OLDEST = "3.7.1"
@@ -15,6 +18,8 @@ INSTALL = f"pip install triton=={OLDEST}"
 # The assembler for Hopper (compute capability 9.x). Older ones generate wrong code for some products of matrices whose
 # left matrix is in registers (Triton pull requests 11781 and 11854; flash-linear-attention pull request 1262).
 HOPPER, OLDEST_PTXAS = 9, "13.3"
+# The package with a newer one, and the major version of CUDA whose drivers load what it makes.
+PTXAS_PACKAGE, PTXAS_CUDA = "nvidia-cuda-nvcc", 13
 # Longest excerpt of a compiler's message, in characters.
 MAX_MESSAGE_LENGTH = 200
 
@@ -56,9 +61,31 @@ def outdated_assembler(capability: tuple[int, int]) -> str | None:
         return None
     return (
         f"ptxas {tool.version} ({tool.path}) may compile attention for Hopper wrongly; the self-test sees this only in "
-        f"the shapes that it runs: pip install 'nvidia-cuda-nvcc>={OLDEST_PTXAS}', and name its bin/ptxas in "
-        "TRITON_PTXAS_PATH"
+        f"the shapes that it runs: pip install '{PTXAS_PACKAGE}>={OLDEST_PTXAS}' beside a torch for CUDA 13, or name "
+        "another ptxas in TRITON_PTXAS_PATH"
     )
+
+
+def use_installed_assembler(cuda: str | None) -> Path | None:
+    """Have Triton run the ptxas of PTXAS_PACKAGE, and return its path; None if Triton keeps its own.
+
+    cuda: version of CUDA that torch was built for. Triton keeps its own ptxas if TRITON_PTXAS_PATH is set, if the
+    package is missing or too old, or if torch is older than CUDA 13: its driver may not load what a newer ptxas makes.
+    """
+    if os.environ.get("TRITON_PTXAS_PATH") or _numbers(cuda or "")[0] < PTXAS_CUDA:
+        return None
+    try:
+        package = importlib.metadata.distribution(PTXAS_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if _numbers(package.version) < _numbers(OLDEST_PTXAS):
+        return None
+    for file in package.files or ():
+        path = Path(str(file.locate()))
+        if file.name == "ptxas" and file.parent.name == "bin" and os.access(path, os.X_OK):
+            os.environ["TRITON_PTXAS_PATH"] = str(path)
+            return path
+    return None
 
 
 def _version() -> str | None:

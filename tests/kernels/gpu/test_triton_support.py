@@ -9,13 +9,15 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from quire import kernels
-from quire.kernels.gpu.triton_support import OLDEST
+from quire.kernels.gpu.triton_support import OLDEST, use_installed_assembler
 from tests.support.kernels.implementations import HAS_TRITON
 
 ROOT = Path(__file__).parents[3]
@@ -124,3 +126,57 @@ def test_the_assembler_of_triton_itself_is_found(monkeypatch: pytest.MonkeyPatch
 def test_without_triton_no_assembler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     assert kernels.outdated_assembler((9, 0)) is None
+
+
+def installed_ptxas(folder: Path, version: str) -> Path:
+    """Make the package nvidia-cuda-nvcc in a folder, and return its ptxas."""
+    program = folder / "nvidia" / "cu13" / "bin" / "ptxas"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.37'\n")
+    program.chmod(0o755)
+    metadata = folder / f"nvidia_cuda_nvcc-{version}.37.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nvidia-cuda-nvcc\nVersion: {version}.37\n")
+    files = (f"nvidia/cu13/bin/{name}" for name in ("nvcc", "ptxas.profile", "ptxas"))
+    (metadata / "RECORD").write_text("".join(f"{name},,\n" for name in files))
+    return program
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "is_used"),
+    [("13.3", "13.0", True), ("13.5", "14.1", True), ("13.2", "13.0", False), ("13.5", "12.9", False)],
+)
+def test_triton_runs_the_ptxas_of_an_installed_package(
+    version: str, cuda: str, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    program = installed_ptxas(tmp_path, version)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # so that the variable is restored
+    assert use_installed_assembler(cuda) == (program if is_used else None)
+    assert os.environ["TRITON_PTXAS_PATH"] == (str(program) if is_used else "")
+    if is_used:
+        assert kernels.outdated_assembler((9, 0)) is None
+
+
+def test_a_ptxas_that_the_user_names_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed_ptxas(tmp_path, "13.5")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/another/ptxas")
+    assert use_installed_assembler("13.0") is None
+    assert os.environ["TRITON_PTXAS_PATH"] == "/another/ptxas"
+
+
+@pytest.mark.parametrize("cuda", [None, "13.0"])
+def test_without_the_package_triton_keeps_its_own_ptxas(cuda: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    monkeypatch.setattr("importlib.metadata.distribution", Mock(side_effect=PackageNotFoundError))
+    assert use_installed_assembler(cuda) is None
+    assert "TRITON_PTXAS_PATH" not in os.environ
+
+
+def test_a_package_without_the_program_is_no_assembler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed_ptxas(tmp_path, "13.5").unlink()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    assert use_installed_assembler("13.0") is None
