@@ -294,7 +294,8 @@ async def test_a_stale_attempt_appends_nothing(redis_url: str) -> None:
 
 
 async def test_a_log_that_lost_its_tail_is_filled_again(redis_url: str) -> None:
-    async with Gateway(redis_url) as gateway, serving(redis_url):
+    # A step takes 10 ms, so that the answer lasts a second and the log is deleted in its middle.
+    async with Gateway(redis_url) as gateway, serving(redis_url, Slow(0.01)):
         request_id = await gateway.submit((4, 2), max_tokens=100, ignore_eos=True)
         await gateway.listen()
         async with gateway.client.pipeline(transaction=True) as pipe:
