@@ -29,7 +29,10 @@ def check_cache_shape(block_size: int, head_dim: int) -> None:
 
 
 def check_group(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-    """Raise Unsupported if a group has too many query heads for one tile of prefill in shared memory."""
+    """Raise Unsupported if a group has too many query heads for one tile of prefill.
+
+    Shared memory bounds the rows of a tile; in float32 with head_dim over 128, a defect of ptxas does (`tile_sizes`).
+    """
     most = (128 if dtype.itemsize == 2 else 64) // (1 if head_dim <= 128 else 2)
     if heads > most * kv_heads:
         raise Unsupported(

@@ -75,8 +75,8 @@ def prefill_tiles(
             if width <= 256
             else AttentionTiles(64, 32, 8, 2)
             if width <= 512
-            # Tiles of 64 rows use Hopper's warpgroup products, and ptxas 12.8 takes the descriptors of V from registers
-            # that hold something else: an illegal memory access on an H200. ptxas 13.1 and 13.5 assemble them rightly.
+            # Tiles of 64 rows use Hopper's warpgroup products. ptxas 12.8 takes the descriptors of V from registers
+            # that hold other values: an illegal memory access on an H200. ptxas 13.1 and 13.5 compile them correctly.
             else AttentionTiles(32, 16, 8, 2)
         )
     elif width <= 128:

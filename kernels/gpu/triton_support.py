@@ -18,7 +18,7 @@ INSTALL = f"pip install triton=={OLDEST}"
 # The assembler for Hopper (compute capability 9.x). Older ones generate wrong code for some products of matrices whose
 # left matrix is in registers (Triton pull requests 11781 and 11854; flash-linear-attention pull request 1262).
 HOPPER, OLDEST_PTXAS = 9, "13.3"
-# The package with a newer one, and the major version of CUDA whose drivers load what it makes.
+# The package that brings a newer ptxas, and the major version of CUDA whose drivers load its machine code.
 PTXAS_PACKAGE, PTXAS_CUDA = "nvidia-cuda-nvcc", 13
 # Longest excerpt of a compiler's message, in characters.
 MAX_MESSAGE_LENGTH = 200
@@ -61,8 +61,8 @@ def outdated_assembler(capability: tuple[int, int]) -> str | None:
         return None
     return (
         f"ptxas {tool.version} ({tool.path}) may compile attention for Hopper wrongly; the self-test sees this only in "
-        f"the shapes that it runs: pip install '{PTXAS_PACKAGE}>={OLDEST_PTXAS}' beside a torch for CUDA 13, or name "
-        "another ptxas in TRITON_PTXAS_PATH"
+        f"the shapes that it runs: pip install '{PTXAS_PACKAGE}>={OLDEST_PTXAS}' if torch was built for CUDA 13, or "
+        "name another ptxas in TRITON_PTXAS_PATH"
     )
 
 
@@ -70,7 +70,7 @@ def use_installed_assembler(cuda: str | None) -> Path | None:
     """Have Triton run the ptxas of PTXAS_PACKAGE, and return its path; None if Triton keeps its own.
 
     cuda: version of CUDA that torch was built for. Triton keeps its own ptxas if TRITON_PTXAS_PATH is set, if the
-    package is missing or too old, or if torch is older than CUDA 13: its driver may not load what a newer ptxas makes.
+    package is missing or too old, or if torch was built for an older CUDA: the driver may not load its machine code.
     """
     if os.environ.get("TRITON_PTXAS_PATH") or _numbers(cuda or "")[0] < PTXAS_CUDA:
         return None

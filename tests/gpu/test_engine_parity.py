@@ -83,7 +83,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, t
 def test_launching_a_step_waits_for_nothing(
     temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Rows have other last bits if a part of their prompt is cached, and one of the 512 draws is close to two tokens.
+    # The last bits of a row depend on how much of its prompt is cached, and one of the 512 draws depends on them.
     engine = make_engine(make_checkpoint(tmp_path / "llama", "llama"), True, prefix_caching=False)
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature)
     expected = generate(engine, prompts(), params)

@@ -138,7 +138,7 @@ def is_stacked(module: Any, dtype: torch.dtype) -> bool:
     """True for a module whose layout Transformers describes by FLAGS."""
     if not all(isinstance(getattr(module, flag, None), bool) for flag in FLAGS):
         return False
-    if getattr(module, "has_post_expert_norm", False):  # 5.17 has no such attribute
+    if getattr(module, "has_post_expert_norm", False):  # Transformers 5.17 has no such attribute
         return False
     if getattr(module, "_is_expert_parallel", True) or not callable(getattr(module, "_apply_gate", None)):
         return False

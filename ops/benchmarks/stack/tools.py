@@ -40,7 +40,8 @@ MAX_TOKEN_LENGTH = 10
 SPACE = "\u0120"  # as a byte-level tokenizer writes it
 # Calls of one kind in a round: one after the other for the first token, and at once for the step time.
 FIRSTS = range(20)
-NEW = 5  # calls with prompts that are not in the prefix cache
+# Calls of one kind in a round whose prompts are not in the prefix cache.
+NEW_PROMPTS = range(5)
 CONCURRENCY = 32
 # Tokens of an answer whose step time is measured.
 TOKENS = 200
@@ -226,13 +227,16 @@ async def measure_prompts(url: str, rounds: int) -> None:
             for extra, question in kinds if number % 2 else kinds[::-1]:
                 for cache in ratios:
                     # Prompts share memory under the same salt only.
-                    salts = [f"{number} {bool(extra)} {seed if cache == 'new prompts' else 0}" for seed in FIRSTS]
-                    if cache == "cached prompts":
-                        await stream(session, url, {**extra, "cache_salt": salts[0]}, 1, 0, question)
+                    salt = f"{number} {bool(extra)}"
                     is_new = cache == "new prompts"
+                    if is_new:
+                        salts = [f"{salt} {seed}" for seed in NEW_PROMPTS]
+                    else:
+                        salts = [salt for _ in FIRSTS]
+                        await stream(session, url, {**extra, "cache_salt": salt}, 1, 0, question)
                     found = [
                         await stream(session, url, {**extra, "cache_salt": one}, 1, 0, question, is_new)
-                        for one in (salts[:NEW] if is_new else salts)
+                        for one in salts
                     ]
                     first[cache, bool(extra)] = median(one[0] for one in found)
             for cache, all_ratios in ratios.items():

@@ -23,6 +23,7 @@ def test_right_kernels_pass_on_the_cpu(ops: kernels.Ops, uses: KernelUses):
     """Every implementation, at every level and in every dtype; those of Triton in the next test."""
     uses = replace(uses, embedding_dtype=ops.dtype)
     report = run_cases(ops, cases_of(ops, uses, QUICK))
+    # The Triton kernels have further cases: the pattern `fold`, and new prompts.
     assert report.num_cases == (41 if ops.name == "triton" else 35)
     assert not report.faults
 

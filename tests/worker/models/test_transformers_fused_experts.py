@@ -82,6 +82,13 @@ def test_experts_that_compute_something_else_are_left_alone() -> None:
     assert find_experts(module, ops) == []
 
 
+def test_experts_of_a_version_without_norms_after_them_are_found() -> None:
+    ops = kernels.select_ops("cpu", torch.float32)
+    module = experts("qwen3_moe", torch.float32)
+    del module.has_post_expert_norm
+    assert len(find_experts(module, ops)) == 1
+
+
 def test_a_mixture_leaves_no_weights_with_three_dimensions(tmp_path: Path) -> None:
     model = load(make_kind(tmp_path / "moe", "qwen3-moe"))
     assert model._experts == []

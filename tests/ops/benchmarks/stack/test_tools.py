@@ -68,6 +68,21 @@ async def test_a_chat_that_fails_ends_the_benchmark() -> None:
         await times_of('data: {"error": {"message": "no room"}}\n\n')
 
 
+async def test_a_new_prompt_has_another_salt_each_time_it_is_sent_again() -> None:
+    """An answer without text is asked for again, and its prompt is in the prefix cache under its salt."""
+    salts: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        salts.append((await request.json())["cache_salt"])
+        return web.Response(text=event("1", {"content": "a" if len(salts) == 3 else ""}))
+
+    app = web.Application()
+    app.router.add_post("/", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        await stream(session, str(server.make_url("/")), {"cache_salt": "s"}, 1, is_new=True)
+    assert len(set(salts)) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_small_run() -> None:
