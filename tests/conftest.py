@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,11 +45,14 @@ def is_running(pid: int) -> bool:
 
 
 def children_of(pid: int) -> dict[int, str]:
-    """Return the child processes of this process: pid and command line."""
-    pids = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return {child: Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ") for child in pids}
+    """Return the child processes of this process: pid and command line. A child that ends meanwhile is left out."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in (task / "children").read_text().split():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    found[int(child)] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+    return found
 
 
 class QuireProcess:
