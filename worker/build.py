@@ -142,7 +142,8 @@ def load_model(
     if isinstance(config, TransformersConfig):
         logs = LoadingLog(), LoadingLog("packed", "packing weights")
         if settings.num_ranks == 1:
-            return TransformersModel.load(config, ops, device, settings.max_model_len, *logs)
+            bits = devices.quantized_bits(settings)
+            return TransformersModel.load(config, ops, device, settings.max_model_len, *logs, bits=bits)
         followers = Followers(settings, path, ops, cpus=cpus)
         return LeadingTransformersModel.lead(followers, config, ops, device, settings.max_model_len, *logs)
     limit_torch_threads(ops)

@@ -44,9 +44,12 @@ def check_weights(
 ) -> None:
     """Raise StartError for weights that do not fit into memory, before loading them takes minutes.
 
-    bits: of weights that are quantised on load, or FP8; 0: not quantised.
+    bits: of weights that are quantised on load, or FP8; 0: not quantised. A model that Transformers computes has all
+    weights in `dtype` while it is loaded.
     """
     kept = dtype
+    is_rounded_later = not isinstance(config, ModelConfig)
+    bits = 0 if is_rounded_later else bits
     quantization = config.quantization if isinstance(config, ModelConfig) else None
     of_gguf = quantization if isinstance(quantization, GGUFQuantization) else None
     if quantization is not None and of_gguf is None and quantization.rounds_activations and dtype is torch.float32:
@@ -67,7 +70,8 @@ def check_weights(
     if needed > free:
         where = "GPU" if device.type == "cuda" else "machine"
         narrower = ", take --dtype bfloat16 or float16" if kept.itemsize > 2 and not bits else ""
-        narrower += ", take --quantization int4" if device.type == "cpu" and bits != 4 and quantization is None else ""
+        can_round = device.type == "cpu" and quantization is None and not is_rounded_later
+        narrower += ", take --quantization int4" if can_round and bits != 4 else ""
         types = (
             of_gguf.label
             if of_gguf

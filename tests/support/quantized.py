@@ -235,17 +235,23 @@ STORED_AS = dict.fromkeys(FORMATS, "") | {
 }
 
 
-def quantize_checkpoint(source: Path, folder: Path, name: str, dtype: torch.dtype = torch.float32) -> Path:
+def quantize_checkpoint(
+    source: Path,
+    folder: Path,
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    layers: tuple[str, ...] = PROJECTIONS + MIXTRAL_EXPERTS,
+) -> Path:
     """Write `source` in a format of FORMATS, and the dequantised weights in `dtype` into its folder `plain`.
 
-    Returns the folder.
+    layers: last parts of the names of the layers that are quantised. Returns the folder.
     """
     write, quantization = FORMATS[name]
     plain = load_file(source / "model.safetensors")
     stored: dict[str, Tensor] = {}
     for tensor_name, tensor in plain.items():
         *_, layer, kind = tensor_name.split(".")
-        if layer not in PROJECTIONS + MIXTRAL_EXPERTS or kind != "weight":
+        if layer not in layers or kind != "weight":
             stored[tensor_name] = tensor.to(torch.bfloat16)
             plain[tensor_name] = stored[tensor_name].float()
             continue

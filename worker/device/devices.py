@@ -13,6 +13,7 @@ from quire.shared.errors import StartError
 from quire.worker.device.placement import default_ranks
 from quire.worker.device.topology import read_topology
 from quire.worker.models.config import ModelConfig
+from quire.worker.models.paged import CheckpointConfig
 from quire.worker.models.sharding import NotDivisible, Shard, can_share
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.settings import WorkerSettings
@@ -74,7 +75,7 @@ def choose_dtype(name: str, device: torch.device, quantized: bool = False) -> to
     return torch.bfloat16
 
 
-def check_quantization(settings: WorkerSettings, device: torch.device, config: object) -> None:
+def check_quantization(settings: WorkerSettings, device: torch.device, config: CheckpointConfig) -> None:
     """Raise StartError if --quantization does not go with the weights, the implementation or the device of the model.
 
     Weights that are quantised already are not rounded again: only the value of the stored format is accepted.
@@ -82,27 +83,28 @@ def check_quantization(settings: WorkerSettings, device: torch.device, config: o
     if settings.quantization == "none":
         return
     given = f"--quantization {settings.quantization}"
-    quantization = config.quantization if isinstance(config, ModelConfig) else None
-    if quantization is not None and quantization.stored_as != settings.quantization:
+    quantization = config.quantization
+    is_other = isinstance(config, TransformersConfig)  # then layers that are not quantised are not rounded on load
+    if quantization is not None and (is_other or quantization.stored_as != settings.quantization):
         raise StartError(
             f"{given}: the weights of the model are quantised already ({quantization.label}); leave it out, or give "
             "the model that this one was made from, which is not quantised"
         )
     if device.type == "cuda" and settings.quantization != FP8:
         raise StartError(f"{given} is for CPUs: on a GPU take --quantization fp8, or leave it out")
-    if isinstance(config, TransformersConfig):
+    if isinstance(config, TransformersConfig) and settings.num_ranks > 1:
         raise StartError(
-            f"{given}: {config.architecture} is computed by Transformers, whose layers are not quantised; leave it "
-            "out, or give a model that Quire's own decoder knows (docs/quickstart.md)"
+            f"{given}: {config.architecture} is computed by Transformers, whose layers are rounded in one process "
+            "only; leave it out, or give --tensor-parallel-size 1"
         )
 
 
-def has_integers(settings: WorkerSettings, device: torch.device, config: object) -> bool:
+def has_integers(settings: WorkerSettings, device: torch.device, config: CheckpointConfig) -> bool:
     """True if weights are integers, so that activations are float32: by --quantization, or as the checkpoint says.
 
     With --dtype bfloat16 such integers are codes with scales, and activations are not rounded.
     """
-    of_checkpoint = isinstance(config, ModelConfig) and config.quantization and config.quantization.rounds_activations
+    of_checkpoint = config.quantization and config.quantization.rounds_activations
     by_default = device.type == "cpu" and settings.dtype != "bfloat16"
     if settings.quantization == FP8:
         return False

@@ -25,6 +25,7 @@ from quire.worker.models.transformers_attention import AttentionShape, LatentRow
 from quire.worker.models.transformers_fused_linear import PackedPart
 from quire.worker.models.transformers_fused_norm import is_near
 from quire.worker.models.transformers_parts import Parts
+from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +114,11 @@ class LatentLayer:
             log.debug("expand_kv is not as expected", exc_info=True)
             return False
 
-    def pack(self, ops: Ops, parts: Parts) -> None:
+    def pack(self, ops: Ops, parts: Parts, weights: LayerWeights = AS_THEY_ARE) -> None:
         """Pack the weights, drop the original, and have the module give its latent rows to the attention.
 
-        Only models of one process have latent caches, so `parts` has no part of this layer.
+        Only models of one process have latent caches, so `parts` has no part of this layer. Its weights are kept as
+        numbers, whatever `weights` has: those of keys are multiplied with queries.
         """
         projection = self.module.kv_b_proj
         heads = LatentHeads(self.ops, self.row, *(half.contiguous() for half in self.halves()))

@@ -68,14 +68,18 @@ class Weights:
                 if name not in inside:
                     raise CheckpointError(path, f"tensor {name}, which {INDEX} promises, is not in this file", AGAIN)
                 self._tensors[name] = (path, handle, name)
+        self._rename()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def _rename(self) -> None:
+        """Give the tensors their canonical names."""
         if "model.embed_tokens.weight" not in self._tensors:  # then a vision-language model may be around it
             self._tensors = {text_tensor_name(name): tensor for name, tensor in self._tensors.items()}
         # A checkpoint of the body (LlamaModel instead of LlamaForCausalLM) has names without the prefix.
         if "embed_tokens.weight" in self._tensors:
             self._tensors = {_with_prefix(name): tensor for name, tensor in self._tensors.items()}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
 
     def check(self, expected: dict[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
         """Compare the headers with the expected shapes, and log a warning about unknown tensors.

@@ -21,6 +21,7 @@ from quire.worker.models.states import StatePool
 
 if TYPE_CHECKING:
     from quire.worker.engine.adapters import Adapter
+    from quire.worker.models.quantized.layout import Quantization
 
 
 class CheckpointConfig(Protocol):
@@ -32,6 +33,10 @@ class CheckpointConfig(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How the weights are quantised; None if they are not."""
 
     @property
     def max_position_embeddings(self) -> int:

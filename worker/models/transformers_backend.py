@@ -43,12 +43,14 @@ from quire.worker.models.transformers_attention import (
 from quire.worker.models.transformers_config import KINDS, TransformersConfig
 from quire.worker.models.transformers_examine import FAR, apart, examine
 from quire.worker.models.transformers_fused import FusedModules, fuse, packed_bytes
+from quire.worker.models.transformers_fused_experts import is_stacked
 from quire.worker.models.transformers_fused_layer import fuse_layers
 from quire.worker.models.transformers_fused_norm import NormInputs
 from quire.worker.models.transformers_fused_rotary import RotationTables
 from quire.worker.models.transformers_hidden import HiddenStates, body_of
-from quire.worker.models.transformers_linear import LinearUses, pack
+from quire.worker.models.transformers_linear import LinearUses, linear_layers, pack
 from quire.worker.models.transformers_parts import GatheringGroup, Parts, SplitAttention, SplitRotations
+from quire.worker.models.transformers_quantized import LayerWeights, RoundedWeights, StoredWeights, layer_weights
 from quire.worker.models.transformers_split import ONE_PROCESS, CannotSplit, move_part, split
 from quire.worker.models.transformers_states import RecurrentStates, StateStep, running, wrap
 from quire.worker.models.transformers_text import drop_unused
@@ -97,6 +99,7 @@ class TransformersModel(PagedModel):
         self._body = body_of(model)
         self._identities = attention.identity_rotations(shapes, ops.device)
         self._states = states
+        self._has_integers = False  # true if products round activations to 8 bits
         # True if states continue one token at a time (`StateStep`); set by the trial.
         self._continues_one_by_one = False
         if states is not None:
@@ -114,11 +117,13 @@ class TransformersModel(PagedModel):
         read: Progress | None = None,
         packed: Progress | None = None,
         ranks: GatheringGroup | None = None,
+        bits: int | str = 0,
     ) -> Self:
         """Load a checkpoint for contexts of up to `max_model_len` tokens; 0 is the model's own maximum.
 
         Weights and activations have the type of `ops`. `read` and `packed` are called with the bytes that are done and
-        with all bytes. ranks: keep only the part of this rank; all ranks call this together.
+        with all bytes. ranks: keep only the part of this rank; all ranks call this together. bits: of linear layers
+        that are rounded on load, 8 or 4; FP8; 0: not rounded.
         Raises CheckpointError, one line, for an incomplete checkpoint, and for a context that is too long; NotSupported
         for a model that cannot run with paged attention.
         """
@@ -126,9 +131,15 @@ class TransformersModel(PagedModel):
         _check_context(config, max_model_len)
         texts = trial.texts(config.vocab_size, max_model_len)
         # Ranks look for their parts on the host: the whole model may be too large for a GPU.
-        model = _prepare(config, ops, device if ranks is None else "cpu", max_model_len, texts[0], read)
+        weights = layer_weights(config, ops, bits, read)
+        model = _prepare(config, ops, device if ranks is None else "cpu", max_model_len, texts[0], read, weights)
         try:
             with LinearUses(model) as uses, NormInputs(model) as norms:
+                expected = trial.by_transformers(model, texts)
+            if isinstance(weights, RoundedWeights):
+                left = uses.unpackable()
+                layers = [layer for _, layer in linear_layers(model) if layer not in left]
+                weights.round(model, layers, [one for one in model.modules() if is_stacked(one, ops.dtype)])
                 expected = trial.by_transformers(model, texts)
             take_query_scales(model)
             leave_out_indexers(model, max_model_len)
@@ -141,16 +152,18 @@ class TransformersModel(PagedModel):
             if ranks is not None:
                 parts = split(model, shapes, states is not None, texts[0], ranks, uses.unpackable())
                 move_part(model, parts, ops.device)
-            fused = fuse(model, ops, uses, norms, texts[0], shapes)
+            fused = fuse(model, ops, uses, norms, texts[0], shapes, weights)
             latents: list[LatentLayer] = []
             if parts is None:
                 latents, shapes = find_latent_layers(ops, modules, shapes, uses.unpackable())
             mapped = mapped_weights(config.folder)
             mapped.release_all()  # the examination has used all of them
-            pack(model, ops, _releasing(mapped, packed), uses.unpackable(), [*fused.fusions, *latents], parts)
+            pack(model, ops, _releasing(mapped, packed), uses.unpackable(), [*fused.fusions, *latents], parts, weights)
+            weights.finish()
             if isinstance(ops, CpuOps):
                 copy_weights(model)  # those that are not packed
             loaded = cls(config, ops, model, shapes, max_model_len, uses.left_to_torch(model), fused, states, parts)
+            loaded._has_integers = weights.has_integers
             if states is not None:
                 loaded._continues_one_by_one = not states.continue_chunks(loaded)
             fused.log(model, fuse_layers(model, ops, fused.rotations, lambda: trial.over_pages(loaded, texts)))
@@ -177,7 +190,8 @@ class TransformersModel(PagedModel):
             what = f"{name} gives logits of {found.shape[1]} tokens, but vocab_size is {vocab_size}"
             raise NotSupported(path, what, f"set vocab_size in config.json to {found.shape[1]}")
         share, cache_dtype = apart(found, expected), self.ops.kv_dtype
-        if not share < FAR[cache_dtype]:
+        # Products of integers round each row of activations to 8 bits.
+        if not share < max(FAR[cache_dtype], FAR[torch.int8] if self._has_integers else 0):
             what = f"{name} gives other logits with paged attention than without, by {share:.0%}"
             raise NotSupported(path, what, remedy)
         # Steps may differ by as much as two ways of rounding do where products round by the shape of the batch. Not
@@ -330,9 +344,12 @@ def _prepare(
     max_model_len: int,
     text: torch.Tensor,
     read: Progress | None,
+    weights: LayerWeights,
 ) -> nn.Module:
     """Load the model without the modules that `text` does not use. Raises CheckpointError or NotSupported."""
-    model: nn.Module = load_weights(config, ops.dtype, read)
+    model: nn.Module = load_weights(
+        config, ops.dtype, read, weights.tensors() if isinstance(weights, StoredWeights) else None
+    )
     keep_frequencies(model, config, max_model_len)
     model.to(device)
     if has_alibi(model) and ops.kv_dtype.itemsize < 2:

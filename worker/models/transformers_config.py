@@ -18,7 +18,10 @@ from quire.worker.models.errors import NotSupported
 from quire.worker.models.families import FAMILIES
 from quire.worker.models.fields import Fields, config_fields, special_token_ids
 from quire.worker.models.loader import Weights
-from quire.worker.models.quantized.config import QUANTIZED
+from quire.worker.models.quantized.config import QUANTIZED, read_quantization
+from quire.worker.models.quantized.dequantized_checkpoint import DequantizedCheckpoint
+from quire.worker.models.quantized.layout import Quantization
+from quire.worker.models.quantized.mxfp4 import Mxfp4
 from quire.worker.models.written_attention import is_written_out
 
 INSTALL = "install Transformers (pip install transformers), which computes many others"
@@ -56,6 +59,7 @@ class TransformersConfig:
     model_class: Any  # of Transformers
     loaded: Any  # a transformers.PreTrainedConfig, whose fields depend on the model
     may_keep_states: bool = False  # layers may keep recurrent states besides keys and values
+    quantization: Quantization | None = None
     longest_context: int = 0  # that --max-model-len may ask for, with longrope; 0: max_position_embeddings
 
     @property
@@ -80,15 +84,17 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     Raises CheckpointError, one line; NotSupported for a kind of model that cannot run with paged attention.
     """
     fields, path = config_fields(folder), folder / CONFIG
-    for name in QUANTIZED:
-        if fields.get(name) is not None:
-            supported = "weights that are not quantised, as Transformers computes this model"
-            raise fields.fault(name, f"{supported}; use the checkpoint that these were made from")
+    quantization = read_quantization(fields)
+    if isinstance(quantization, Mxfp4):
+        raise fields.unsupported(QUANTIZED[0], "formats other than mxfp4, as Transformers computes this model")
     for name in ELSEWHERE:
         if fields.has(name):
             raise fields.fault(name, "no such field: config.json and its weights must have their usual names")
     complete_torch()  # Transformers builds models without memory
     config, model_class = _known(folder, fields)
+    for name in QUANTIZED:  # Transformers gets the numbers that the weights stand for
+        if hasattr(config, name):
+            delattr(config, name)
     text = config.get_text_config()
     may_keep_states = getattr(model_class, "_is_stateful", False) and not _has_attention_alone(text)
     _refuse_others(path, config, model_class, may_keep_states)
@@ -110,11 +116,18 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
         vocab_size=vocab_size,
         eos_token_ids=tuple(token for token in eos_token_ids if token < vocab_size),
         num_layers=num_layers,
-        elements=Weights(folder).num_elements(),
+        elements=_num_elements(folder, quantization),
         model_class=model_class,
         loaded=config,
         may_keep_states=may_keep_states,
+        quantization=quantization,
     )
+
+
+def _num_elements(folder: Path, quantization: Quantization | None) -> int:
+    if quantization is None:
+        return Weights(folder).num_elements()
+    return DequantizedCheckpoint(folder, quantization, (torch.float32,)).num_elements()
 
 
 def _longest_context(path: Path, text: Any) -> int:

@@ -25,6 +25,7 @@ from quire.worker.models.transformers_fused_mlp import find_mlps
 from quire.worker.models.transformers_fused_norm import NormInputs, fuse_norms
 from quire.worker.models.transformers_fused_rotary import Rotation, RotationProbe, defer, replace_rotations
 from quire.worker.models.transformers_linear import Fusion, LinearUses
+from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +50,18 @@ class FusedModules:
 
 
 def fuse(
-    model: Any, ops: Ops, uses: LinearUses, norms: NormInputs, text: torch.Tensor, shapes: list[AttentionShape]
+    model: Any,
+    ops: Ops,
+    uses: LinearUses,
+    norms: NormInputs,
+    text: torch.Tensor,
+    shapes: list[AttentionShape],
+    weights: LayerWeights = AS_THEY_ARE,
 ) -> FusedModules:
     """Recognise modules of a model on the CPU that has run inside `uses` and `norms`.
 
-    The attention of the model is `attention.PAGED`; shapes: of its calls. Norms and rotations are replaced here, other
-    modules when `pack` packs the fusions.
+    The attention of the model is `attention.PAGED`; shapes: of its calls. weights: how they are packed. Norms and
+    rotations are replaced here, other modules when `pack` packs the fusions.
     """
     if ops.device.type != "cpu":
         return FusedModules()
@@ -78,7 +85,8 @@ def fuse(
             return False
         return bool((found - expected).norm() <= SAME * expected.norm())
 
-    joins = find_joins(model, uses.with_same_input(), {layer for mlp in mlps for layer in mlp.layers}, ops, still_works)
+    taken = {layer for mlp in mlps for layer in mlp.layers}
+    joins = find_joins(model, uses.with_same_input(), taken, ops, still_works, weights)
     uses.forget_inputs()
     widths = {one.head_dim for one in shapes if one.head_dim == one.cache_dim}
     if any(one.shared_with is not None for one in shapes):

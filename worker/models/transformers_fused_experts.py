@@ -17,6 +17,7 @@ from torch import nn
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.transformers_fused_norm import is_near
 from quire.worker.models.transformers_parts import Parts
+from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 # Products, biases, gates and sums are rounded one after the other by torch.
 ROUNDINGS = 4
@@ -61,11 +62,11 @@ class StackedExperts:
         except Exception:  # any line of a model's code can raise anything
             return False
 
-    def pack(self, ops: Ops, parts: Parts) -> None:
+    def pack(self, ops: Ops, parts: Parts, weights: LayerWeights = AS_THEY_ARE) -> None:
         """Pack the weights, drop the originals, and replace the forward of the module."""
         part = parts.cut(self._module)
         module, signature = self._module, inspect.signature(self._module.forward)
-        experts = {one: self._pack_expert(one) for one in range(self.num_experts)}
+        experts = {one: self._pack_expert(one, weights) for one in range(self.num_experts)}
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(parameter.data.new_empty(0), requires_grad=False))
         module.packed = PackedExperts(experts)
@@ -96,11 +97,12 @@ class StackedExperts:
         by_token = torch.empty_like(found).index_copy_(0, order, found).view(*index.shape, -1)
         return (by_token * weights[..., None]).sum(dim=1).to(rows.dtype)
 
-    def _pack_expert(self, one: int) -> Expert:
+    def _pack_expert(self, one: int, weights: LayerWeights = AS_THEY_ARE) -> Expert:
         ops = self._ops
         pack_inner = ops.pack_gate_up if self._is_silu_mul else ops.pack_linear
-        inner = pack_inner(self._weight(self._inner_name, one), self._bias(self._inner_name, one))
-        return Expert(inner, ops.pack_linear(self._weight("down_proj", one), self._bias("down_proj", one)))
+        inner, down = (weights.joined([self._weight(name, one)]) for name in (self._inner_name, "down_proj"))
+        packed = pack_inner(inner, self._bias(self._inner_name, one))
+        return Expert(packed, ops.pack_linear(down, self._bias("down_proj", one)))
 
     def _stacked(self, name: str) -> torch.Tensor:
         stacked: torch.Tensor = getattr(self._module, name).data

@@ -11,6 +11,7 @@ from torch import nn
 from quire.kernels.latent import PackedGroups
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.transformers_parts import ModulePart, Parts
+from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 
 class PackedPart(nn.Module):
@@ -76,12 +77,12 @@ class JoinedLayers(NamedTuple):
     def nbytes(self) -> int:
         return sum(layer.weight.nbytes for layer in self.layers)
 
-    def pack(self, ops: Ops, parts: Parts) -> None:
+    def pack(self, ops: Ops, parts: Parts, weights: LayerWeights = AS_THEY_ARE) -> None:
         """Pack the weights as one, drop the originals, and replace the layers."""
         cut = [parts.cut(layer) for layer in self.layers]
         has_bias = self.layers[0].bias is not None
         bias = torch.cat([layer.bias.data for layer in self.layers]) if has_bias else None
-        packed = ops.pack_linear(torch.cat([layer.weight.data for layer in self.layers]), bias)
+        packed = ops.pack_linear(weights.joined([layer.weight.data for layer in self.layers]), bias)
         product = JoinedProduct(ops, packed, len(self.layers))
         names, start = {child: name for name, child in self.parent.named_children()}, 0
         for number, (layer, part) in enumerate(zip(self.layers, cut, strict=True)):
@@ -91,20 +92,28 @@ class JoinedLayers(NamedTuple):
 
 
 def find_joins(
-    model: nn.Module, groups: list[list[nn.Module]], taken: set[nn.Module], ops: Ops, still_works: Callable[[], bool]
+    model: nn.Module,
+    groups: list[list[nn.Module]],
+    taken: set[nn.Module],
+    ops: Ops,
+    still_works: Callable[[], bool],
+    weights: LayerWeights = AS_THEY_ARE,
 ) -> list[JoinedLayers]:
     """The groups of layers to join, without layers in `taken`.
 
     groups: of `LinearUses.with_same_input`. still_works: runs the model and compares its results, while
     the outputs of these layers are views of wider rows, as those of a joined product. No layers are joined if it fails.
+    weights: how they are packed. Layers whose weights are quantised in different ways are not joined.
     """
     parents = {child: parent for parent in model.modules() for child in parent.children()}
     joins = []
     for group in groups:
-        layers: tuple[Any, ...] = tuple(one for one in group if type(one) is nn.Linear and one not in taken)
-        kinds = {(one.weight.dtype, one.in_features, one.bias is None) for one in layers}
-        if len(layers) > 1 and len(kinds) == 1 and layers[0].weight.dtype is ops.dtype:
-            joins.append(JoinedLayers(parents[layers[0]], layers))
+        kinds: dict[tuple[Any, ...], list[Any]] = {}
+        for one in group:
+            if type(one) is nn.Linear and one not in taken and one.weight.dtype is ops.dtype:
+                kind = one.in_features, one.bias is None, weights.kind(one.weight.data)
+                kinds.setdefault(kind, []).append(one)
+        joins += [JoinedLayers(parents[alike[0]], tuple(alike)) for alike in kinds.values() if len(alike) > 1]
     hooks = [layer.register_forward_hook(_in_wider_rows) for join in joins for layer in join.layers]
     try:
         return joins if joins and still_works() else []

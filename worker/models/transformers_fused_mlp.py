@@ -18,6 +18,7 @@ from quire.worker.models.transformers_fused_linear import PackedPart
 from quire.worker.models.transformers_fused_norm import is_near
 from quire.worker.models.transformers_linear import PackedLinearModule
 from quire.worker.models.transformers_parts import WHOLE, ModulePart, Parts
+from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 
 class PackedMlp:
@@ -58,14 +59,14 @@ class GatedMlp(NamedTuple):
         parts = weights if len(weights) == 2 else list(weights[0].chunk(2))
         return parts if self.gate_first else parts[::-1]
 
-    def pack(self, ops: Ops, parts: Parts) -> None:
+    def pack(self, ops: Ops, parts: Parts, weights: LayerWeights = AS_THEY_ARE) -> None:
         """Pack the weights, drop the originals, and replace the forward of the module."""
         part, *_ = [parts.cut(layer) for layer in (self.down, *self.inner)]
-        weight = torch.cat(self.halves([one.weight.data for one in self.inner]))
+        weight = self.inner[0].weight.data
         bias = None if self.inner[0].bias is None else torch.cat(self.halves([one.bias.data for one in self.inner]))
-        packed = ops.pack_gate_up(weight, bias)
+        packed = ops.pack_gate_up(weights.joined(self.halves([one.weight.data for one in self.inner])), bias)
         down_bias = None if self.down.bias is None else self.down.bias.data
-        down = PackedLinearModule(ops, self.down.weight.data, down_bias, gives_logits=False, part=part)
+        down = PackedLinearModule(ops, self.down.weight.data, down_bias, gives_logits=False, part=part, weights=weights)
         for name, child in list(self.module.named_children()):
             if child in self.inner:
                 child.weight = child.bias = None

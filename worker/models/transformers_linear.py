@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.loader import Progress
 from quire.worker.models.transformers_parts import WHOLE, ModulePart, Parts
+from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 # Attributes of a weight that the weight of a packed layer also has.
 KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: ignore[attr-defined]
@@ -25,12 +26,18 @@ class PackedLinearModule(nn.Module):
     """A linear layer whose GEMM the kernels compute."""
 
     def __init__(
-        self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None, gives_logits: bool, part: ModulePart = WHOLE
+        self,
+        ops: Ops,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        gives_logits: bool,
+        part: ModulePart = WHOLE,
+        weights: LayerWeights = AS_THEY_ARE,
     ) -> None:
-        """weight [N, K], bias [N], both of this part. gives_logits: return float32."""
+        """weight [N, K], bias [N], both of this part. gives_logits: return float32. weights: how they are packed."""
         super().__init__()
         self.part = part
-        self.packed: PackedLinear = ops.pack_linear(weight.contiguous(), bias)
+        self.packed: PackedLinear = ops.pack_linear(weights.joined([weight]), bias)
         self.weight = weight.new_empty(0)  # some models read its dtype
         if bias is None:
             self.bias = None
@@ -81,6 +88,7 @@ class LinearUses(TorchFunctionMode):
         for module, parameters in self._own.items():
             module._parameters.update(parameters)
         self._watched.clear()
+        self._own.clear()  # the weights would stay in memory
 
     def unpackable(self) -> set[nn.Module]:
         """Layers of a kind that was not called, or whose weight or bias was read outside of a call."""
@@ -131,7 +139,7 @@ class Fusion(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def pack(self, ops: Ops, parts: Parts) -> None:
+    def pack(self, ops: Ops, parts: Parts, weights: LayerWeights = AS_THEY_ARE) -> None:
         """Pack the weights of this rank, drop the originals, and make the model use the packed ones."""
 
 
@@ -142,11 +150,12 @@ def pack(
     left: set[nn.Module] | None = None,
     fusions: Sequence[Fusion] = (),
     parts: Parts | None = None,
+    weights: LayerWeights = AS_THEY_ARE,
 ) -> None:
     """Pack the fusions, then replace each other linear layer that is not in `left` by a `PackedLinearModule`.
 
-    parts: of this rank. At most the weights of one fusion are in memory twice. `progress` is called with the packed
-    bytes and with all.
+    parts: of this rank. weights: how they are packed. At most the weights of one fusion are in memory twice.
+    `progress` is called with the packed bytes and with all.
     """
     head, left, parts = model.get_output_embeddings(), left or set(), parts or Parts()
     made: dict[nn.Module, PackedLinearModule] = {}
@@ -156,7 +165,7 @@ def pack(
     done, total = 0, sum(module.weight.nbytes for module in packed) + sum(fusion.nbytes for fusion in fusions)
     for fusion in fusions:
         done += fusion.nbytes
-        fusion.pack(ops, parts)
+        fusion.pack(ops, parts, weights)
         if progress is not None:
             progress(done, total)
     for parent in list(model.modules()):
@@ -168,7 +177,7 @@ def pack(
                 part = parts.cut(child)
                 weight = child.weight.data if type(child) is nn.Linear else child.weight.data.t()
                 bias = None if child.bias is None else child.bias.data
-                made[child] = PackedLinearModule(ops, weight, bias, child is head, part)
+                made[child] = PackedLinearModule(ops, weight, bias, child is head, part, weights)
                 child.weight = child.bias = None
                 setattr(parent, name, made[child])
                 if progress is not None:

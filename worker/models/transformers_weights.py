@@ -24,8 +24,16 @@ def nbytes_of(tensors: list[torch.Tensor]) -> int:
     return sum({one.data_ptr(): one.nbytes for one in tensors}.values())
 
 
-def load_weights(config: TransformersConfig, dtype: torch.dtype, progress: Progress | None = None) -> Any:
-    """Load the model with Transformers, into host memory. Raises CheckpointError."""
+def load_weights(
+    config: TransformersConfig,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    tensors: dict[str, torch.Tensor] | None = None,
+) -> Any:
+    """Load the model with Transformers, into host memory. Raises CheckpointError.
+
+    tensors: those of the checkpoint as numbers, by their names, if it is quantised.
+    """
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -34,7 +42,8 @@ def load_weights(config: TransformersConfig, dtype: torch.dtype, progress: Progr
     try:
         # Any: its annotated type leaves out the loading information.
         loaded: Any = config.model_class.from_pretrained(
-            path,
+            path if tensors is None else None,
+            state_dict=tensors,
             config=config.loaded,
             dtype=dtype,
             attn_implementation="eager",

@@ -21,7 +21,7 @@ from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.quantization import quantize
 from quire.worker.models.free_memory import FreeMemory
 from quire.worker.models.kv_scales import scaled_rows
-from quire.worker.models.sharding import Shard
+from quire.worker.models.sharding import Shard, Unsplit
 
 HEAD_BITS = 8  # 4 bits of the head would change the logits of rare tokens most
 
@@ -85,7 +85,7 @@ class WeightReader:
     def __init__(
         self,
         weights: TensorSource,
-        shard: Shard,
+        shard: Shard | Unsplit,
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device | str,

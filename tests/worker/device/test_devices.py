@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import FORMATS, STORED_AS
 
+FP8_CONFIG = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
@@ -93,19 +95,25 @@ def test_activations_of_quantised_weights_are_float32_on_every_cpu() -> None:
         devices.choose_dtype("bfloat16", CPU, quantized=True)
 
 
-def test_weights_are_quantised_on_cpus_by_our_own_decoder() -> None:
+def test_weights_are_rounded_on_load_on_cpus_and_where_transformers_computes_in_one_process() -> None:
     other = TransformersConfig(Path(), "GptForCausalLM", False, 8, 8, (), 1, 1, None, None)
+    stored = replace(other, quantization=read_quantization(Fields(FP8_CONFIG, "config.json")))
     for name, bits in (("none", 0), ("int8", 8), ("int4", 4)):
         settings = WorkerSettings(quantization=name)
         assert devices.quantized_bits(settings) == bits
-        devices.check_quantization(settings, CPU, None)
+        devices.check_quantization(settings, CPU, other)
         if not bits:
             devices.check_quantization(settings, CUDA, other)
+            devices.check_quantization(settings, CUDA, stored)
             continue
         with pytest.raises(StartError, match=f"--quantization {name} is for CPUs"):
-            devices.check_quantization(settings, CUDA, None)
+            devices.check_quantization(settings, CUDA, other)
         with pytest.raises(StartError, match=f"--quantization {name}: GptForCausalLM is computed by Transformers"):
-            devices.check_quantization(settings, CPU, other)
+            devices.check_quantization(replace(settings, tensor_parallel_size=2), CPU, other)
+        with pytest.raises(StartError, match=rf"--quantization {name}: the weights .* are quantised already \(FP8\)"):
+            devices.check_quantization(settings, CPU, stored)
+    with pytest.raises(StartError, match="--quantization fp8: the weights of the model are quantised already"):
+        devices.check_quantization(WorkerSettings(quantization="fp8"), CPU, stored)
 
 
 def test_quantised_gguf_files_are_not_quantised_again(tmp_path: Path) -> None:

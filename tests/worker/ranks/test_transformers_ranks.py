@@ -20,6 +20,7 @@ from quire.worker.ranks.leader import Followers, LeadingTransformersModel
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.hybrid_checkpoints import make_hybrid
+from tests.support.quantized import quantize_checkpoint
 from tests.support.transformers_checkpoints import make_kind
 from tests.support.transformers_models import load
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
@@ -117,3 +118,11 @@ def test_recurrent_states_are_refused_with_a_remedy(tmp_path: Path) -> None:
     said = r"cannot be split: 2 ranks cannot share its recurrent states; lower --tensor-parallel-size to 1"
     with pytest.raises(NotSupported, match=said), ranks_of(path):
         pass
+
+
+@pytest.mark.slow
+def test_a_quantised_checkpoint_gives_the_tokens_of_its_numbers(tmp_path: Path) -> None:
+    """Split layers have numbers instead of codes: a part of a layer is no layer of the checkpoint."""
+    path = quantize_checkpoint(make_kind(tmp_path / "plain", "qwen3-moe"), tmp_path / "fp8", "fp8-block")
+    with ranks_of(path) as model:
+        assert answers(model, "swap") == by_hugging_face(path / "plain")

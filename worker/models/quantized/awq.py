@@ -17,8 +17,10 @@ from quire.worker.models.quantized.layout import (
     LayerLayout,
     Load,
     Stored,
+    StoredShape,
     StoredType,
     layout_of_qweight,
+    matrix_shape,
     num_groups,
     refuse_unknown,
     required,
@@ -50,6 +52,9 @@ class AwqLayer:
     @property
     def row_unit(self) -> int:
         return PER_WORD
+
+    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+        return matrix_shape(stored_shape, "scales")[1], matrix_shape(stored_shape, "qweight")[0]
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups = num_groups(k, self.group_size)

@@ -20,9 +20,11 @@ from quire.worker.models.quantized.layout import (
     LayerLayout,
     Load,
     Stored,
+    StoredShape,
     StoredType,
     group_order,
     integers_stored_as,
+    matrix_shape,
     num_groups,
     refuse_unknown,
     required,
@@ -70,6 +72,10 @@ class IntegerLayer:
     @property
     def row_unit(self) -> int:
         return 32 // self.bits
+
+    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+        n, k = matrix_shape(stored_shape, "weight_packed" if self.is_packed else "weight")
+        return n, k * (32 // self.bits) if self.is_packed else k
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups, per_word = num_groups(k, self.group_size), 32 // self.bits

@@ -17,7 +17,9 @@ from quire.worker.models.quantized.layout import (
     LayerLayout,
     Load,
     Stored,
+    StoredShape,
     StoredType,
+    matrix_shape,
     refuse_unknown,
     required,
 )
@@ -46,6 +48,9 @@ class Fp8Layer:
     @property
     def row_unit(self) -> int:
         return self.block[0] if self.block else 1
+
+    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+        return matrix_shape(stored_shape, "weight")
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         shapes: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (), (1,), (1, 1))

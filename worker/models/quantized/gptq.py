@@ -18,10 +18,12 @@ from quire.worker.models.quantized.layout import (
     LayerLayout,
     Load,
     Stored,
+    StoredShape,
     StoredType,
     group_order,
     integers_stored_as,
     layout_of_qweight,
+    matrix_shape,
     num_groups,
     refuse_unknown,
     required,
@@ -63,6 +65,11 @@ class GptqLayer:
     @property
     def row_unit(self) -> int:
         return 32 // self.bits
+
+    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+        words, n = matrix_shape(stored_shape, "qweight")
+        order = stored_shape("g_idx")
+        return n, order[0] if order else words * (32 // self.bits)
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups, per_word = num_groups(k, self.group_size), 32 // self.bits

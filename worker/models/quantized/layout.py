@@ -16,6 +16,8 @@ from quire.worker.models.quantized.weight import ScaledWeight
 FLOATS = ("F16", "BF16", "F32")  # types of scales, as safetensors names them
 # Returns the type of a stored tensor, as safetensors names it; None if the checkpoint does not have the tensor.
 StoredType = Callable[[str], str | None]
+# Returns the shape of a tensor of the layer by the end of its name, such as "qweight"; None if it is absent.
+StoredShape = Callable[[str], tuple[int, ...] | None]
 # Returns a tensor of the layer by the end of its name, such as "qweight"; None if it is optional and absent.
 Load = Callable[[str], Tensor | None]
 
@@ -60,6 +62,9 @@ class LayerLayout(Protocol):
     @property
     def row_unit(self) -> int:
         """Output channels that share a word or a block of scales: some rows are read from a multiple of it on."""
+
+    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+        """Return [n, k] of the weights of a layer, by the shapes of its tensors."""
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         """Return the tensors of a layer with weights [n, k] by the ends of their names."""
@@ -108,6 +113,15 @@ def refuse_unknown(fields: Fields, known: Collection[str]) -> None:
         value = fields.get(name)
         if name not in known and not (value is None or value is False or value in ([], {}, "")):
             raise fields.fault(name, "no such field; use a checkpoint without it, or the one it was made from")
+
+
+def matrix_shape(stored_shape: StoredShape, end: str) -> tuple[int, int]:
+    """Return the shape of a tensor with two dimensions. Raises TensorFault."""
+    shape = stored_shape(end)
+    if shape is None or len(shape) != 2:
+        what = "is missing" if shape is None else f"has the shape {list(shape)}, expected two dimensions"
+        raise TensorFault(end, what, "quantization_config must describe these weights")
+    return shape[0], shape[1]
 
 
 def required(load: Load, end: str) -> Tensor:

@@ -28,7 +28,7 @@ from quire.worker.models.loader import Progress, Weights
 from quire.worker.models.quantized.checkpoint import QuantizedCheckpoint
 from quire.worker.models.quantized.mxfp4 import Mxfp4
 from quire.worker.models.quantized.mxfp4_checkpoint import Mxfp4Checkpoint
-from quire.worker.models.sharding import Shard
+from quire.worker.models.sharding import Shard, Unsplit
 from quire.worker.models.weight_reader import Form, NotHeld, Part, WeightReader
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class QuantizedReader(WeightReader):
     def __init__(
         self,
         weights: QuantizedCheckpoint | GGUFWeights,
-        shard: Shard,
+        shard: Shard | Unsplit,
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device | str,
