@@ -13,8 +13,8 @@ from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
 
 
-def load(path: Path, max_model_len: int = 0) -> TransformersModel:
-    ops = kernels.select_ops("cpu", torch.float32)
+def load(path: Path, max_model_len: int = 0, dtype: torch.dtype = torch.float32) -> TransformersModel:
+    ops = kernels.select_ops("cpu", dtype)
     return TransformersModel.load(read_transformers_config(path), ops, "cpu", max_model_len)
 
 

@@ -47,6 +47,7 @@ from quire.worker.models.transformers_fused_experts import is_stacked
 from quire.worker.models.transformers_fused_layer import fuse_layers
 from quire.worker.models.transformers_fused_norm import NormInputs
 from quire.worker.models.transformers_fused_rotary import RotationTables
+from quire.worker.models.transformers_fused_stack import fuse_stack
 from quire.worker.models.transformers_hidden import HiddenStates, body_of
 from quire.worker.models.transformers_linear import LinearUses, linear_layers, pack
 from quire.worker.models.transformers_parts import GatheringGroup, Parts, SplitAttention, SplitRotations
@@ -166,7 +167,12 @@ class TransformersModel(PagedModel):
             loaded._has_integers = weights.has_integers
             if states is not None:
                 loaded._continues_one_by_one = not states.continue_chunks(loaded)
-            fused.log(model, fuse_layers(model, ops, fused.rotations, lambda: trial.over_pages(loaded, texts)))
+
+            def run() -> torch.Tensor:
+                return trial.over_pages(loaded, texts)
+
+            num_layers = fuse_layers(model, ops, fused.rotations, run)
+            fused.log(model, num_layers, bool(num_layers) and fuse_stack(model, ops, shapes, run))
             found, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
             loaded.hidden_size = loaded._find_hidden_size(texts[0])
             FreeMemory().give_back()

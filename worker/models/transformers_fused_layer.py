@@ -43,8 +43,9 @@ class FusedLayer:
         mlp: PackedMlp,
     ) -> None:
         """original: the forward of the layer. norms: before each half. head_norms: of queries and of keys."""
-        self._ops, self._original, self._qkv, self._o, self._mlp = ops, original, qkv, o, mlp
-        (self._input_norm, self._mlp_norm), q_and_k = norms, head_norms
+        self._ops, self._original, self.qkv, self.o, self.mlp = ops, original, qkv, o, mlp
+        (self.input_norm, self.mlp_norm), self.head_norms = norms, head_norms
+        q_and_k = head_norms
         self._head_norms = () if q_and_k is None else (q_and_k[0].weight, q_and_k[1].weight, q_and_k[0].eps)
 
     def __call__(self, hidden_states: torch.Tensor, *rest: Any, position_embeddings: Any = None, **more: Any) -> Any:
@@ -52,13 +53,13 @@ class FusedLayer:
         paged = attention.current()
         if not isinstance(paged, attention.PagedAttention) or position_embeddings is None or rest:
             return self._original(hidden_states, *rest, position_embeddings=position_embeddings, **more)
-        ops, first, second = self._ops, self._input_norm, self._mlp_norm
+        ops, first, second = self._ops, self.input_norm, self.mlp_norm
         x = hidden_states.view(-1, hidden_states.shape[-1])
-        qkv = ops.linear(ops.rms_norm(x, first.weight, first.eps), self._qkv)
+        qkv = ops.linear(ops.rms_norm(x, first.weight, first.eps), self.qkv)
         mixed = paged.attend_rows(qkv, *position_embeddings, *self._head_norms)
-        residual = self._o.part.give(ops.linear(mixed, self._o.packed))
+        residual = self.o.part.give(ops.linear(mixed, self.o.packed))
         normed = ops.add_rms_norm(x, residual, second.weight, second.eps)
-        return self._mlp.rows(normed).add_(residual).view(hidden_states.shape)
+        return self.mlp.rows(normed).add_(residual).view(hidden_states.shape)
 
 
 def fuse_layers(model: nn.Module, ops: Ops, rotations: dict[nn.Module, Rotation], run: Callable[[], Any]) -> int:

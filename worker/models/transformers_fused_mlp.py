@@ -26,16 +26,16 @@ class PackedMlp:
 
     def __init__(self, ops: Ops, gate_up: PackedLinear, down: PackedLinear, part: ModulePart = WHOLE) -> None:
         """part: of `down` on this rank."""
-        self._ops, self._gate_up, self._down, self._part = ops, gate_up, down, part
+        self._ops, self.gate_up, self.down, self._part = ops, gate_up, down, part
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., H] -> [..., H]"""
-        found = self.rows(x.reshape(-1, self._gate_up.in_features).contiguous())
+        found = self.rows(x.reshape(-1, self.gate_up.in_features).contiguous())
         return found.view(*x.shape[:-1], found.shape[-1])
 
     def rows(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, H]"""
-        return self._part.give(self._ops.linear(self._ops.linear_silu_mul(x, self._gate_up), self._down))
+        return self._part.give(self._ops.linear(self._ops.linear_silu_mul(x, self.gate_up), self.down))
 
 
 class GatedMlp(NamedTuple):

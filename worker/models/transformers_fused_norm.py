@@ -29,12 +29,12 @@ class RmsNorm:
 
     def __init__(self, ops: Ops, weight: torch.Tensor, eps: float, original: Forward) -> None:
         """weight [H]; original: the forward for activations of another type than those of `ops`."""
-        self.weight, self.eps = weight, eps
-        self._rms_norm, self._dtype, self._original = ops.rms_norm, ops.dtype, original
+        self.weight, self.eps, self.original = weight, eps, original
+        self._rms_norm, self._dtype = ops.rms_norm, ops.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype is not self._dtype:
-            return self._original(x)
+            return self.original(x)
         return self._rms_norm(x.contiguous(), self.weight, self.eps)
 
 

@@ -19,6 +19,12 @@ from tests.support.transformers_models import load
 TEXTS = trial.texts(VOCAB_SIZE, 256)
 
 
+@pytest.fixture(autouse=True)
+def without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep single layers, which a stack would replace."""
+    monkeypatch.setattr(transformers_backend, "fuse_stack", lambda *_: False)
+
+
 def fused_layers(model: transformers_backend.TransformersModel) -> list[FusedLayer]:
     found = (vars(layer).get("forward") for layer in model._model.model.layers)
     return [one for one in found if isinstance(one, FusedLayer)]
