@@ -11,7 +11,6 @@ from quire.worker.device import memory_plan
 from quire.worker.models.config import ModelConfig
 from quire.worker.models.gguf.quantization import GGUFQuantization
 from quire.worker.models.paged import CheckpointConfig
-from quire.worker.models.quantized.mxfp4 import Mxfp4
 from quire.worker.settings import WorkerSettings
 
 GIB = 1024**3
@@ -58,8 +57,7 @@ def check_weights(
     if device.type == "cpu" and is_narrow:
         kept = torch.bfloat16  # of 16 bits, as stored: the kernels of a CPU multiply them with float32 activations
     least_bits = 8 if isinstance(bits, str) else bits or 8 * kept.itemsize
-    expands_experts = device.type == "cuda" and isinstance(quantization, Mxfp4)
-    if quantization is not None and not bits and not expands_experts:
+    if quantization is not None and not bits:
         least_bits = LEAST_QUANTIZED_BITS
     needed = config.least_weight_bytes(kept) * least_bits // (8 * kept.itemsize)
     if of_gguf is not None:

@@ -65,6 +65,24 @@ def expand_codes(code, scale, zero, KIND: tl.constexpr):
     return value * scale
 
 
+@triton.jit
+def load_group(header_at, word_at, shift, columns, dtype, KIND: tl.constexpr, BITS: tl.constexpr):
+    """Load a group of weights as [GROUP, COLUMNS] of dtype.
+
+    header_at [COLUMNS], word_at [GROUP, COLUMNS]: addresses of the words of `packed_words`. shift [GROUP, 1]: of a code
+    in its word. columns [COLUMNS]: those that exist.
+    """
+    header = tl.load(header_at, mask=columns, other=0)
+    raw = tl.load(word_at, mask=columns[None, :], other=0)
+    if KIND == "uint4" or KIND == "uint8":
+        zero = (header & 255).to(tl.float32)[None, :]
+        header = header & -256
+    else:
+        zero = 0.0
+    scale = header.to(tl.float32, bitcast=True)[None, :]
+    return expand_codes((raw >> shift) & ((1 << BITS) - 1), scale, zero, KIND).to(dtype)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def grouped_matmul_kernel(
     x, words, bias, out, tokens, N, K, GROUPS,
@@ -87,15 +105,8 @@ def grouped_matmul_kernel(
     shift = (depth % per_word * BITS)[:, None]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for group in tl.range(0, GROUPS):
-        header = tl.load(header_at + group * (1 + BITS), mask=columns, other=0)
-        raw = tl.load(word_at + group * (1 + BITS), mask=columns[None, :], other=0)
-        if KIND == "uint4" or KIND == "uint8":
-            zero = (header & 255).to(tl.float32)[None, :]
-            header = header & -256
-        else:
-            zero = 0.0
-        scale = header.to(tl.float32, bitcast=True)[None, :]
-        b = expand_codes((raw >> shift) & ((1 << BITS) - 1), scale, zero, KIND).to(x.dtype.element_ty)
+        at = group * (1 + BITS)
+        b = load_group(header_at + at, word_at + at, shift, columns, x.dtype.element_ty, KIND, BITS)
         a = tl.load(x_at + group * GROUP, mask=rows & (group * GROUP + depth < K)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     if BIAS:

@@ -9,76 +9,116 @@ instructions for it, and the batch-invariant mode does without the smallest.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.grouped_matmul import load_group
 from quire.kernels.gpu.linear import TritonLinear
-from quire.kernels.gpu.tile_sizes import MatmulTiles, dot_precision, grouped_tiles, power_of_2
-from quire.kernels.grouped_weight import GroupedWeight
+from quire.kernels.gpu.tile_sizes import MatmulTiles, dot_precision, grouped_tiles, power_of_2, tiles_of_codes
+from quire.kernels.grouped_weight import BITS, GroupedWeight, packed_words
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.moe import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, ExpertWeights, Routing
 
 BLOCK = 1024  # columns of one program that adds up outputs
+PLAIN = ""  # the kind of weights that are no codes
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertMatrix:
+    """The weights [N, K] of one linear layer of all experts."""
+
+    weight: Tensor  # [E, N, K]; codes: [E, N, groups, 1 + bits] int32, of `packed_words`
+    bias: Tensor | None  # [E, N]
+    in_features: int
+    kind: str = PLAIN  # of a `GroupedWeight`
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 @dataclass(frozen=True, eq=False)
 class TritonMoE:
-    """A router, and the weights of all experts in one tensor each."""
+    """A router and the weights of all experts."""
 
     routing: Routing
     router: TritonLinear
-    gate_up: Tensor  # [E, 2I, hidden]
-    down: Tensor  # [E, hidden, I]
-    gate_up_bias: Tensor | None  # [E, 2I]
-    down_bias: Tensor | None  # [E, hidden]
+    gate_up: ExpertMatrix  # [2I, hidden]
+    down: ExpertMatrix  # [hidden, I]
 
     @property
     def hidden(self) -> int:
-        return self.down.shape[1]
+        return self.gate_up.in_features
 
     @property
     def inner(self) -> int:
-        return self.down.shape[2]
+        return self.down.in_features
+
+    @property
+    def kind(self) -> str:
+        """The kind of the codes of gates and ups; PLAIN for other weights."""
+        return self.gate_up.kind
 
     @property
     def nbytes(self) -> int:
-        parts = (self.router, self.gate_up, self.down, self.gate_up_bias, self.down_bias)
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(part.nbytes for part in (self.router, self.gate_up, self.down))
 
 
-def pack_moe(routing: Routing, router: TritonLinear, experts: Iterable[ExpertWeights]) -> TritonMoE:
-    """Copy the weights of experts into one tensor, one expert after the other."""
-    whole: list[Tensor | None] = []
+class ExpertStack:
+    """The weights of one linear layer, of as many experts as were added."""
+
+    def __init__(self, num_experts: int, dtype: torch.dtype, device: torch.device) -> None:
+        """dtype: of activations, and of codes that must be expanded."""
+        self._num_experts, self._dtype, self._device = num_experts, dtype, device
+        self._kind, self._in_features = PLAIN, 0
+        self._weight: Tensor | None = None
+        self._bias: Tensor | None = None
+
+    def add(self, number: int, weight: LinearWeight, bias: Tensor | None) -> None:
+        """Copy the weights of an expert. Raises ValueError for biases of some experts only, and other kinds of codes.
+
+        Codes in an order of their own are expanded: each expert would need its rows in another order.
+        """
+        kind = weight.kind if isinstance(weight, GroupedWeight) and weight.order is None else PLAIN
+        if isinstance(weight, GroupedWeight):
+            values = weight.dequantized(self._dtype) if kind == PLAIN else packed_words(weight)
+        else:
+            assert isinstance(weight, Tensor)
+            values = weight
+        if self._weight is None:
+            self._kind, self._in_features = kind, weight.shape[1]
+            shape = (self._num_experts, *values.shape)
+            self._weight = torch.empty(shape, dtype=values.dtype, device=self._device)
+            self._bias = None if bias is None else bias.new_empty((self._num_experts, *bias.shape))
+        if (self._bias is None) is not (bias is None):
+            raise ValueError(f"expert {number} has other biases than expert 0")
+        if kind != self._kind:
+            raise ValueError(f"expert {number} has weights of the kind {kind!r}, and expert 0 of {self._kind!r}")
+        self._weight[number] = values
+        if self._bias is not None and bias is not None:
+            self._bias[number] = bias
+
+    def matrix(self) -> ExpertMatrix:
+        assert self._weight is not None
+        return ExpertMatrix(self._weight, self._bias, self._in_features, self._kind)
+
+
+def pack_moe(
+    routing: Routing, router: TritonLinear, experts: Iterable[ExpertWeights], dtype: torch.dtype, device: torch.device
+) -> TritonMoE:
+    """Copy the weights of experts into one tensor for each of their layers, one expert after the other.
+
+    dtype: of activations.
+    """
+    gate_up, down = (ExpertStack(routing.num_experts, dtype, device) for _ in range(2))
     for number, one in enumerate(experts):
-        parts = (one.gate_up, one.down, one.gate_up_bias, one.down_bias)
-        assert all(part is None or isinstance(part, Tensor) for part in parts)
-        if not whole:
-            whole = [
-                part.new_empty((routing.num_experts, *part.shape)) if isinstance(part, Tensor) else None
-                for part in parts
-            ]
-        for to, part in zip(whole, parts, strict=True):
-            if (to is None) != (part is None):
-                raise ValueError(f"expert {number} has other biases than expert 0")
-            if to is not None and isinstance(part, Tensor):
-                to[number] = part
-    gate_up, down, gate_up_bias, down_bias = whole
-    assert gate_up is not None
-    assert down is not None
-    return TritonMoE(routing, router, gate_up, down, gate_up_bias, down_bias)
-
-
-def dequantized_expert(one: ExpertWeights, dtype: torch.dtype, device: torch.device) -> ExpertWeights:
-    """Return an expert whose weights are not grouped: the grouped product over experts has no expansion of codes."""
-
-    def wide(weight: LinearWeight) -> LinearWeight:
-        return weight.dequantized(dtype).to(device) if isinstance(weight, GroupedWeight) else weight
-
-    return replace(one, gate_up=wide(one.gate_up), down=wide(one.down))
+        gate_up.add(number, one.gate_up, one.gate_up_bias)
+        down.add(number, one.down, one.down_bias)
+    return TritonMoE(routing, router, gate_up.matrix(), down.matrix())
 
 
 @triton.jit
@@ -116,6 +156,7 @@ def grouped_kernel(
     x, weight, bias, order, starts, out, column_tiles,
     E: tl.constexpr, EXPERTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr,
     GATHER: tl.constexpr, GATED: tl.constexpr, CLAMP: tl.constexpr, BIAS: tl.constexpr,
+    KIND: tl.constexpr, BITS: tl.constexpr,
     ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -124,7 +165,8 @@ def grouped_kernel(
     order [P] int64: the pair (token * TOP_K + choice) of each sorted row. starts [E + 1] int64: the first sorted row of
     each expert. GATHER: x [T, K] has the rows of tokens, and out [P, N] is in sorted order; otherwise x [P, K] is in
     sorted order, and out [P, N] in the order of pairs. GATED: weight [E, 2N, K], and out is the activation of both
-    products; otherwise weight [E, N, K]. bias [E, 2N] or [E, N]. EXPERTS: E, rounded up to a power of 2.
+    products; otherwise weight [E, N, K]. bias [E, 2N] or [E, N]. EXPERTS: E, rounded up to a power of 2. KIND: of codes
+    in groups of DEPTH input features, with weight [E, 2N or N, groups, 1 + BITS] int32; empty: weights are no codes.
     grid (largest number of row tiles * column_tiles,).
     """
     tile = (tl.program_id(0) // column_tiles).to(tl.int64)
@@ -142,28 +184,44 @@ def grouped_kernel(
     before = tl.sum(tl.where(is_own, ends - tiles, 0), axis=0)
     begin = tl.sum(tl.where(is_own, first_row, 0), axis=0)
     count = tl.sum(tl.where(is_own, counts, 0), axis=0)
-    at = (tile - before) * ROWS + tl.arange(0, ROWS)
-    inside = at < count
-    sorted_row = begin + at
+    in_tile = (tile - before) * ROWS + tl.arange(0, ROWS)
+    inside = in_tile < count
+    sorted_row = begin + in_tile
     pair = tl.load(order + sorted_row, mask=inside, other=0)
     source = pair // TOP_K if GATHER else sorted_row
     depth = tl.arange(0, DEPTH)
     x_at = x + source[:, None] * K + depth[None, :]
     wide: tl.constexpr = 2 * N if GATED else N
-    of_expert = weight + own.to(tl.int64) * wide * K
-    w_at = of_expert + column.to(tl.int64)[None, :] * K + depth[:, None]
     rows, columns = inside[:, None], (column < N)[None, :]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in tl.range(0, K, DEPTH):
-        deep = start + depth < K
-        a = tl.load(x_at + start, mask=rows & deep[None, :], other=0.0)
-        b = tl.load(w_at + start, mask=columns & deep[:, None], other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-        if GATED:
-            c = tl.load(w_at + N * K + start, mask=columns & deep[:, None], other=0.0)
-            up = tl.dot(a, c, up, input_precision=PRECISION)
     act = out.dtype.element_ty
+    if KIND == "":
+        w_at = weight + own.to(tl.int64) * wide * K + column.to(tl.int64)[None, :] * K + depth[:, None]
+        for start in tl.range(0, K, DEPTH):
+            deep = start + depth < K
+            a = tl.load(x_at + start, mask=rows & deep[None, :], other=0.0)
+            b = tl.load(w_at + start, mask=columns & deep[:, None], other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+            if GATED:
+                c = tl.load(w_at + N * K + start, mask=columns & deep[:, None], other=0.0)
+                up = tl.dot(a, c, up, input_precision=PRECISION)
+    else:
+        per_word: tl.constexpr = 32 // BITS
+        row_words: tl.constexpr = (K + DEPTH - 1) // DEPTH * (1 + BITS)  # of one output feature
+        header_at = weight + (own.to(tl.int64) * wide + column) * row_words
+        word_at = header_at[None, :] + 1 + (depth // per_word)[:, None]
+        shift = (depth % per_word * BITS)[:, None]
+        for group in tl.range(0, (K + DEPTH - 1) // DEPTH):
+            deep = group * DEPTH + depth < K
+            a = tl.load(x_at + group * DEPTH, mask=rows & deep[None, :], other=0.0)
+            at = group * (1 + BITS)
+            b = load_group(header_at + at, word_at + at, shift, column < N, act, KIND, BITS)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+            if GATED:
+                at += N * row_words
+                c = load_group(header_at + at, word_at + at, shift, column < N, act, KIND, BITS)
+                up = tl.dot(a, c, up, input_precision=PRECISION)
     if BIAS:
         own_bias = bias + own.to(tl.int64) * wide + column
         total += tl.load(own_bias, mask=column < N, other=0.0).to(tl.float32)[None, :]
@@ -221,8 +279,8 @@ def compute(x: Tensor, packed: TritonMoE, logits: Tensor, out: Tensor, invariant
     inner = x.new_empty((len(order), packed.inner))
     outputs = x.new_empty((len(order), packed.hidden))
     tiles = grouped_tiles(len(order), routing.num_experts, x.dtype, invariant)
-    _grouped(x, packed.gate_up, packed.gate_up_bias, order, starts, inner, routing, tiles, first=True)
-    _grouped(inner, packed.down, packed.down_bias, order, starts, outputs, routing, tiles, first=False)
+    _grouped(x, packed.gate_up, order, starts, inner, routing, tiles, first=True)
+    _grouped(inner, packed.down, order, starts, outputs, routing, tiles, first=False)
     grid = tokens, triton.cdiv(packed.hidden, BLOCK)
     combine_kernel[grid](outputs, weights, out, WIDTH=packed.hidden, TOP_K=routing.top_k, BLOCK=BLOCK)
     return out
@@ -230,8 +288,7 @@ def compute(x: Tensor, packed: TritonMoE, logits: Tensor, out: Tensor, invariant
 
 def _grouped(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    matrix: ExpertMatrix,
     order: Tensor,
     starts: Tensor,
     out: Tensor,
@@ -240,13 +297,16 @@ def _grouped(
     first: bool,
 ) -> None:
     rows, n = out.shape
+    if matrix.kind != PLAIN:
+        tiles = tiles_of_codes(tiles)
     # Each expert with rows adds at most one tile that is not full.
     row_tiles = min(rows, rows // tiles.rows + routing.num_experts)
     column_tiles = triton.cdiv(n, tiles.columns)
     grouped_kernel[(row_tiles * column_tiles,)](
-        x, weight, x if bias is None else bias, order, starts, out, column_tiles,
-        E=routing.num_experts, EXPERTS=power_of_2(routing.num_experts), N=n, K=weight.shape[2], TOP_K=routing.top_k,
-        GATHER=first, GATED=first, CLAMP=routing.activation == CLAMPED, BIAS=bias is not None,
+        x, matrix.weight, x if matrix.bias is None else matrix.bias, order, starts, out, column_tiles,
+        E=routing.num_experts, EXPERTS=power_of_2(routing.num_experts), N=n, K=matrix.in_features, TOP_K=routing.top_k,
+        GATHER=first, GATED=first, CLAMP=routing.activation == CLAMPED, BIAS=matrix.bias is not None,
+        KIND=matrix.kind, BITS=BITS.get(matrix.kind, 0),
         ALPHA=CLAMPED_ALPHA, LIMIT=CLAMPED_LIMIT,
         ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, PRECISION=dot_precision(x.dtype),
         num_warps=tiles.warps, num_stages=tiles.stages,

@@ -28,7 +28,7 @@ from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear, pack_grouped
 from quire.kernels.gpu.kernel_table import ATTENTION, GRAPH, NEEDED_BY_GRAPHS, REPLACEMENTS, KernelTable
 from quire.kernels.gpu.layers import run_layers
 from quire.kernels.gpu.linear import AnyTritonLinear, TritonLinear
-from quire.kernels.gpu.moe import TritonMoE, dequantized_expert, pack_moe
+from quire.kernels.gpu.moe import TritonMoE, pack_moe
 from quire.kernels.gpu.stack import TritonCaches, TritonStack
 from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
 from quire.kernels.grouped_weight import KINDS, GroupedWeight
@@ -130,9 +130,9 @@ class TritonOps:
                 for weight, bias in ((one.gate_up, one.gate_up_bias), (one.down, one.down_bias)):
                     checks.linear_weights(weight, self.weight_dtypes, self.quantized_bits, self.code_kinds)
                     checks.linear_bias(bias, self.weight_dtypes, weight.shape)
-                yield dequantized_expert(one, self.dtype, self.device)
+                yield one
 
-        return pack_moe(routing, router, checked())
+        return pack_moe(routing, router, checked(), self.dtype, self.device)
 
     def moe(self, x: Tensor, packed: PackedMoE, out: Tensor | None = None) -> Tensor:
         assert isinstance(packed, TritonMoE)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.kernels.grouped_weight import GROUP
+
 
 @dataclass(frozen=True)
 class AttentionTiles:
@@ -158,3 +160,11 @@ def grouped_tiles(rows: int, experts: int, dtype: torch.dtype, invariant: bool =
     if rows <= 32 * experts and not invariant:
         return MatmulTiles(MIN_ROWS, 64, 64, 4, 4)
     return MatmulTiles(64, 64, 64, 4, 3) if rows <= 128 * experts else MatmulTiles(128, 64, 64, 8, 3)
+
+
+def tiles_of_codes(tiles: MatmulTiles) -> MatmulTiles:
+    """Return the tiles of a grouped product over experts whose weights are codes, for those of plain weights.
+
+    A step of a tile has one group of input features. Codes wait in registers, so that a tile has at most 64 rows.
+    """
+    return MatmulTiles(min(tiles.rows, 64), min(tiles.columns, 64), GROUP, 4, 4)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear
-from quire.kernels.gpu.moe import TritonMoE
+from quire.kernels.gpu.moe import PLAIN, ExpertMatrix, TritonMoE
 from quire.kernels.grouped_weight import unpacked_words
 from quire.kernels.moe import route
 from quire.kernels.ops import PackedLinear
@@ -93,8 +93,11 @@ def grouped_matmul(
 def moe(x: Tensor, packed: TritonMoE, logits: Tensor, out: Tensor, invariant: bool = False) -> Tensor:
     assert not invariant, "the batch-invariant mode replaces no kernel"
 
-    def part(weights: Tensor, biases: Tensor | None, number: int) -> ReferenceLinear:
-        return ReferenceLinear(weights[number], None if biases is None else biases[number])
+    def part(matrix: ExpertMatrix, number: int) -> ReferenceLinear:
+        weight = matrix.weight[number]
+        if matrix.kind != PLAIN:
+            weight = unpacked_words(weight, matrix.kind, matrix.in_features).dequantized(x.dtype)
+        return ReferenceLinear(weight, None if matrix.bias is None else matrix.bias[number])
 
     def product(rows: Tensor, one: PackedLinear) -> Tensor:
         assert isinstance(one, ReferenceLinear)
@@ -103,10 +106,7 @@ def moe(x: Tensor, packed: TritonMoE, logits: Tensor, out: Tensor, invariant: bo
     experts = ReferenceMoE(
         packed.routing,
         packed.router,
-        [
-            (part(packed.gate_up, packed.gate_up_bias, number), part(packed.down, packed.down_bias, number))
-            for number in range(packed.routing.num_experts)
-        ],
+        [(part(packed.gate_up, number), part(packed.down, number)) for number in range(packed.routing.num_experts)],
     )
     ids, weights = route(logits, packed.routing)
     return out.copy_(reference_moe(x, ids, weights, experts, product))

@@ -133,23 +133,19 @@ def _of_experts(inputs: CaseInputs, use: ExpertsUse) -> KernelCase:
     def bias(width: int) -> Tensor | None:
         return inputs.normal(width, generator=generator) if use.has_biases else None
 
-    def random(n: int, k: int) -> Tensor:
-        weight, _ = inputs.weight(n, k, "", generator)
-        assert isinstance(weight, Tensor)
-        return weight
-
-    experts = [
-        ExpertWeights(
-            random(2 * use.inner, use.hidden), random(use.hidden, use.inner), bias(2 * use.inner), bias(use.hidden)
-        )
-        for _ in range(routing.num_experts)
-    ]
+    experts, exact_experts = [], []
+    for _ in range(routing.num_experts):
+        gate_up, exact_gate_up = inputs.weight(2 * use.inner, use.hidden, use.kind, generator)
+        down, exact_down = inputs.weight(use.hidden, use.inner, use.kind, generator)
+        biases = bias(2 * use.inner), bias(use.hidden)
+        experts.append(ExpertWeights(gate_up, down, *biases))
+        exact_experts.append(ExpertWeights(exact_gate_up, exact_down, *biases))
     xs = [inputs.normal(tokens, use.hidden, generator=generator) for tokens in TOKENS]
     packed = ops.pack_moe(routing, ops.pack_linear(router), experts)
 
     def wide(weight: object, added: Tensor | None) -> ReferenceLinear:
         assert isinstance(weight, Tensor)
-        return ReferenceLinear(weight.float(), None if added is None else added.float())
+        return ReferenceLinear(weight, None if added is None else added.float())
 
     def exact_product(rows: Tensor, one: PackedLinear) -> Tensor:
         assert isinstance(one, ReferenceLinear)
@@ -157,7 +153,7 @@ def _of_experts(inputs: CaseInputs, use: ExpertsUse) -> KernelCase:
 
     def exact() -> Sequence[Tensor]:
         pairs: list[tuple[ReferencePacked, ReferencePacked]] = [
-            (wide(one.gate_up, one.gate_up_bias), wide(one.down, one.down_bias)) for one in experts
+            (wide(one.gate_up, one.gate_up_bias), wide(one.down, one.down_bias)) for one in exact_experts
         ]
         reference = ReferenceMoE(routing, ReferenceLinear(router, None), pairs)
         found = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.kernels.moe import SILU, Routing
+from quire.kernels.moe import SILU, PackedMoE, Routing
 from quire.kernels.ops import PackedLinear
 
 PLAIN = ""
@@ -66,16 +66,23 @@ class LinearUse:
 
 @dataclass(frozen=True)
 class ExpertsUse:
-    """A mixture of experts."""
+    """A mixture of experts. kind: PLAIN for weights in the type of activations, or a kind of `GroupedWeight`."""
 
     hidden: int
     inner: int
     routing: Routing
     has_biases: bool = False
+    kind: str = PLAIN
+
+    @classmethod
+    def of(cls, packed: PackedMoE, has_biases: bool) -> ExpertsUse:
+        """Return the use of experts of `Ops.pack_moe`."""
+        return cls(packed.hidden, packed.inner, packed.routing, has_biases, getattr(packed, "kind", PLAIN))
 
     def __str__(self) -> str:
         routing = self.routing
-        return f"{routing.top_k} of {routing.num_experts} experts of {self.hidden} -> {self.inner}"
+        shape = f"{routing.top_k} of {routing.num_experts} experts of {self.hidden} -> {self.inner}"
+        return ", ".join(filter(None, [shape, self.kind]))
 
 
 @dataclass(frozen=True)

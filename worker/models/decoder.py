@@ -205,7 +205,7 @@ class Decoder(PagedModel):
             LinearUse.of(self._head),
             tuple(
                 dict.fromkeys(
-                    ExpertsUse(layer.moe.hidden, layer.moe.inner, layer.moe.routing, experts.style.is_stacked)
+                    ExpertsUse.of(layer.moe, has_biases=experts.style.is_stacked)
                     for layer in layers
                     if layer.moe is not None and experts is not None
                 )

@@ -32,7 +32,7 @@ class FusedStack:
     """The layers of a model, the final norm, and the output of the step that is running."""
 
     def __init__(self, ops: Ops, layers: list[FusedLayer], shapes: list[AttentionShape], final_norm: RmsNorm) -> None:
-        """shapes: of the attention of each layer, alike but for their windows."""
+        """shapes: of the attention of each layer. Only their windows may differ."""
         self._ops, self._shape, self._eps = ops, shapes[0], final_norm.eps
         self._final_norm = final_norm.weight
         self._layers = [_stack_layer(one, shape) for one, shape in zip(layers, shapes, strict=True)]
@@ -70,7 +70,7 @@ class FusedStack:
         return output[None]
 
     def _stack_for(self, caches: Caches, table: torch.Tensor) -> LayerStack:
-        """Return the stack for these caches, with the rotations of this step. It is made again for other caches."""
+        """Return the stack for these caches, with the rotations of this step. Other caches need a new stack."""
         is_known = [id(one) for pair in caches for one in pair] == [id(one) for pair in self._caches for one in pair]
         if self._stack is None or not is_known or len(table) > len(self._table):
             self._table = torch.zeros(max(len(table), len(self._table)), table.shape[1])

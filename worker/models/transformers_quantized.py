@@ -29,7 +29,7 @@ from quire.worker.models.weight_reader import HEAD_BITS
 
 log = logging.getLogger(__name__)
 
-# Names of linear layers that choose experts. They stay as they are, because a rounded router would choose others.
+# Names of linear layers that choose experts, and are never rounded: rounding would change the choice.
 ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
@@ -117,7 +117,7 @@ class RoundedWeights(LayerWeights):
             is_plain = type(layer) is nn.Linear
             weight = layer.weight.data if is_plain else layer.weight.data.t()
             rounded = self._rounded(weight, HEAD_BITS if layer is head else self._bits)
-            # A new parameter: a tied head has the parameter of the embedding, which is not rounded.
+            # A new parameter, because a tied head shares its parameter with the embedding.
             layer.weight = nn.Parameter(rounded if is_plain else rounded.t(), requires_grad=False)
         for stack in stacks:
             for values in list(stack.parameters(recurse=False)):

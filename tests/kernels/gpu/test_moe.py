@@ -1,15 +1,48 @@
 """Mixtures of experts in Triton, in shapes for the interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from quire import kernels
 from quire.kernels.gpu import moe, tile_sizes
-from quire.kernels.moe import CLAMPED, Routing, route
-from tests.kernels.test_moe import HIDDEN, make_moe
+from quire.kernels.grouped_weight import FP8, KINDS, MAX_ZEROS, UINT4, GroupedWeight
+from quire.kernels.moe import CLAMPED, ExpertWeights, PackedMoE, Routing, route
+from tests.kernels.test_grouped_weight import random_weight
+from tests.kernels.test_moe import HIDDEN, INNER, make_moe, random
 from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.interpreter import make_dot_row_invariant
 from tests.support.kernels.oracle import assert_close
+
+
+def coded_weight(kind: str, n: int, k: int, has_order: bool = False) -> GroupedWeight:
+    """Return codes whose products with normal rows are near 1."""
+    weight = random_weight(kind, n, k)
+    scales = weight.scales / float(weight.dequantized().std() * k**0.5)
+    if kind in MAX_ZEROS:
+        scales = scales.half().float()
+    return replace(weight, scales=scales, order=torch.randperm(k).int() if has_order else None)
+
+
+def make_moe_of_codes(ops: kernels.Ops, kind: str, routing: Routing, has_order: bool = False) -> PackedMoE:
+    """Make a layer of experts with random codes; those of gpt-oss have biases."""
+
+    def bias(size: int) -> torch.Tensor | None:
+        return torch.randn(size).to(ops.dtype) if routing.activation == CLAMPED else None
+
+    router = ops.pack_linear((4 * random(routing.num_experts, HIDDEN)).to(ops.dtype), bias(routing.num_experts))
+    experts = [
+        ExpertWeights(
+            coded_weight(kind, 2 * INNER, HIDDEN, has_order),
+            coded_weight(kind, HIDDEN, INNER, has_order),
+            bias(2 * INNER),
+            bias(HIDDEN),
+        )
+        for _ in range(routing.num_experts)
+    ]
+    return ops.pack_moe(routing, router, experts)
+
 
 ROUTINGS = [
     Routing(3, 2, normalised=True),
@@ -75,6 +108,65 @@ def test_bits_of_a_row_do_not_depend_on_the_batch(monkeypatch, dtype):
         assert torch.equal(ops.moe(x[first:end].contiguous(), packed), together[first:end])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("routing", [ROUTINGS[0], ROUTINGS[2]], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_of_codes_give_the_sum_of_the_reference(ops, kind, routing):
+    reference = kernels.ReferenceOps(ops.device, ops.dtype)
+    results = []
+    x = torch.randn(19, HIDDEN).to(ops.dtype)
+    for one in (ops, reference):
+        torch.manual_seed(1)
+        packed = make_moe_of_codes(one, kind, routing)
+        results.append(one.moe(x, packed))
+        if one is ops:
+            assert packed.kind == kind
+            floats = 3 * HIDDEN * INNER * routing.num_experts * ops.dtype.itemsize
+            assert packed.nbytes < 0.5 * floats * (1 if ops.dtype.itemsize == 4 else 2)
+    found, expected = results
+    assert_close(found, expected.double(), 1 + expected.double().abs(), rounds=4)
+
+
+@pytest.mark.slow
+def test_codes_in_an_order_of_their_own_are_expanded(ops):
+    routing, reference = ROUTINGS[0], kernels.ReferenceOps(ops.device, ops.dtype)
+    results = []
+    x = torch.randn(5, HIDDEN).to(ops.dtype)
+    for one in (ops, reference):
+        torch.manual_seed(1)
+        packed = make_moe_of_codes(one, UINT4, routing, has_order=True)
+        results.append(one.moe(x, packed))
+        assert one is reference or packed.kind == ""
+    found, expected = results
+    assert_close(found, expected.double(), 1 + expected.double().abs(), rounds=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [FP8, UINT4])
+def test_bits_of_a_row_of_codes_do_not_depend_on_the_batch(monkeypatch, kind):
+    if not ON_CUDA:
+        make_dot_row_invariant(monkeypatch)
+    ops = make_triton_ops(torch.float32, monkeypatch, batch_invariant=True)
+    packed = make_moe_of_codes(ops, kind, ROUTINGS[0])
+    x = torch.randn(40, HIDDEN)
+    together = ops.moe(x, packed)
+    for first, end in ((0, 1), (5, 17)):
+        assert torch.equal(ops.moe(x[first:end].contiguous(), packed), together[first:end])
+
+
+def test_experts_of_several_kinds_of_codes_are_refused(ops):
+    router = ops.pack_linear(torch.randn(2, HIDDEN).to(ops.dtype))
+    experts = [ExpertWeights(coded_weight(kind, 16, HIDDEN), coded_weight(kind, HIDDEN, 8)) for kind in (FP8, UINT4)]
+    with pytest.raises(ValueError, match="expert 1 has weights of the kind 'uint4', and expert 0 of 'fp8'"):
+        ops.pack_moe(Routing(2, 1, True), router, experts)
+
+
+def test_tiles_of_codes_have_a_group_of_input_features():
+    for rows in (8, 512, 4096):
+        tiles = tile_sizes.tiles_of_codes(tile_sizes.grouped_tiles(rows, 8, torch.bfloat16))
+        assert (tiles.depth, tiles.rows) == (32, 16 if rows == 8 else 64)
+
+
 def test_tiles_follow_the_number_of_rows_of_an_expert():
     found = [tile_sizes.grouped_tiles(rows, 8, torch.bfloat16).rows for rows in (8, 512, 4096)]
     assert found == [16, 64, 128]
@@ -82,8 +174,6 @@ def test_tiles_follow_the_number_of_rows_of_an_expert():
 
 
 def test_biases_of_some_experts_only_are_refused(ops):
-    from quire.kernels.moe import ExpertWeights
-
     router = ops.pack_linear(torch.randn(2, HIDDEN))
     weights = torch.randn(16, HIDDEN), torch.randn(HIDDEN, 8)
     experts = [ExpertWeights(*weights), ExpertWeights(*weights, torch.zeros(16), torch.zeros(HIDDEN))]

@@ -5,6 +5,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.gpu import moe, tile_sizes
+from quire.kernels.grouped_weight import KINDS
 from quire.kernels.moe import Routing
 from tests.kernels.gpu import test_moe
 from tests.kernels.ptx.emulator import Emulator
@@ -29,6 +30,24 @@ def test_experts_give_the_sum_of_the_reference(
     for one in (emulated_ops, kernels.ReferenceOps("cpu", emulated_ops.dtype)):
         torch.manual_seed(1)
         results.append(one.moe(x, make_moe(one, routing)))
+    found, expected = results
+    assert_close(found, expected.double(), 200 * (1 + expected.double().abs()), rounds=4)
+    assert emulator.sources.keys() == {"route_kernel", "grouped_kernel", "combine_kernel"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("routing", [test_moe.ROUTINGS[0], test_moe.ROUTINGS[2]], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [5, 19 * 8])
+def test_experts_of_codes_give_the_sum_of_the_reference(
+    emulator: Emulator, emulated_ops: kernels.Ops, kind: str, routing: Routing, rows: int
+) -> None:
+    """rows: few for tiles of 16, and many for tiles of 64."""
+    x = torch.randn(rows, HIDDEN).to(emulated_ops.dtype)
+    results = []
+    for one in (emulated_ops, kernels.ReferenceOps("cpu", emulated_ops.dtype)):
+        torch.manual_seed(1)
+        results.append(one.moe(x, test_moe.make_moe_of_codes(one, kind, routing)))
     found, expected = results
     assert_close(found, expected.double(), 200 * (1 + expected.double().abs()), rounds=4)
     assert emulator.sources.keys() == {"route_kernel", "grouped_kernel", "combine_kernel"}

@@ -11,12 +11,14 @@ import torch
 
 from quire import kernels
 from quire.kernels.gpu import moe, tile_sizes
+from quire.kernels.grouped_weight import FP8
 from quire.kernels.moe import Routing
 from tests.kernels.gpu import test_decode_plan, test_logits, test_prefill_plan, test_sampling
 from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.ptx.fault import PtxFault
 from tests.kernels.ptx.test_attention import LONG, Case, check, make
 from tests.kernels.ptx.test_moe import test_experts_give_the_sum_of_the_reference as check_experts
+from tests.kernels.ptx.test_moe import test_experts_of_codes_give_the_sum_of_the_reference as check_coded_experts
 from tests.support.kernels import oracle
 from tests.support.kernels.implementations import make_triton_ops
 from tests.support.kernels.oracle import assert_close, slack
@@ -97,6 +99,11 @@ def few_experts(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     check_experts(emulator, ops, monkeypatch, Routing(3, 2, normalised=True), None)
 
 
+def experts_of_codes(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = make_triton_ops(torch.bfloat16, monkeypatch)
+    check_coded_experts(emulator, ops, FP8, Routing(3, 2, normalised=True), 150)
+
+
 # The kernel, the run, and the kinds of synchronisation that the kernel has.
 KERNELS: list[tuple[str, Run, list[str]]] = [
     ("decode_kernel", decode, [BARRIER, *COPIES]),
@@ -113,6 +120,7 @@ KERNELS: list[tuple[str, Run, list[str]]] = [
     ("matmul_kernel", matmul, [BARRIER, *COPIES, *PRODUCTS]),
     ("grouped_kernel", experts, [BARRIER, *COPIES, *PRODUCTS]),
     ("grouped_kernel", few_experts, [BARRIER, *COPIES]),
+    ("grouped_kernel", experts_of_codes, [BARRIER, *COPIES, *PRODUCTS]),
 ]
 
 

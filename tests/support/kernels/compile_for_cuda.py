@@ -212,10 +212,8 @@ def rows(dtype: str) -> None:
         for integer in (torch.int32, torch.int64):
             ops.embed(torch.zeros(2, dtype=integer), torch.zeros(32, hidden, dtype=ops.dtype))
     for kind in KINDS:
-        zeros = torch.zeros(96, 2, dtype=torch.uint8) if kind in MAX_ZEROS else None
-        codes = GroupedWeight(torch.zeros(96, 64, dtype=torch.uint8), torch.ones(96, 2), kind, zeros)
         for tokens in (2, 80):
-            ops.linear(torch.zeros(tokens, 64, dtype=ops.dtype), ops.pack_linear(codes))
+            ops.linear(torch.zeros(tokens, 64, dtype=ops.dtype), ops.pack_linear(coded(kind, 96, 64)))
     gate_up = ops.pack_gate_up(torch.zeros(2 * 384, 64, dtype=ops.dtype))
     ops.linear_silu_mul(torch.zeros(2, 64, dtype=ops.dtype), gate_up)
     invariant = make_ops(dtype, invariant=True)
@@ -228,8 +226,14 @@ def rows(dtype: str) -> None:
         invariant.linear(torch.zeros(tokens, 128, dtype=ops.dtype), packed)
 
 
+def coded(kind: str, n: int, k: int) -> GroupedWeight:
+    """Return weights [n, k] of codes; k: a multiple of 32."""
+    zeros = torch.zeros(n, k // 32, dtype=torch.uint8) if kind in MAX_ZEROS else None
+    return GroupedWeight(torch.zeros(n, k, dtype=torch.uint8), torch.ones(n, k // 32), kind, zeros)
+
+
 def experts(dtype: str) -> None:
-    """Launch the kernels of mixtures of experts with each size of tiles, and with biases."""
+    """Launch the kernels of mixtures of experts with each size of tiles, with biases, and with each kind of codes."""
     ops = make_ops(dtype)
     for routing, tokens, biased in (
         (Routing(128, 8, normalised=True), 2, False),
@@ -248,6 +252,12 @@ def experts(dtype: str) -> None:
         packed = ops.pack_moe(routing, router, [weights] * routing.num_experts)
         # A launch only compiles, so that the chosen experts are undefined; nothing reads them on the host.
         ops.moe(torch.zeros(tokens, hidden, dtype=ops.dtype), packed)
+    for kind in KINDS:
+        of_codes = ExpertWeights(coded(kind, 128, 128), coded(kind, 128, 64))
+        for experts, tokens in ((128, 2), (4, 200)):
+            router = ops.pack_linear(torch.zeros(experts, 128, dtype=ops.dtype))
+            packed = ops.pack_moe(Routing(experts, 4, normalised=True), router, [of_codes] * experts)
+            ops.moe(torch.zeros(tokens, 128, dtype=ops.dtype), packed)
 
 
 def blocks() -> None:
