@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.kernels import checks
 from quire.kernels.interrupt import Interrupt
-from quire.kernels.lora import AdaptedRows, AdapterBatch
+from quire.kernels.lora import AdaptedRows, AdapterBatch, RowsWithAdapters
 from quire.kernels.moe import SILU
 from quire.kernels.ops import DecoderLayer, Ops, PackedLinear
 from quire.kernels.stack import Stack
@@ -72,15 +72,17 @@ def run_layers_with(
     attend: Attend,
     adapters: AdapterBatch | None = None,
     interrupt: Interrupt | None = None,
+    adapted_rows: type[RowsWithAdapters] = AdaptedRows,
 ) -> Tensor:
     """Compute all layers, with the rotation, the cache write and the attention of each layer left to `attend`.
 
-    residual [T, hidden] is overwritten; rows [R] int64: the tokens whose output is wanted. Returns [R, hidden].
+    residual [T, hidden] is overwritten; rows [R] int64: the tokens whose output is wanted. adapted_rows: computes the
+    products of adapters. Returns [R, hidden].
     """
     all_reduce = stack.ranks.all_reduce if stack.ranks else identity
     hidden = ops.rms_norm(residual, stack.layers[0].input_norm, stack.eps)
     last = len(stack.layers) - 1
-    adapted = AdaptedRows(adapters.adapters, adapters.tokens, residual.device) if adapters else None
+    adapted = adapted_rows(adapters.adapters, adapters.tokens, residual.device) if adapters else None
     for index, (layer, (k_cache, v_cache)) in enumerate(zip(stack.layers, stack.kv_cache, strict=True)):
         if interrupt is not None:
             interrupt.check()
@@ -90,7 +92,7 @@ def run_layers_with(
         hidden = attend(qkv, layer, k_cache, v_cache)
         if index == last:  # after the last attention no token needs another one: only the wanted rows go on
             hidden, residual = hidden[rows], residual[rows]
-            adapted = AdaptedRows(adapters.adapters, adapters.wanted, residual.device) if adapters else None
+            adapted = adapted_rows(adapters.adapters, adapters.wanted, residual.device) if adapters else None
         attended, hidden = hidden, ops.linear(hidden, layer.o)
         if adapted:
             adapted.apply(index, "o", attended, hidden)
@@ -115,7 +117,7 @@ def run_layers_with(
     return hidden
 
 
-def _adapted_mlp(ops: Ops, x: Tensor, layer: DecoderLayer, adapted: AdaptedRows, index: int) -> Tensor:
+def _adapted_mlp(ops: Ops, x: Tensor, layer: DecoderLayer, adapted: RowsWithAdapters, index: int) -> Tensor:
     """Compute the MLP of layer `index`. Adapters change gates and ups before these are multiplied."""
     assert layer.gate_up is not None
     assert layer.down is not None

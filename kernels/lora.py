@@ -88,6 +88,14 @@ def pack_adapter(layers: Sequence[LoraLayer], device: torch.device) -> TorchAdap
     )
 
 
+class RowsWithAdapters(Protocol):
+    """The rows of some tokens that use each adapter, as `AdaptedRows` defines it."""
+
+    def __init__(self, adapters: Sequence[PackedAdapter], index: np.ndarray, device: torch.device) -> None: ...
+
+    def apply(self, layer: int, name: str, x: Tensor, y: Tensor) -> None: ...
+
+
 class AdaptedRows:
     """The rows of some tokens that use each adapter, on a device."""
 

@@ -16,6 +16,8 @@ from quire.kernels.gpu import moe as experts
 from quire.kernels.gpu.attention import DECODE_KERNEL, FRESH_KERNEL, PREFILL_KERNEL
 from quire.kernels.gpu.block_moves import BlockMover
 from quire.kernels.gpu.grouped_matmul import grouped_matmul
+from quire.kernels.gpu.lora import TritonAdaptedRows
+from quire.kernels.lora import AdaptedRows, RowsWithAdapters
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,12 @@ class KernelTable:
     penalise: Callable[..., None] = penalties.penalise
     best_ids: Callable[..., Tensor] = logprobs.best_ids
     logprobs_of: Callable[..., Tensor] = logprobs.logprobs_of
+    lora: type[RowsWithAdapters] = TritonAdaptedRows
     block_mover: type[BlockMover] | type[torch_kernels.TorchBlockMover] = BlockMover
 
     def with_torch(self, kernel: str) -> KernelTable:
         """Return the table with torch's function for a kernel."""
-        functions = vars(torch_kernels) | {"block_mover": torch_kernels.TorchBlockMover}
+        functions = vars(torch_kernels) | {"block_mover": torch_kernels.TorchBlockMover, "lora": AdaptedRows}
         return replace(self, **{kernel: functions[kernel]})
 
 
@@ -47,7 +50,7 @@ TORCH, SLOW_TORCH = "torch", "torch, without CUDA graphs"
 # The replacement of each kernel.
 REPLACEMENTS = {
     **dict.fromkeys(("embed", "rms_norm", "silu_mul", "gelu_mul", "argmax", "sample"), TORCH),
-    **dict.fromkeys(("penalise", "best_ids", "logprobs_of", "block_mover"), TORCH),
+    **dict.fromkeys(("penalise", "best_ids", "logprobs_of", "block_mover", "lora"), TORCH),
     **dict.fromkeys(("rope_and_cache", "grouped_matmul", "moe", DECODE_KERNEL, PREFILL_KERNEL), SLOW_TORCH),
     FRESH_KERNEL: f"the kernel {PREFILL_KERNEL}",
     GRAPH: "launches without CUDA graphs",

@@ -55,4 +55,4 @@ def run_layers(
         plan.attend(q, k_cache, v_cache, stack.scale, layer.sliding_window, out, fresh, layer.sinks, stack.softcap)
         return out.view(tokens, heads * d)
 
-    return run_layers_with(ops, residual, stack, rows, attend, adapters)
+    return run_layers_with(ops, residual, stack, rows, attend, adapters, adapted_rows=ops.kernels.lora)

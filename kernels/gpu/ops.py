@@ -28,13 +28,14 @@ from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear, pack_grouped
 from quire.kernels.gpu.kernel_table import ATTENTION, GRAPH, NEEDED_BY_GRAPHS, REPLACEMENTS, KernelTable
 from quire.kernels.gpu.layers import run_layers
 from quire.kernels.gpu.linear import AnyTritonLinear, TritonLinear
+from quire.kernels.gpu.lora import TritonAdapter, pack_triton_adapter
 from quire.kernels.gpu.moe import TritonMoE, pack_moe
 from quire.kernels.gpu.stack import TritonCaches, TritonStack
 from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
 from quire.kernels.grouped_weight import KINDS, GroupedWeight
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.linear_weight import LinearWeight, WeightRows, whole
-from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
+from quire.kernels.lora import AdapterBatch, LoraLayer
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.stack import Caches, Stack
@@ -144,8 +145,8 @@ class TritonOps:
         logits = linear.linear(x, packed.router, None, self.row_invariant)
         return self.kernels.moe(x, packed, logits, out, self.row_invariant)
 
-    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TorchAdapter:
-        return pack_adapter(layers, self.device)
+    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TritonAdapter:
+        return pack_triton_adapter(layers, self.device)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         weights = self._check_linear(x, packed, False, out, packed.out_features, self.dtype)

@@ -17,7 +17,11 @@ def test_every_kernel_of_the_table_has_a_replacement(ops):
     assert names | {*ATTENTION, GRAPH} == set(REPLACEMENTS)
     for name in names:
         function = getattr(KernelTable().with_torch(name), name)
-        assert function.__module__ in ("quire.kernels.gpu.torch_kernels", "quire.kernels.reference")
+        assert function.__module__ in (
+            "quire.kernels.gpu.torch_kernels",
+            "quire.kernels.reference",
+            "quire.kernels.lora",
+        )
         assert sum(getattr(KernelTable().with_torch(name), one) != getattr(KernelTable(), one) for one in names) == 1
 
 

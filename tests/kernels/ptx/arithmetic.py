@@ -81,6 +81,18 @@ def _field(x: np.ndarray, first: np.ndarray, length: np.ndarray) -> np.ndarray:
     return np.where(length == 0, 0, left >> np.minimum(bits - length, bits - 1).astype(x.dtype)).astype(x.dtype)
 
 
+def _permuted(low: np.ndarray, high: np.ndarray, selector: np.ndarray) -> np.ndarray:
+    """Choose each byte of the result among the eight of two words. Bit 3 of a choice repeats its sign instead."""
+    both = low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
+    found = np.zeros_like(both)
+    for place in range(4):
+        choice = (selector.astype(np.uint64) >> np.uint64(4 * place)) & np.uint64(15)
+        byte = (both >> (np.uint64(8) * (choice & np.uint64(7)))) & np.uint64(255)
+        sign = np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0))
+        found |= np.where(choice & np.uint64(8), sign, byte) << np.uint64(8 * place)
+    return found.astype(np.uint32)
+
+
 def _flushed(values: np.ndarray) -> np.ndarray:
     """Replace subnormal float32 by zero, as .ftz does."""
     return np.where(np.abs(values) < np.float32(2.0**-126), np.copysign(np.float32(0), values), values)
@@ -214,6 +226,8 @@ def function_of(instruction: Instruction) -> Function | None:
         return Function(lambda x, y, z: (x.astype(wide) * y + z).astype(x.dtype), kind, (kind,) * 3)
     if name in ("shl", "shr"):
         return Function(lambda x, count: _shift(x, count, name == "shl"), kind, (kind, "u32"))
+    if parts == ("prmt", "b32"):
+        return Function(_permuted, kind, (kind, kind, kind))
     if name == "bfe":
         return Function(_field, kind, (kind, "u32", "u32"))
     if name in UNARY:

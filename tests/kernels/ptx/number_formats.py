@@ -96,12 +96,12 @@ def to_e4m3(values: np.ndarray) -> np.ndarray:
 
 
 def immediate(text: str, dtype: np.dtype) -> np.generic:
-    """Return the value of a literal: 1, -1, 0x1F, 0f3F800000, 0d3FF0000000000000, true."""
+    """Return the value of a literal: 1, -1, 0x1F, 0x1FU, 0f3F800000, 0d3FF0000000000000, true."""
     if match := re.fullmatch(r"0[fFdD]([0-9A-Fa-f]{8}|[0-9A-Fa-f]{16})", text):
         bits = np.array([int(match[1], 16)], np.uint32 if len(match[1]) == 8 else np.uint64)
         return bits.view(dtype)[0]
     value = {"true": 1, "false": 0}.get(text)
-    value = int(text, 0) if value is None else value
+    value = int(text.removesuffix("U"), 0) if value is None else value
     if dtype.kind == "b":
         return np.bool_(value != 0)
     bits = value & (2 ** (8 * dtype.itemsize) - 1)

@@ -43,6 +43,8 @@ def computed(opcode: str, *operands: float) -> float:
         ("bfe.u32", (0x12345678, 4, 8), 0x67),
         ("bfe.s32", (0x80, 4, 4), -8),
         ("bfe.u32", (7, 0, 0), 0),
+        ("prmt.b32", (0x33221100, 0x77665544, 0x5410), 0x55441100),
+        ("prmt.b32", (0x33221180, 0x77665544, 0x0879), 0x80FF7700),
         ("min.f32", (NAN, 3.0), 3.0),
         ("max.f32", (-INF, NAN), -INF),
         ("min.xorsign.abs.f32", (-3.0, 2.0), -2.0),

@@ -17,6 +17,7 @@ from tests.kernels.gpu import test_decode_plan, test_logits, test_prefill_plan, 
 from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.ptx.fault import PtxFault
 from tests.kernels.ptx.test_attention import LONG, Case, check, make
+from tests.kernels.ptx.test_lora import test_input_features_of_several_tiles as check_adapters
 from tests.kernels.ptx.test_moe import test_experts_give_the_sum_of_the_reference as check_experts
 from tests.kernels.ptx.test_moe import test_experts_of_codes_give_the_sum_of_the_reference as check_coded_experts
 from tests.support.kernels import oracle
@@ -104,6 +105,10 @@ def experts_of_codes(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Non
     check_coded_experts(emulator, ops, FP8, Routing(3, 2, normalised=True), 150)
 
 
+def adapters(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_adapters(emulator, make_triton_ops(torch.bfloat16, monkeypatch))
+
+
 # The kernel, the run, and the kinds of synchronisation that the kernel has.
 KERNELS: list[tuple[str, Run, list[str]]] = [
     ("decode_kernel", decode, [BARRIER, *COPIES]),
@@ -120,6 +125,8 @@ KERNELS: list[tuple[str, Run, list[str]]] = [
     ("matmul_kernel", matmul, [BARRIER, *COPIES, *PRODUCTS]),
     ("grouped_kernel", experts, [BARRIER, *COPIES, *PRODUCTS]),
     ("grouped_kernel", few_experts, [BARRIER, *COPIES]),
+    ("shrink_kernel", adapters, [BARRIER, *COPIES]),
+    ("expand_kernel", adapters, [BARRIER]),
     ("grouped_kernel", experts_of_codes, [BARRIER, *COPIES, *PRODUCTS]),
 ]
 

@@ -21,15 +21,18 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from quire.kernels.gpu.attention import AttentionPlan
+from quire.kernels.gpu.lora import TritonAdaptedRows
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.rope import rope_and_cache
 from quire.kernels.grouped_weight import KINDS, MAX_ZEROS, GroupedWeight
+from quire.kernels.lora import LoraPart
 from quire.kernels.moe import CLAMPED, ExpertWeights, Routing
 from tests.support.kernels.stacks import make_stack
 
@@ -260,6 +263,15 @@ def experts(dtype: str) -> None:
             ops.moe(torch.zeros(tokens, 128, dtype=ops.dtype), packed)
 
 
+def adapters(dtype: str) -> None:
+    """Launch the products of adapters with factors of both types, and with small and large ranks."""
+    ops = make_ops(dtype)
+    for factors, rank in ((torch.bfloat16, 8), (torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 16)):
+        part = LoraPart(torch.zeros(rank, 128, dtype=factors), torch.zeros(128, rank, dtype=factors), 1.0)
+        rows = TritonAdaptedRows([ops.pack_adapter([{"o": [part]}], 0)], np.zeros(2, dtype=np.int32), ops.device)
+        rows.apply(0, "o", torch.zeros(2, 128, dtype=ops.dtype), torch.zeros(2, 128, dtype=ops.dtype))
+
+
 def blocks() -> None:
     ops = make_ops("bf16")
     stack, _ = make_stack(ops, [0, 0])
@@ -307,6 +319,7 @@ def main(argv: list[str] | None = None) -> int:
             compiler.what = dtype
             rows(dtype)
             experts(dtype)
+            adapters(dtype)
         compiler.what = ""
         if large_shared_memory or args.part or args.served:  # they need almost no shared memory
             blocks()
