@@ -304,13 +304,14 @@ def assert_idle(engine: Engine) -> None:
 
 
 def final(items: list[StepItem], name: str) -> list[Delta]:
-    """Return the last delta of each choice of a request, with all tokens of the choice.
+    """Return the last delta of each choice of a request, with all tokens and log-probabilities of the choice.
 
     Checks that the request's items are contiguous and that the last item, and no other, has an outcome.
     """
     mine = [item for item in items if item.request_id == name]
     at = 0
     tokens: dict[int, tuple[int, ...]] = defaultdict(tuple)
+    logprobs: dict[int, bytes] = defaultdict(bytes)
     last: dict[int, Delta] = {}
     for item in mine:
         assert item.start == at
@@ -318,9 +319,11 @@ def final(items: list[StepItem], name: str) -> list[Delta]:
         for delta in item.deltas:
             assert delta.choice not in last or last[delta.choice].finish_reason is None
             tokens[delta.choice] += delta.token_ids
+            logprobs[delta.choice] += delta.logprobs or b""
             last[delta.choice] = delta
     assert [item.outcome is not None for item in mine] == [False] * (len(mine) - 1) + [True]
-    return [last[choice]._replace(token_ids=tokens[choice]) for choice in sorted(last)]
+    whole = {choice: None if last[choice].logprobs is None else logprobs[choice] for choice in last}
+    return [last[choice]._replace(token_ids=tokens[choice], logprobs=whole[choice]) for choice in sorted(last)]
 
 
 def text(items: list[StepItem], name: str, choice: int = 0) -> list[int]:

@@ -92,7 +92,8 @@ class DeviceRunner(Runner):
         self._inputs_staging = Staging(input_fields(max_tokens, count, count + MAX_SCORED_POSITIONS), self.device)
         self._starts = torch.arange(count + 2, dtype=torch.int32, device=self.device)
         self._all_rows = torch.arange(count + 1, dtype=torch.int64, device=self.device)
-        self._sampled = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
+        # The tokens of the newest step, in the order of its sequences.
+        self.sampled = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
         self._hosts = pinned_buffers(count + 1, torch.int32, self.device)
         # Logits of graphs, outside of their pool: another graph may overwrite everything in the pool.
         max_sequences = max((bucket.num_sequences for bucket in buckets if bucket.kind == MIXED), default=0)
@@ -105,13 +106,14 @@ class DeviceRunner(Runner):
     def decode(self, step: Step) -> SampledTokens | None:
         """Launch a step that only decodes, including sampling.
 
-        Returns None for any other step, and for one with adapters, and launches nothing.
+        Returns None for any other step, for one with adapters, and for one whose logits are needed, and launches
+        nothing.
         """
-        if step.chunks or not step.decodes or self._has_adapters(step):
+        rows = step.decodes.rows
+        if step.chunks or not step.decodes or self._has_adapters(step) or self.input_batch.needs_logits[rows].any():
             return None
         self.move_blocks(step)
         self._send_tables()
-        rows = step.decodes.rows
         self._send_last_tokens(rows)
         draws = bool(self.input_batch.is_drawn[rows].any())
         count = len(rows)
@@ -186,13 +188,13 @@ class DeviceRunner(Runner):
     def _store(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keep the tokens as inputs of the next step, and for `_fetch`."""
         self._last_tokens.index_copy_(0, rows, tokens)
-        self._sampled[: len(tokens)].copy_(tokens)
+        self.sampled[: len(tokens)].copy_(tokens)
 
     def _fetch(self, count: int) -> SampledTokens:
         """Start the copy of the tokens to the host."""
         host, copied = self._hosts[0]
         self._hosts.rotate(-1)
-        host[:count].copy_(self._sampled[:count], non_blocking=True)
+        host[:count].copy_(self.sampled[:count], non_blocking=True)
         copied.set()
         return SampledTokens(host, count, copied)
 
@@ -271,7 +273,7 @@ class DeviceRunner(Runner):
     def sample(self, logits: torch.Tensor, rows: np.ndarray) -> SampledTokens:
         """Sample one token for each row of logits, by the parameters of these rows of the input batch.
 
-        The device keeps the tokens as inputs of the next step, too.
+        The device keeps the tokens as inputs of the next step, and in `sampled`.
         """
         draws = bool(self.input_batch.is_drawn[rows].any())
         self._staging.send({"rows": rows} | (self._draw_columns(rows) if draws else {}))

@@ -350,7 +350,7 @@ class Engine:
         """
         runner = self.runner
         assert isinstance(runner, DeviceRunner)
-        tokens = runner.decode(step)
+        tokens, scores = runner.decode(step), None
         if tokens is not None:
             batch = step.decodes
             self.num_steps += 1
@@ -360,8 +360,10 @@ class Engine:
             batch, logits = self._sampling_inputs(step, output.logits)
             if not batch:
                 return step, None
+            scored = self.sampler.prepare(logits, batch.rows, batch.sequences)
             tokens = runner.sample(logits, batch.rows)
-        launched = InFlightStep.begin(batch, tokens, self.input_batch)
+            scores = scored.launch(self.sampler.ops, runner.sampled) if scored is not None else None
+        launched = InFlightStep.begin(batch, tokens, self.input_batch, scores)
         self.input_batch.last_tokens[batch.rows] = PENDING
         batch.append_tokens(repeat(PENDING))
         for index in np.flatnonzero(launched.is_last).tolist():

@@ -8,6 +8,7 @@ import numpy as np
 
 from quire.worker.device.staging import SampledTokens
 from quire.worker.engine.input_batch import InputBatch
+from quire.worker.engine.scoring import TokenScores
 from quire.worker.engine.sequence import Sequence
 from quire.worker.engine.step import DecodeBatch
 
@@ -23,13 +24,21 @@ class InFlightStep:
     is_last: np.ndarray  # bool: with this token the sequence reaches max_tokens
     is_watched: np.ndarray  # bool: stop strings or stop tokens may end the sequence
     heeds_eos: np.ndarray  # bool: an end token ends the sequence
+    # Log-probabilities of the tokens, if they are on their way too.
+    scores: TokenScores | None = None
     # Indices into `tokens` of the sequences in `batch`; None for all.
     kept: np.ndarray | None = None
     # Sequences that ended with their token of this step, once the tokens are collected.
     ended: list[Sequence] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, batch: DecodeBatch, tokens: SampledTokens | np.ndarray, input_batch: InputBatch) -> InFlightStep:
+    def begin(
+        cls,
+        batch: DecodeBatch,
+        tokens: SampledTokens | np.ndarray,
+        input_batch: InputBatch,
+        scores: TokenScores | None = None,
+    ) -> InFlightStep:
         """Count one more token for each sequence of the batch, whatever token it is."""
         rows = batch.rows
         lengths = input_batch.lengths[rows]
@@ -42,6 +51,7 @@ class InFlightStep:
             is_last=lengths + 1 >= input_batch.max_lengths[rows],
             is_watched=input_batch.is_watched[rows],
             heeds_eos=~input_batch.ignores_eos[rows],
+            scores=scores,
         )
 
     def without(self, ended: list[Sequence]) -> InFlightStep:
@@ -58,10 +68,13 @@ class InFlightStep:
             is_last=self.is_last[kept],
             is_watched=self.is_watched[kept],
             heeds_eos=self.heeds_eos[kept],
+            scores=self.scores,
             kept=kept,
         )
 
     def wait(self) -> np.ndarray:
-        """Wait for the device. Returns the token of each sequence: int32 [R]."""
+        """Wait for the device, and record log-probabilities. Returns the token of each sequence: int32 [R]."""
+        if self.scores is not None:  # first, because they are copied last: the host waits once
+            self.scores.record(self.batch.sequences, self.kept)
         tokens = self.tokens.wait() if isinstance(self.tokens, SampledTokens) else self.tokens
         return tokens if self.kept is None else tokens[self.kept]

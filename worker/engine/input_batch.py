@@ -48,6 +48,7 @@ class InputBatch:
         self.is_watched = np.zeros(count, dtype=np.bool_)  # stop strings or stop tokens may end the sequence
         self.is_scored = np.zeros(count, dtype=np.bool_)  # the request asks for log-probabilities, or is ranked by them
         self.top_logprobs = np.full(count, NO_LOGPROBS, dtype=np.int8)  # tokens with log-probabilities per position
+        self.needs_logits = np.zeros(count, dtype=np.bool_)  # is_adjusted or is_scored
         self.is_beam = np.zeros(count, dtype=np.bool_)
         self.ignores_eos = np.zeros(count, dtype=np.bool_)
         self.adapters: list[Adapter | None] = [None] * count
@@ -89,6 +90,7 @@ class InputBatch:
         self.is_watched[row] = bool(params.stop or params.stop_token_ids)
         self.is_scored[row] = not params.beam_width and (params.logprobs or not params.is_streamed)
         self.top_logprobs[row] = params.top_logprobs if params.logprobs else NO_LOGPROBS
+        self.needs_logits[row] = self.is_adjusted[row] or self.is_scored[row]
         self.is_beam[row] = bool(params.beam_width)
         self.ignores_eos[row] = params.ignore_eos
         self.adapters[row] = group.adapter

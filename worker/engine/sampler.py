@@ -20,7 +20,7 @@ from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.randomness import uniform
-from quire.worker.engine.scoring import score
+from quire.worker.engine.scoring import ScoredRows
 from quire.worker.engine.sequence import Sequence
 from quire.worker.models.batch import send
 
@@ -44,23 +44,34 @@ class Sampler:
         logits: [R, V] float32, changed in place by penalties and bans. rows: int64 [R], row of each sequence in the
         input batch. Log-probabilities that requests ask for are recorded with their sequences.
         """
-        batch = self._input_batch
-        scored = np.flatnonzero(batch.is_scored[rows])
-        unadjusted = self._select(logits, scored) if len(scored) else None
-        self.adjust(logits, np.flatnonzero(batch.is_adjusted[rows]), sequences)
-        drawn = np.flatnonzero(batch.is_drawn[rows])
+        scored = self.prepare(logits, rows, sequences)
+        drawn = np.flatnonzero(self._input_batch.is_drawn[rows])
         if len(drawn) == len(rows):
             tokens = self._draw(logits, rows)
         else:
             tokens = self.ops.argmax(logits)
             if len(drawn):
-                tokens.index_copy_(0, self._send(drawn), self._draw(self._select(logits, drawn), rows[drawn]))
-        if unadjusted is not None:
-            sampled, owners = self._select(tokens, scored), [sequences[i] for i in scored.tolist()]
-            score(self.ops, unadjusted, sampled, owners, batch.top_logprobs[rows[scored]])
+                at = self._send(drawn)
+                tokens.index_copy_(0, at, self._draw(logits.index_select(0, at), rows[drawn]))
+        scores = scored.launch(self.ops, tokens) if scored is not None else None
         # The host waits only here, once everything has been launched.
         result: np.ndarray = tokens.cpu().numpy()
+        if scores is not None:
+            scores.record(sequences)
         return result
+
+    @torch.inference_mode()
+    def prepare(self, logits: torch.Tensor, rows: np.ndarray, sequences: SequenceOf[Sequence]) -> ScoredRows | None:
+        """Apply penalties, biases and bans to the logits, without waiting for the device.
+
+        Arguments as for `sample`. Returns the rows whose tokens get log-probabilities; None without such rows.
+        """
+        batch, scored = self._input_batch, None
+        if len(at := np.flatnonzero(batch.is_scored[rows])):
+            on_device = self._send(at)
+            scored = ScoredRows(at, on_device, logits.index_select(0, on_device), batch.top_logprobs[rows[at]])
+        self.adjust(logits, np.flatnonzero(batch.is_adjusted[rows]), sequences)
+        return scored
 
     def _draw(self, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
         """Draw one token at random for each row of logits."""
@@ -77,9 +88,6 @@ class Sampler:
 
     def _send(self, values: np.ndarray) -> torch.Tensor:
         return send(torch.from_numpy(values), self.ops.device)
-
-    def _select(self, values: torch.Tensor, at: np.ndarray) -> torch.Tensor:
-        return values.index_select(0, self._send(at))
 
     def top_logprobs(
         self, logits: torch.Tensor, rows: np.ndarray, sequences: SequenceOf[Sequence], count: int

@@ -1,43 +1,79 @@
 """Log-probabilities of sampled tokens, for requests that ask for them and for the ranking of best_of; and of prompts.
 
 Log-probabilities are computed from the model's logits before penalties, bans, temperature and truncation change them.
+For sampled tokens they are launched, and read later together with the tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from quire.kernels import Ops
+from quire.worker.device.staging import StreamMark
 from quire.worker.engine.input_batch import NO_LOGPROBS
 from quire.worker.engine.prompt_scores import PromptScores
 from quire.worker.engine.sequence import Sequence
 from quire.worker.models.batch import send
 
 
-def score(
-    ops: Ops, logits: torch.Tensor, tokens: torch.Tensor, sequences: SequenceOf[Sequence], tops: np.ndarray
-) -> None:
-    """Record the log-probability of each sequence's new token with the sequence.
+class TokenScores:
+    """Log-probabilities of the tokens of a step, on their way to the host.
 
-    logits: [S, V] float32. tokens: [S] integers. tops: [S] integers, the number of most probable tokens whose
-    log-probabilities the request asks for too, or NO_LOGPROBS if only the ranking of best_of needs the token's own.
+    words: int32 [S, 1 + 2k] on the device, a record (`quire.shared.logprobs`) of each scored row. at: [S] integers,
+    indices of these rows in the step. tops: [S] integers, see `ScoredRows`.
     """
-    logprobs = ops.logprobs_of(logits, tokens).cpu().numpy()
-    count = min(int(tops.max()), logits.shape[1])
-    words = np.empty((len(sequences), 1 + 2 * max(count, 0)), dtype="<u4")
-    words[:, 0] = logprobs.view(np.uint32)
-    if count > 0:
-        values, token_ids = ops.top_logprobs(logits, count)
-        words[:, 1::2] = token_ids.cpu().numpy()
-        words[:, 2::2] = values.cpu().numpy().view(np.uint32)
-    for sequence, logprob, record, top in zip(sequences, logprobs.tolist(), words, tops.tolist(), strict=True):
-        sequence.logprob += logprob
-        if top != NO_LOGPROBS:
-            sequence.logprobs += record[: 1 + 2 * min(top, count)].tobytes()
+
+    def __init__(self, words: torch.Tensor, at: np.ndarray, tops: np.ndarray) -> None:
+        self._at, self._tops = at, tops
+        self._words, self._copied = words, StreamMark(words.device)
+        if words.device.type == "cuda":
+            # Torch's allocator of pinned memory reuses this buffer only after the copy.
+            self._words = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+            self._words.copy_(words, non_blocking=True)
+        self._copied.set()
+
+    def record(self, sequences: SequenceOf[Sequence], kept: np.ndarray | None = None) -> None:
+        """Wait for the device, and record the log-probability of each sequence's new token with the sequence.
+
+        sequences: those of the step, or those at the indices `kept` only; the log-probabilities of others are dropped.
+        """
+        self._copied.wait()
+        words = self._words.numpy().astype("<i4", copy=False)
+        logprobs = words[:, 0].view(np.float32).tolist()
+        numbers = range(len(sequences)) if kept is None else kept.tolist()
+        owners = dict(zip(numbers, sequences, strict=True))
+        most = words.shape[1] // 2
+        for index, logprob, record, top in zip(self._at.tolist(), logprobs, words, self._tops.tolist(), strict=True):
+            if (sequence := owners.get(index)) is None:
+                continue
+            sequence.logprob += logprob
+            if top != NO_LOGPROBS:
+                sequence.logprobs += record[: 1 + 2 * min(top, most)].tobytes()
+
+
+class ScoredRows(NamedTuple):
+    """The rows of a step whose tokens get log-probabilities, with the model's own logits."""
+
+    at: np.ndarray  # int64 [S], indices of the rows in the step
+    at_on_device: torch.Tensor  # the same
+    logits: torch.Tensor  # float32 [S, V]
+    # [S] integers: the number of most probable tokens whose log-probabilities the request asks for too, or NO_LOGPROBS
+    # if only the ranking of best_of needs the token's own.
+    tops: np.ndarray
+
+    @torch.inference_mode()
+    def launch(self, ops: Ops, tokens: torch.Tensor) -> TokenScores:
+        """Launch the log-probabilities of the step's tokens: [R] integers on the device, R the rows of the step."""
+        parts = [ops.logprobs_of(self.logits, tokens.index_select(0, self.at_on_device)).view(torch.int32)[:, None]]
+        if (count := min(int(self.tops.max()), self.logits.shape[1])) > 0:
+            values, token_ids = ops.top_logprobs(self.logits, count)
+            parts.append(torch.stack([token_ids, values.view(torch.int32)], dim=2).flatten(1))
+        return TokenScores(torch.cat(parts, dim=1), self.at, self.tops)
 
 
 def score_prompts(ops: Ops, logits: torch.Tensor, parts: Iterable[tuple[PromptScores, int]]) -> None:

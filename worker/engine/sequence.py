@@ -258,14 +258,14 @@ class SequenceGroup:
     @property
     def is_synchronous(self) -> bool:
         """True if the host needs the tokens, logits or hidden states of each step before the next one, so that no step
-        runs ahead.
+        runs ahead. Log-probabilities of sampled tokens are computed on the device, and come back with the tokens.
 
         A group with a prompt to score, or without tokens to generate, is synchronous until its first result.
         """
         s = self.sampling
         if self.prompt_scores is not None or not s.max_tokens:
             return True
-        return not self.is_streamed or self.changes_logits or s.logprobs or bool(self.pooling)
+        return bool(s.beam_width) or self.changes_logits or bool(self.pooling)
 
     @property
     def unfinished(self) -> list[Sequence]:

@@ -34,10 +34,12 @@ from tests.support.mock_model import (
     record,
     request,
     run,
+    steps,
     text,
 )
 from tests.support.simulated_cuda.driver import CUDA, Driver, simulated_cuda
 from tests.worker.engine.test_engine_random import EngineUnderLoad, Interrupted
+from tests.worker.engine.test_in_flight import FEATURES, SCARCE, add_mixed, results
 from tests.worker.engine.test_pooling import embed, embedding, expected
 
 
@@ -151,6 +153,34 @@ def test_prompts_are_embedded_next_to_answers(runner: Callable[..., Runner]) -> 
         assert text(items, "before") == continuation((5, 6), 40, ignore_eos=True)
         for name, prompt in prompts.items():
             assert embedding(items, name) == expected(prompt, pooling), (name, pooling)
+
+
+@pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_late_device_gives_the_results_of_an_engine_that_waits_for_each_step(
+    runner: Callable[..., Runner], feature: str
+) -> None:
+    plain = make_engine(branches=True, **SCARCE)
+    assert add_mixed(plain, feature)
+    expected = run(plain)
+    with simulated_cuda() as late:
+        engine = make_late_engine(LateModel(late, branches=True), runner, **SCARCE)
+        assert add_mixed(engine, feature)
+        assert results(run(engine)) == results(expected)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_step_with_this_request_waits_only_for_the_results_of_the_step_before(feature: str) -> None:
+    with simulated_cuda() as late:
+        engine = make_late_engine(LateModel(late, branches=True))
+        engine.add(request("r", (1, 2, 3), **{"max_tokens": 40, "ignore_eos": True} | FEATURES[feature]))
+        engine.add(request("other", (4, 5), max_tokens=40, ignore_eos=True))
+        steps(engine, 5)
+        for _ in range(10):
+            waits, launched = late.num_waits, engine.num_prefill_tokens + engine.num_decode_tokens
+            steps(engine, 1)
+            assert late.num_waits - waits == 1
+            assert engine.runner.model.num_computed == launched, "the step that was just launched has run, too"
 
 
 def reuses_a_buffer_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ EXTRAS = st.one_of(
     st.just({"min_tokens": 6}),
     st.just({"presence_penalty": 0.7, "frequency_penalty": 0.5}),
     st.just({"repetition_penalty": 1.4}),
+    st.fixed_dictionaries({"logprobs": st.just(True), "top_logprobs": st.integers(0, 3)}),
 )
 STOPS = st.sampled_from([(), (), ("a",), ("b", "cd")])
 
@@ -176,6 +177,8 @@ class EngineUnderLoad(RuleBasedStateMachine):
         params = method | extras | {"max_tokens": max_tokens}
         if "beam_width" not in params:
             params["stop"] = stop
+        else:
+            params.pop("logprobs", None)
         self.num_asked += 1
         asked = request(f"r{self.num_asked}", prompt, salt, **params)
         try:

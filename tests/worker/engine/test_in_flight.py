@@ -12,6 +12,7 @@ import torch
 
 from quire.shared.messages import Delta, Outcome, StepItem
 from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.staging import SampledTokens
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.snapshot import take_snapshot
 from tests.support.mock_model import (
@@ -19,6 +20,7 @@ from tests.support.mock_model import (
     MockModel,
     assert_idle,
     continuation,
+    final,
     graphed,
     make_engine,
     request,
@@ -70,6 +72,78 @@ def test_a_step_is_launched_before_the_tokens_of_the_previous_one_are_collected(
     assert tokens(items, "r") == continuation((1, 2, 3), 8, ignore_eos=True)
     # The length of a text is known before its last token is: no step is computed in vain.
     assert engine.runner.model.num_computed == 3 + 7
+
+
+# Parameters that need more of a step than the most probable tokens.
+FEATURES: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": True},
+    "top logprobs": {"logprobs": True, "top_logprobs": 3},
+    "ranked": {"n": 2, "best_of": 3, "temperature": 1.0, "seed": 3, "logprobs": True},
+}
+
+
+def launches_and_reads(engine: Engine, patch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows whenever the model is launched, and whenever the tokens of a step are read."""
+    found: list[str] = []
+    forward, wait = engine.runner.model.forward, SampledTokens.wait
+
+    def launch(*args: Any) -> Any:
+        found.append("launch")
+        return forward(*args)
+
+    def read(tokens: SampledTokens) -> Any:
+        found.append("read")
+        return wait(tokens)
+
+    patch.setattr(engine.runner.model, "forward", launch)
+    patch.setattr(SampledTokens, "wait", read)
+    return found
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("has_others", [False, True], ids=["alone", "mixed"])
+def test_a_step_with_this_request_is_launched_before_the_tokens_of_the_previous_one_are_read(
+    ahead: Callable[..., Engine], feature: str, has_others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ahead(branches=True)
+    found = launches_and_reads(engine, monkeypatch)
+    engine.add(request("r", (1, 2, 3), **{"max_tokens": 12, "ignore_eos": True} | FEATURES[feature]))
+    if has_others:
+        engine.add(request("other", (4, 5), max_tokens=12, ignore_eos=True))
+    steps(engine, 9)
+    assert found == ["launch", *["launch", "read"] * 8]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_results_are_those_of_an_engine_that_waits_for_each_step(
+    ahead: Callable[..., Engine], feature: str, preemption: str
+) -> None:
+    engines = [make(branches=True, **SCARCE, preemption=preemption) for make in (make_engine, ahead)]
+    expected, items = (run(engine) for engine in engines if add_mixed(engine, feature))
+    assert all(engine.groups.num_preemptions > 0 for engine in engines)
+    assert results(items) == results(expected)
+
+
+SCARCE = {"num_blocks": 20, "num_host_blocks": 40, "prefix_caching": True}
+
+
+def add_mixed(engine: Engine, feature: str) -> bool:
+    """Add requests with a feature, drawn and greedy ones, of one and more choices, and as many without."""
+    for index in range(10):
+        params = [
+            {"seed": index, "temperature": 1.0 if index % 3 else 0.0, "stop": ("x",) if index == 3 else ()},
+            {"n": 1 + index // 4, "max_tokens": 12 + index},
+            FEATURES[feature] if index % 2 else {},
+        ]
+        merged = {name: value for one in params for name, value in one.items()}
+        engine.add(request(f"r{index}", range(index + 1, index + 8 + index % 5), **merged))
+    return True
+
+
+def results(items: list[StepItem]) -> dict[str, tuple[Any, ...]]:
+    """Return the choices of each request, and its outcome."""
+    return {name: (final(items, name), last(items, name).outcome) for name in {item.request_id for item in items}}
 
 
 def test_the_token_in_flight_of_a_text_that_has_ended_is_dropped(ahead: Callable[..., Engine]) -> None:
@@ -190,7 +264,7 @@ def test_a_dropped_request_emits_nothing_more_and_no_other_request_loses_a_token
 
 def test_no_step_is_in_flight_after_a_step_with_a_synchronous_request(ahead: Callable[..., Engine]) -> None:
     engine = ahead()
-    engine.add(request("scored", (1, 2), logprobs=True, max_tokens=60, ignore_eos=True))
+    engine.add(request("beams", (1, 2), beam_width=2, max_tokens=60, ignore_eos=True))
     for index in range(10):
         engine.add(request(f"r{index}", (3, 4), max_tokens=2, ignore_eos=True))
         steps(engine, 4)
@@ -253,7 +327,7 @@ def test_a_synchronous_step_that_fails_loses_no_token_of_the_step_in_flight(
     engine = ahead()
     engine.add(request("r", (1, 2), max_tokens=50, ignore_eos=True))
     items = steps(engine, 4)
-    engine.add(request("scored", (1, 3), logprobs=True))
+    engine.add(request("beams", (1, 3), beam_width=2))
 
     def fails(*_: object) -> None:
         raise RuntimeError("out of memory")

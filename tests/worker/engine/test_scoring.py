@@ -21,6 +21,8 @@ from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import Completion, complete
+from quire.worker.engine.scoring import ScoredRows, TokenScores
+from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.models.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.mock_model import (
@@ -249,18 +251,33 @@ def test_tokens_that_cannot_be_drawn_have_the_probability_that_the_model_gives_t
     assert found[1].top == ((0, pytest.approx(np.log(1 / 3))),)
 
 
-def logprobs_of(logits: torch.Tensor, drawn: list[int], tops: list[int]) -> list[TokenLogprobs]:
-    """Return the log-probabilities recorded with sequences that got these tokens."""
-    from quire.worker.engine.scoring import score
-    from quire.worker.engine.sequence import SequenceGroup
+def test_log_probabilities_of_sequences_that_have_ended_are_dropped() -> None:
+    first, _, third = sequences = scored_sequences([1, 1, 1])
+    scored(torch.eye(3), [0, 1, 2], [1, 1, 1]).record([first, third], np.array([0, 2]))
+    assert [one.logprob for one in sequences] == [pytest.approx(-0.5514, abs=1e-4), 0.0, first.logprob]
+    assert [read_records(one.take_logprobs() or b"", 1)[0].top[0][0] for one in (first, third)] == [0, 2]
+    assert sequences[1].take_logprobs() == b""
 
+
+def scored_sequences(tops: list[int]) -> list[Sequence]:
     sequences = []
     for top in tops:
         group = SequenceGroup("r", (0,), SamplingParams(max_tokens=1, logprobs=True, top_logprobs=top))
         group.start()
         sequences += group.sequences
-    ops = kernels.select_ops("cpu", torch.float32)
-    score(ops, logits, torch.tensor(drawn, dtype=torch.int32), sequences, np.array(tops, dtype=np.int8))
+    return sequences
+
+
+def scored(logits: torch.Tensor, drawn: list[int], tops: list[int]) -> TokenScores:
+    at = np.arange(len(drawn))
+    rows = ScoredRows(at, torch.from_numpy(at), logits, np.array(tops, dtype=np.int8))
+    return rows.launch(kernels.select_ops("cpu", torch.float32), torch.tensor(drawn, dtype=torch.int32))
+
+
+def logprobs_of(logits: torch.Tensor, drawn: list[int], tops: list[int]) -> list[TokenLogprobs]:
+    """Return the log-probabilities recorded with sequences that got these tokens."""
+    sequences = scored_sequences(tops)
+    scored(logits, drawn, tops).record(sequences)
     deltas = [Delta(0, (token,), logprobs=one.take_logprobs()) for one, token in zip(sequences, drawn, strict=True)]
     assert all(one.take_logprobs() == b"" for one in sequences)
     return [read_records(delta.logprobs or b"", 1)[0] for delta in deltas]

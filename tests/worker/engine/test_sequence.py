@@ -70,8 +70,8 @@ def test_tokens_that_are_pending_have_not_been_emitted() -> None:
         ({"min_tokens": 2}, True),
         ({"logit_bias": ((1, 2.0),)}, True),
         ({"grammar": "{}"}, True),
-        ({"logprobs": True}, True),
-        ({"best_of": 2}, True),
+        ({"logprobs": True, "top_logprobs": 3}, False),
+        ({"best_of": 2}, False),
         ({"beam_width": 2}, True),
     ],
 )
