@@ -79,7 +79,10 @@ def spread_logits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class MockOps:
-    """The operations of a sampler. `sample` draws evenly from three tokens around the greedy one."""
+    """The operations of a sampler. `sample` draws evenly from the greedy token and the two after it.
+
+    The greedy token takes the place of a token that is banned.
+    """
 
     name = "mock"
     device = torch.device("cpu")
@@ -97,7 +100,10 @@ class MockOps:
         return logits.argmax(dim=-1).to(torch.int32)
 
     def sample(self, logits: torch.Tensor, temperature: Any, top_k: Any, top_p: Any, min_p: Any, uniform: Any) -> Any:
-        return ((logits.argmax(dim=-1) + (uniform * 3).long()) % VOCAB).to(torch.int32)
+        greedy = logits.argmax(dim=-1)
+        drawn = (greedy + (uniform * 3).long()) % VOCAB
+        is_banned = logits.gather(1, drawn[:, None])[:, 0] == float("-inf")
+        return torch.where(is_banned, greedy, drawn).to(torch.int32)
 
 
 class MockCache:
@@ -258,6 +264,8 @@ def graphed(model: Any, limits: EngineLimits, input_batch: InputBatch, record: R
 
 def make_engine(branches: bool = False, runner: Any = Runner, model: MockModel | None = None, **limits: Any) -> Engine:
     """Return a small engine that checks itself after every step. limits: fields of EngineLimits."""
+    from tests.support.mock_grammars import MockGrammars
+
     roomy = {
         "num_blocks": 64,
         "block_size": 4,
@@ -267,7 +275,8 @@ def make_engine(branches: bool = False, runner: Any = Runner, model: MockModel |
         "prefix_caching": False,
     }
     model = model or MockModel(branches=branches)
-    engine = Engine(model, EngineLimits(**(roomy | limits)), (EOS,), Letters(), runner=runner)
+    limits = roomy | limits
+    engine = Engine(model, EngineLimits(**limits), (EOS,), Letters(), runner=runner, grammars=MockGrammars())
     engine.checks_itself = True
     return engine
 

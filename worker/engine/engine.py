@@ -5,8 +5,10 @@ request, in order. A request that ranks several sequences (best_of, beam search)
 
 On a device that works asynchronously (`DeviceRunner`) the engine runs one step ahead: it launches a step before it
 knows the tokens of the previous one, and collects these while the device computes. Until then PENDING stands for them
-in their sequences. A sequence that turns out to have ended took part in one step too many; that token is dropped. While
-any request needs its tokens before its next step (`SequenceGroup.is_synchronous`), the engine waits for every step.
+in their sequences. A sequence that turns out to have ended took part in one step too many; that token is dropped. If
+penalties, banned words or a grammar need the tokens of the previous step, the engine launches the model, collects these
+tokens while the device computes, and only then launches the choice of the new tokens. While any request needs more of
+a step on the host (`SequenceGroup.is_synchronous`), the engine waits for every step.
 """
 
 from __future__ import annotations
@@ -227,7 +229,7 @@ class Engine:
         started = self._begin_step()
         step: Step | None
         if self.runner.looks_ahead and not self._synchronous:
-            step, self._in_flight = self._step_ahead(self._in_flight)
+            step = self._step_ahead()
         else:
             self._collect_in_flight()
             step = self._step_synchronously()
@@ -277,17 +279,14 @@ class Engine:
             elif chunk.is_sampled and group.sampling.prompt_logprobs >= 0 and not group.is_synchronous:
                 self._synchronous.discard(group.request_id)
 
-    def _step_ahead(self, previous: InFlightStep | None) -> tuple[Step, InFlightStep | None]:
-        """Schedule and launch one step, then collect the previous one while the device computes."""
+    def _step_ahead(self) -> Step:
+        """Schedule and launch one step, and collect the previous one while the device computes."""
         step, launched = self._schedule(), None
         if step.num_tokens:
             step, launched = self._launch(step)
-            self.times.end_execute()
-        if previous is not None:
-            self._ready += self._collect(previous)
-        if previous is not None and launched is not None:
-            launched = launched.without(previous.ended)
-        return step, launched
+        ended = self._collect_in_flight()
+        self._in_flight = launched.without(ended) if launched is not None else None
+        return step
 
     def _begin_step(self) -> float:
         """Start the clocks, and bound the prompt tokens of the step. Returns the pacer's time."""
@@ -343,10 +342,11 @@ class Engine:
     # --- a step ahead -------------------------------------------------------------------------------------------------
 
     def _launch(self, step: Step) -> tuple[Step, InFlightStep | None]:
-        """Launch a step without waiting for the device.
+        """Launch a step without waiting for the device to compute it.
 
-        Returns the launched step and its tokens in flight. The launched step is smaller than `step` if device memory
-        ran out. The tokens are None if the step samples no token.
+        Collects the step in flight if sampling needs its tokens. Returns the launched step and its tokens in flight.
+        The launched step is smaller than `step` if device memory ran out. The tokens are None if the step samples no
+        token.
         """
         runner = self.runner
         assert isinstance(runner, DeviceRunner)
@@ -355,14 +355,21 @@ class Engine:
             batch = step.decodes
             self.num_steps += 1
             self.num_decode_tokens += len(batch)
+            self.times.end_execute()
         else:
             step, output = self._execute(step)
-            batch, logits = self._sampling_inputs(step, output.logits)
+            self.times.end_execute()
+            inputs = self._sampling_inputs(step, output.logits)
+            if inputs.batch.with_history:
+                inputs = inputs.without(self._collect_in_flight())
+            batch, logits = inputs
             if not batch:
                 return step, None
+            began = self.times.clock()
             scored = self.sampler.prepare(logits, batch.rows, batch.sequences)
             tokens = runner.sample(logits, batch.rows)
             scores = scored.launch(self.sampler.ops, runner.sampled) if scored is not None else None
+            self.times.add_sampling(began)
         launched = InFlightStep.begin(batch, tokens, self.input_batch, scores)
         self.input_batch.last_tokens[batch.rows] = PENDING
         batch.append_tokens(repeat(PENDING))
@@ -378,19 +385,24 @@ class Engine:
             self.groups.remove(group)
 
     def _collect(self, step: InFlightStep) -> list[StepItem]:
-        """Wait for the tokens of a launched step. Returns its results."""
+        """Wait for the tokens of a launched step. Returns its results, and adds to `step.ended` what they end."""
         began = self.times.clock()
         tokens = step.wait()
         self.times.add_sampling(began)
         token_ids = tokens.tolist()
         step.batch.set_tokens(step.lengths.tolist(), token_ids)
-        return self._results.of(step, tokens, token_ids)
+        return self._results_of(step, tokens, token_ids)
 
-    def _collect_in_flight(self) -> None:
-        """Collect the step in flight, if any: afterwards the host knows all tokens."""
+    def _collect_in_flight(self) -> list[Sequence]:
+        """Collect the step in flight, if any: afterwards the host knows all tokens.
+
+        Returns the sequences that ended with it.
+        """
         step, self._in_flight = self._in_flight, None
-        if step is not None:
-            self._ready += self._collect(step)
+        if step is None:
+            return []
+        self._ready += self._collect(step)
+        return step.ended
 
     # --- sampling -----------------------------------------------------------------------------------------------------
 
@@ -415,9 +427,16 @@ class Engine:
         self.input_batch.last_tokens[batch.rows] = tokens
         token_ids = tokens.tolist()
         batch.append_tokens(token_ids)
+        return self._results_of(step, tokens, token_ids)
+
+    def _results_of(self, step: InFlightStep, tokens: np.ndarray, token_ids: list[int]) -> list[StepItem]:
+        """Count tokens for penalties, advance grammars, end sequences, and return the items of a step.
+
+        tokens: int32 [R], the new token of each sequence; token_ids: the same as a list.
+        """
         dead_ends: dict[str, str] = {}
-        for index in np.flatnonzero(self.input_batch.is_adjusted[batch.rows]).tolist():
-            sequence = batch.sequences[index]
+        for index in step.batch.with_history:
+            sequence = step.batch.sequences[index]
             if (counts := sequence.output_counts) is not None:
                 counts[token_ids[index]] += 1
             if (matcher := sequence.matcher) is not None:
@@ -425,15 +444,16 @@ class Engine:
                 if matcher.error is not None:
                     dead_ends[sequence.group.request_id] = matcher.error
         items = self._results.of(step, tokens, token_ids)
-        return self._end_dead_ends(items, dead_ends) if dead_ends else items
+        return self._end_dead_ends(step, items, dead_ends) if dead_ends else items
 
-    def _end_dead_ends(self, items: list[StepItem], dead_ends: dict[str, str]) -> list[StepItem]:
+    def _end_dead_ends(self, step: InFlightStep, items: list[StepItem], dead_ends: dict[str, str]) -> list[StepItem]:
         """End requests whose answers cannot follow their grammars any more, without their tokens of this step.
 
         dead_ends: the error of each request. Returns the items with those of these requests replaced.
         """
         starts = {item.request_id: item.start for item in items}
         for request_id in dead_ends.keys() & self.requests.keys():
+            step.ended.extend(self.requests[request_id].sequences)
             self._forget(self.requests[request_id])
         ends = {request_id: Outcome(OutcomeName.ERROR, f"{DEAD_END}: {why}") for request_id, why in dead_ends.items()}
         items = [item for item in items if item.request_id not in dead_ends]

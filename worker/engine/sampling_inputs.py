@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,11 @@ class SamplingInputs(NamedTuple):
             logits = self.logits if len(at) == len(mask) else _select(self.logits, at)
             parts.append(SamplingInputs(DecodeBatch.of([self.batch.sequences[i] for i in at]), logits))
         return parts[0], parts[1]
+
+    def without(self, ended: Collection[Sequence]) -> SamplingInputs:
+        """Leave out sequences that have ended."""
+        gone = set(ended).intersection(self.batch.sequences)
+        return self.split(np.array([one not in gone for one in self.batch.sequences]))[0] if gone else self
 
     def by_group(self) -> list[tuple[SequenceGroup, SamplingInputs]]:
         """Split by group."""

@@ -194,6 +194,8 @@ class SequenceGroup:
     # is_streamed: results carry tokens step by step. is_single: the group streams a single sequence.
     is_streamed: bool = True
     is_single: bool = False
+    # True if penalties, banned words or a grammar depend on the tokens so far.
+    has_history: bool = False
     # Token sequences of `sampling.bad_words`.
     bad_words: tuple[tuple[int, ...], ...] = ()
     # Bit mask of `sampling.allowed_token_ids`, as grammars make them; None if all tokens are allowed.
@@ -218,6 +220,7 @@ class SequenceGroup:
         self.sequences = [Sequence(self, i, self.prompt, outputs.get(i, ())) for i in range(count)]
         self.is_streamed = self.sampling.is_streamed
         self.is_single = self.is_streamed and count == 1
+        self.has_history = bool(self.has_penalties or self.bad_words or self.sampling.grammar)
         if self.sampling.prompt_logprobs >= 0 and not self.is_reported:
             self.prompt_scores = PromptScores(self.prompt, self.sampling.prompt_logprobs)
 
@@ -258,14 +261,12 @@ class SequenceGroup:
     @property
     def is_synchronous(self) -> bool:
         """True if the host needs the tokens, logits or hidden states of each step before the next one, so that no step
-        runs ahead. Log-probabilities of sampled tokens are computed on the device, and come back with the tokens.
+        runs ahead.
 
         A group with a prompt to score, or without tokens to generate, is synchronous until its first result.
         """
         s = self.sampling
-        if self.prompt_scores is not None or not s.max_tokens:
-            return True
-        return bool(s.beam_width) or self.changes_logits or bool(self.pooling)
+        return bool(self.prompt_scores is not None or not s.max_tokens or s.beam_width or self.pooling)
 
     @property
     def unfinished(self) -> list[Sequence]:

@@ -27,6 +27,8 @@ class DecodeBatch:
     are_single: bool
     # Indices of the sequences whose requests ask for log-probabilities.
     with_logprobs: list[int]
+    # Indices of the sequences whose logits depend on the tokens so far: penalties, banned words, grammars.
+    with_history: list[int]
     # Indices of the sequences whose requests have had no result yet. The list is cleared with the first results.
     without_report: list[int]
 
@@ -40,6 +42,7 @@ class DecodeBatch:
             any(sequence.group.priority == LOWEST_PRIORITY for sequence in sequences),
             all(sequence.group.is_single for sequence in sequences),
             [index for index, sequence in enumerate(sequences) if sequence.group.sampling.logprobs],
+            [index for index, sequence in enumerate(sequences) if sequence.group.has_history],
             [index for index, sequence in enumerate(sequences) if not sequence.group.is_reported],
         )
 

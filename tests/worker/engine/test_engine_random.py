@@ -22,6 +22,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sequence import GroupState
 from quire.worker.engine.step import Step
+from tests.support.mock_grammars import DEAD_ENDS, ENDLESS
 from tests.support.mock_model import alone, assert_idle, final, graphed, make_engine, request
 from tests.worker.engine.test_pooling import embed, embedding
 from tests.worker.engine.test_pooling import expected as vector
@@ -60,6 +61,12 @@ EXTRAS = st.one_of(
     st.just({"min_tokens": 6}),
     st.just({"presence_penalty": 0.7, "frequency_penalty": 0.5}),
     st.just({"repetition_penalty": 1.4}),
+    st.just({"logit_bias": ((5, 3.0), (9, -100.0)), "min_tokens": 3}),
+    st.just({"allowed_token_ids": (0, *range(3, 97, 4))}),
+    st.just({"bad_words": ("b", "cd", "ef", "xyz"), "presence_penalty": 1.5}),
+    st.just({"grammar": ENDLESS}),
+    st.just({"grammar": DEAD_ENDS, "n": 1}),
+    st.just({"grammar": ENDLESS, "frequency_penalty": 0.5, "logprobs": True, "top_logprobs": 2}),
     st.fixed_dictionaries({"logprobs": st.just(True), "top_logprobs": st.integers(0, 3)}),
 )
 STOPS = st.sampled_from([(), (), ("a",), ("b", "cd")])
@@ -178,7 +185,8 @@ class EngineUnderLoad(RuleBasedStateMachine):
         if "beam_width" not in params:
             params["stop"] = stop
         else:
-            params.pop("logprobs", None)
+            for name in ("logprobs", "grammar"):
+                params.pop(name, None)
         self.num_asked += 1
         asked = request(f"r{self.num_asked}", prompt, salt, **params)
         try:

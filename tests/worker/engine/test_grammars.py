@@ -127,10 +127,9 @@ def test_every_answer_follows_its_schema_in_a_batch_with_requests_without_one(
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_no_step_is_launched_ahead_of_a_token_that_a_grammar_needs(
+def test_the_mask_of_a_step_that_was_launched_ahead_is_that_of_the_tokens_before_it(
     model: Decoder, tokenizer: Tokenizer, kind: int
 ) -> None:
-    """No other parameter makes the request synchronous."""
     found = [
         complete(make_engine(model, tokenizer, ahead), prompts(tokenizer, 1), [params(kind)])[0]
         for ahead in (False, True)
@@ -240,11 +239,12 @@ def test_the_output_of_an_earlier_attempt_must_follow_the_schema_too(model: Deco
     assert not engine.has_work
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("kind", [0, 2, 4], ids=["streamed", "choices", "ranked"])
 def test_a_grammar_that_gives_up_ends_its_request_alone(
-    model: Decoder, tokenizer: Tokenizer, kind: int, monkeypatch: pytest.MonkeyPatch
+    model: Decoder, tokenizer: Tokenizer, kind: int, ahead: bool
 ) -> None:
-    engine = make_engine(model, tokenizer)
+    engine = make_engine(model, tokenizer, ahead)
     prompt, other = prompts(tokenizer, 2)
     engine.add(GenerationRequest("good", "demo", prompt, params(0)))
     engine.add(GenerationRequest("bad", "demo", other, params(kind)))

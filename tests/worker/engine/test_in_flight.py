@@ -15,6 +15,7 @@ from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.staging import SampledTokens
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.snapshot import take_snapshot
+from tests.support.mock_grammars import DEAD_ENDS, ENDLESS
 from tests.support.mock_model import (
     EOS,
     MockModel,
@@ -79,7 +80,33 @@ FEATURES: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True},
     "top logprobs": {"logprobs": True, "top_logprobs": 3},
     "ranked": {"n": 2, "best_of": 3, "temperature": 1.0, "seed": 3, "logprobs": True},
+    "bias": {"logit_bias": ((5, 3.0), (9, -100.0), (40, 2.0))},
+    "allowed tokens": {"allowed_token_ids": (0, *range(3, 97, 4))},
+    "min_tokens": {"min_tokens": 7},
+    "presence penalty": {"presence_penalty": 1.5},
+    "frequency penalty": {"frequency_penalty": 0.8},
+    "repetition penalty": {"repetition_penalty": 1.4},
+    "banned words": {"bad_words": ("b", "cd", "ef", "gh", "xyz")},
+    "grammar": {"grammar": ENDLESS},
+    "dead ends": {"grammar": DEAD_ENDS, "n": 1},
+    "all": {
+        "logprobs": True,
+        "top_logprobs": 2,
+        "logit_bias": ((5, 3.0), (9, -100.0)),
+        "min_tokens": 4,
+        "frequency_penalty": 0.8,
+        "repetition_penalty": 1.4,
+        "bad_words": ("b", "cd"),
+        "grammar": ENDLESS,
+    },
 }
+
+
+def long_text(feature: str) -> dict[str, Any]:
+    """Return the parameters of a request with a feature whose text has at least 20 tokens."""
+    # After its end token an answer follows no grammar any more.
+    lasts = {"min_tokens": 20} if "grammar" in FEATURES[feature] else {"ignore_eos": True}
+    return {"max_tokens": 20} | FEATURES[feature] | lasts
 
 
 def launches_and_reads(engine: Engine, patch: pytest.MonkeyPatch) -> list[str]:
@@ -100,14 +127,14 @@ def launches_and_reads(engine: Engine, patch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", [one for one in FEATURES if one != "dead ends"])
 @pytest.mark.parametrize("has_others", [False, True], ids=["alone", "mixed"])
 def test_a_step_with_this_request_is_launched_before_the_tokens_of_the_previous_one_are_read(
     ahead: Callable[..., Engine], feature: str, has_others: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = ahead(branches=True)
     found = launches_and_reads(engine, monkeypatch)
-    engine.add(request("r", (1, 2, 3), **{"max_tokens": 12, "ignore_eos": True} | FEATURES[feature]))
+    engine.add(request("r", (1, 2, 3), **long_text(feature)))
     if has_others:
         engine.add(request("other", (4, 5), max_tokens=12, ignore_eos=True))
     steps(engine, 9)
@@ -123,6 +150,36 @@ def test_results_are_those_of_an_engine_that_waits_for_each_step(
     expected, items = (run(engine) for engine in engines if add_mixed(engine, feature))
     assert all(engine.groups.num_preemptions > 0 for engine in engines)
     assert results(items) == results(expected)
+
+
+@pytest.mark.parametrize("feature", [one for one in FEATURES if one not in ("ranked", "dead ends")])
+@pytest.mark.parametrize("cut", [1, 4])
+def test_another_attempt_continues_a_text_as_it_would_have_gone_on(
+    ahead: Callable[..., Engine], feature: str, cut: int
+) -> None:
+    asked = request("r", (6, 7, 8), n=2, temperature=1.0, seed=4, **long_text(feature))
+    plain, first, second = make_engine(branches=True), ahead(branches=True), ahead(branches=True)
+    plain.add(asked)
+    expected = run(plain)
+    first.add(asked)
+    begun: list[StepItem] = []
+    while len(begun) < cut:
+        begun += first.step()
+    second.add(asked, tuple(begun))
+    assert results(begun + run(second)) == results(expected)
+
+
+def test_an_answer_that_its_grammar_does_not_continue_ends_alone(ahead: Callable[..., Engine]) -> None:
+    engines = [make(branches=True) for make in (make_engine, ahead)]
+    for engine in engines:
+        for index in range(6):
+            engine.add(request(f"r{index}", (index, 2), grammar=(ENDLESS, DEAD_ENDS)[index % 2], min_tokens=40))
+        engine.add(request("plain", (3, 2), max_tokens=40, ignore_eos=True))
+    expected, items = (run(engine) for engine in engines)
+    assert results(items) == results(expected)
+    ends = [last(items, f"r{index}").outcome.name for index in range(6)]
+    assert ends[::2] == ["length"] * 3
+    assert set(ends[1::2]) == {"error"}
 
 
 SCARCE = {"num_blocks": 20, "num_host_blocks": 40, "prefix_caching": True}

@@ -68,13 +68,17 @@ def test_choices_that_have_output_already_compute_that_before_they_sample() -> N
     assert (leader.is_decoding, other.is_decoding) == (False, True)
 
 
-def test_rows_are_split_by_a_mask_and_by_group() -> None:
+def test_rows_are_split_by_a_mask_by_group_and_by_what_has_ended() -> None:
     groups = Groups(LIMITS)
     one, two = started(groups, "one"), started(groups, "two", n=2)
     inputs = SamplingInputs(DecodeBatch.of([*one.sequences, *two.sequences]), logits(3))
     wanted, rest = inputs.split(np.array([True, False, True]))
     assert wanted.batch.sequences == [one.sequences[0], two.sequences[1]]
     assert (wanted.logits[:, 0].tolist(), rest.logits[:, 0].tolist()) == ([0, 2], [1])
+    [first, *_], [_, last] = one.sequences, two.sequences
+    assert inputs.without([]) is inputs
+    left = inputs.without([last, first])
+    assert (left.batch.sequences, left.logits[:, 0].tolist()) == ([two.sequences[0]], [1])
     parts = inputs.by_group()
     assert [(group.request_id, len(part.batch), part.logits[:, 0].tolist()) for group, part in parts] == [
         ("one", 1, [0]),

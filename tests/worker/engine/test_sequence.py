@@ -64,21 +64,46 @@ def test_tokens_that_are_pending_have_not_been_emitted() -> None:
         ({}, False),
         ({"temperature": 1.0, "top_k": 3, "n": 2}, False),
         ({"stop": ("a",), "stop_token_ids": (4,)}, False),
-        ({"presence_penalty": 0.5}, True),
-        ({"frequency_penalty": 0.5}, True),
-        ({"repetition_penalty": 1.1}, True),
-        ({"min_tokens": 2}, True),
-        ({"logit_bias": ((1, 2.0),)}, True),
-        ({"grammar": "{}"}, True),
+        ({"presence_penalty": 0.5}, False),
+        ({"min_tokens": 2}, False),
+        ({"logit_bias": ((1, 2.0),)}, False),
+        ({"grammar": "{}"}, False),
         ({"logprobs": True, "top_logprobs": 3}, False),
         ({"best_of": 2}, False),
         ({"beam_width": 2}, True),
+        ({"prompt_logprobs": 0}, True),
+        ({"max_tokens": 0}, True),
     ],
 )
 def test_a_request_is_synchronous_if_the_host_needs_its_tokens_or_logits(params: Any, is_synchronous: bool) -> None:
     made = group(**params)
     made.start()
     assert made.is_synchronous is is_synchronous
+
+
+@pytest.mark.parametrize(
+    ("params", "has_history"),
+    [
+        ({}, False),
+        ({"min_tokens": 2, "logit_bias": ((1, 2.0),), "allowed_token_ids": (1, 2)}, False),
+        ({"logprobs": True}, False),
+        ({"presence_penalty": 0.5}, True),
+        ({"frequency_penalty": 0.5}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"grammar": "{}"}, True),
+    ],
+)
+def test_penalties_and_grammars_depend_on_the_tokens_so_far(params: Any, has_history: bool) -> None:
+    made = group(**params)
+    made.start()
+    assert made.has_history is has_history
+
+
+def test_banned_words_depend_on_the_tokens_so_far() -> None:
+    made = group()
+    made.bad_words = ((3, 4),)
+    made.start()
+    assert made.has_history
 
 
 def test_log_probabilities_leave_once_and_only_if_they_are_asked_for() -> None:

@@ -22,7 +22,8 @@ def test_columns_are_those_of_the_sequences() -> None:
     batch = DecodeBatch.of([*both, single])
     assert batch.rows.tolist() == [10, 11, 10]
     assert batch.request_ids == ["r"] * 3
-    assert (batch.are_single, batch.with_logprobs) == (False, [2])
+    assert (batch.are_single, batch.with_logprobs, batch.with_history) == (False, [2], [])
+    assert DecodeBatch.of([single, *sequences(2, presence_penalty=1.0)]).with_history == [1, 2]
     assert DecodeBatch.of([single]).are_single
     assert (len(batch), len(DecodeBatch.of([]))) == (3, 0)
 
