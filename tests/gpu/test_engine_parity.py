@@ -12,6 +12,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,13 @@ ON_CUDA = torch.cuda.is_available()
 # Families that Quire computes itself, and some that Transformers computes.
 TRIED = ("llama3-rope", "mistral", "qwen3", "gpt2", "gemma3", "deepseek-v3", "qwen3-moe")
 GRAPHS = [False, True]
+# Parameters that need the logits of a step, or the tokens before it.
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"logprobs": True, "top_logprobs": 3},
+    {"logit_bias": ((5, 3.0), (9, -100.0)), "min_tokens": 4, "allowed_token_ids": tuple(range(0, 100, 3))},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
+]
 
 
 def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
@@ -80,12 +88,14 @@ def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, t
 
 @pytest.mark.skipif(not ON_CUDA, reason="only a CUDA device can be waited for")
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_launching_a_step_waits_for_nothing(
-    temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    temperature: float, kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If penalties need the tokens of the previous step, the launch waits for their event, which is no error here."""
     # The last bits of a row depend on how much of its prompt is cached, and one of the 512 draws depends on them.
     engine = make_engine(make_checkpoint(tmp_path / "llama", "llama"), True, prefix_caching=False)
-    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature)
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, **KINDS[kind])
     expected = generate(engine, prompts(), params)
     launch, launched = engine._launch, []
 
@@ -114,7 +124,10 @@ def test_preempted_choices_equal_hugging_face(preemption: str, tmp_path: Path) -
 
 def test_drawn_texts_are_those_of_an_engine_that_waits_for_every_step(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "llama", "llama", initializer_range=0.1)
-    params = [SamplingParams(max_tokens=24, temperature=i % 3 / 2, top_p=0.95, seed=i) for i in range(32)]
+    params = [
+        SamplingParams(max_tokens=24, temperature=i % 3 / 2, top_p=0.95, seed=i, **KINDS[i % len(KINDS)])
+        for i in range(32)
+    ]
     ahead = make_engine(path, ON_CUDA)
     waits = make_engine(path, False)
     waits.runner.looks_ahead = False
