@@ -366,9 +366,10 @@ class Engine:
             if not batch:
                 return step, None
             began = self.times.clock()
-            scored = self.sampler.prepare(logits, batch.rows, batch.sequences)
-            tokens = runner.sample(logits, batch.rows)
-            scores = scored.launch(self.sampler.ops, runner.sampled) if scored is not None else None
+            with torch.inference_mode():
+                scored = self.sampler.prepare(logits, batch.rows, batch.sequences)
+                tokens = runner.sample(logits, batch.rows)
+                scores = scored.launch(self.sampler.ops, runner.sampled) if scored is not None else None
             self.times.add_sampling(began)
         launched = InFlightStep.begin(batch, tokens, self.input_batch, scores)
         self.input_batch.last_tokens[batch.rows] = PENDING
@@ -437,8 +438,8 @@ class Engine:
         dead_ends: dict[str, str] = {}
         for index in step.batch.with_history:
             sequence = step.batch.sequences[index]
-            if (counts := sequence.output_counts) is not None:
-                counts[token_ids[index]] += 1
+            if sequence.seen is not None:
+                sequence.seen.add(token_ids[index])
             if (matcher := sequence.matcher) is not None:
                 matcher.consume(token_ids[index : index + 1])
                 if matcher.error is not None:
@@ -477,8 +478,8 @@ class Engine:
         self.groups.branch(group, [one.parent for one in continuations])
         for beam, one in zip(group.sequences, continuations, strict=True):
             beam.token_ids.append(one.token_id)
-            if beam.output_counts is not None:
-                beam.output_counts[one.token_id] += 1
+            if beam.seen is not None:
+                beam.seen.add(one.token_id)
             self.input_batch.lengths[beam.row] += 1
             self.input_batch.last_tokens[beam.row] = one.token_id
         return []

@@ -21,6 +21,7 @@ from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.randomness import uniform
 from quire.worker.engine.scoring import ScoredRows
+from quire.worker.engine.seen_tokens import SeenTokens
 from quire.worker.engine.sequence import Sequence
 from quire.worker.models.batch import send
 
@@ -60,9 +61,8 @@ class Sampler:
             scores.record(sequences)
         return result
 
-    @torch.inference_mode()
     def prepare(self, logits: torch.Tensor, rows: np.ndarray, sequences: SequenceOf[Sequence]) -> ScoredRows | None:
-        """Apply penalties, biases and bans to the logits, without waiting for the device.
+        """Apply penalties, biases and bans to the logits, without waiting for the device, in torch's inference mode.
 
         Arguments as for `sample`. Returns the rows whose tokens get log-probabilities; None without such rows.
         """
@@ -114,7 +114,8 @@ class Sampler:
         if not len(at):
             return
         vocabulary = logits.shape[1]
-        seen: list[Mapping[int, int]] = [{}] * len(sequences)
+        seen: list[SeenTokens] = []
+        sizes = np.zeros(len(sequences) + 1, dtype=np.int32)  # sizes[i + 1]: tokens seen by row i
         repetition = np.ones(len(sequences), dtype=np.float32)
         presence = np.zeros(len(sequences), dtype=np.float32)
         frequency = np.zeros(len(sequences), dtype=np.float32)
@@ -124,10 +125,9 @@ class Sampler:
         for row in at.tolist():
             sequence = sequences[row]
             params = sequence.group.sampling
-            counts: Mapping[int, int] = sequence.output_counts or {}
-            if params.repetition_penalty != 1.0:
-                counts = {**dict.fromkeys(sequence.token_ids, 0), **counts}
-            seen[row] = counts
+            if sequence.seen is not None:
+                seen.append(sequence.seen)
+                sizes[row + 1] = len(sequence.seen)
             biases |= {row * vocabulary + token: bias for token, bias in params.logit_bias}
             repetition[row] = params.repetition_penalty
             presence[row], frequency[row] = params.presence_penalty, params.frequency_penalty
@@ -141,15 +141,12 @@ class Sampler:
                 allowed[row] = sequence.group.allowed_tokens
             if sequence.matcher is not None:
                 allowed[row] = sequence.matcher.allowed()
-        ids = np.array([token for counts in seen for token in counts], dtype=np.int32)
-        if len(ids):
-            starts = np.cumsum([0, *map(len, seen)]).astype(np.int32)
-            times = np.array([count for counts in seen for count in counts.values()], dtype=np.int32)
+        if sizes.any():
             self.ops.penalise(
                 logits,
-                self._send(starts),
-                self._send(ids),
-                self._send(times),
+                self._send(np.cumsum(sizes, dtype=np.int32)),
+                self._send(np.concatenate([one.ids for one in seen])),
+                self._send(np.concatenate([one.counts for one in seen])),
                 self._send(repetition),
                 self._send(presence),
                 self._send(frequency),

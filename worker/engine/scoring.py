@@ -45,11 +45,14 @@ class TokenScores:
         self._copied.wait()
         words = self._words.numpy().astype("<i4", copy=False)
         logprobs = words[:, 0].view(np.float32).tolist()
-        numbers = range(len(sequences)) if kept is None else kept.tolist()
-        owners = dict(zip(numbers, sequences, strict=True))
+        if kept is None:
+            owners: list[Sequence | None] = [sequences[index] for index in self._at.tolist()]
+        else:
+            found = dict(zip(kept.tolist(), sequences, strict=True))
+            owners = [found.get(index) for index in self._at.tolist()]
         most = words.shape[1] // 2
-        for index, logprob, record, top in zip(self._at.tolist(), logprobs, words, self._tops.tolist(), strict=True):
-            if (sequence := owners.get(index)) is None:
+        for sequence, logprob, record, top in zip(owners, logprobs, words, self._tops.tolist(), strict=True):
+            if sequence is None:
                 continue
             sequence.logprob += logprob
             if top != NO_LOGPROBS:
@@ -66,14 +69,14 @@ class ScoredRows(NamedTuple):
     # if only the ranking of best_of needs the token's own.
     tops: np.ndarray
 
-    @torch.inference_mode()
     def launch(self, ops: Ops, tokens: torch.Tensor) -> TokenScores:
         """Launch the log-probabilities of the step's tokens: [R] integers on the device, R the rows of the step."""
-        parts = [ops.logprobs_of(self.logits, tokens.index_select(0, self.at_on_device)).view(torch.int32)[:, None]]
+        words = ops.logprobs_of(self.logits, tokens.index_select(0, self.at_on_device)).view(torch.int32)[:, None]
         if (count := min(int(self.tops.max()), self.logits.shape[1])) > 0:
             values, token_ids = ops.top_logprobs(self.logits, count)
-            parts.append(torch.stack([token_ids, values.view(torch.int32)], dim=2).flatten(1))
-        return TokenScores(torch.cat(parts, dim=1), self.at, self.tops)
+            pairs = torch.stack([token_ids, values.view(torch.int32)], dim=2).flatten(1)
+            words = torch.cat([words, pairs], dim=1)
+        return TokenScores(words, self.at, self.tops)
 
 
 def score_prompts(ops: Ops, logits: torch.Tensor, parts: Iterable[tuple[PromptScores, int]]) -> None:

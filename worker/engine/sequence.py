@@ -11,7 +11,6 @@ computed; prompt and output are one new prompt (paper section 4.5), and a group 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import PromptReport, SamplingParams
 from quire.shared.messages.codec import pack_token_ids
 from quire.worker.engine.prompt_scores import PromptScores
+from quire.worker.engine.seen_tokens import SeenTokens
 
 if TYPE_CHECKING:
     from quire.worker.engine.adapters import Adapter
@@ -63,10 +63,10 @@ class Sequence:
         "num_cached_blocks",
         "num_prompt_tokens",
         "num_stored",
-        "output_counts",
         "parked_slot",
         "pooled",
         "row",
+        "seen",
         "token_ids",
     )
 
@@ -105,8 +105,10 @@ class Sequence:
         self.logprobs = bytearray()
         # State of the grammar, if the request has one.
         self.matcher: Matcher | None = None
-        # Count of each output token; kept only for requests with a penalty.
-        self.output_counts: Counter[int] | None = Counter(output) if group.has_penalties else None
+        # The tokens that penalties apply to, if the request has any.
+        self.seen: SeenTokens | None = None
+        if group.has_penalties:
+            self.seen = SeenTokens(prompt if group.sampling.repetition_penalty != 1.0 else (), output)
         # Sum of the hidden states of the computed tokens, for mean pooling (`worker.engine.pooling`).
         self.pooled: HiddenSum | None = None
 
@@ -117,7 +119,7 @@ class Sequence:
         child.num_prompt_tokens = self.num_prompt_tokens
         child.block_hashes = self.block_hashes.copy()
         child.logprob = self.logprob
-        child.output_counts = None if self.output_counts is None else self.output_counts.copy()
+        child.seen = None if self.seen is None else self.seen.copy()
         return child
 
     @property

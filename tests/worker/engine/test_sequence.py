@@ -30,9 +30,10 @@ def test_a_copy_shares_no_list_with_its_original() -> None:
     assert (copy.choice, copy.token_ids, copy.num_prompt_tokens, copy.logprob) == (2, [1, 2, 3], 2, -1.5)
     assert (copy.block_table, copy.row) == ([], -1)
     copy.token_ids.append(4)
-    assert copy.output_counts is not None
-    copy.output_counts[4] += 1
-    assert (original.token_ids, original.output_counts) == ([1, 2, 3], {3: 1})
+    assert copy.seen is not None
+    assert original.seen is not None
+    copy.seen.add(4)
+    assert (original.token_ids, original.seen.ids.tolist(), copy.seen.ids.tolist()) == ([1, 2, 3], [3], [3, 4])
 
 
 @pytest.mark.parametrize(("params", "count"), [({}, 1), ({"n": 3}, 3), ({"best_of": 4}, 4), ({"beam_width": 5}, 1)])
