@@ -28,6 +28,8 @@ from quire.worker.models.batch import send
 NEVER = float("-inf")
 # A mask is sparse if at most one in SPARSE of its words of 32 bits has a set bit.
 SPARSE = 4
+# Bytes of logits whose masks a device expands at once.
+MASKED_BYTES = 1 << 25
 
 
 class Sampler:
@@ -188,8 +190,37 @@ def token_mask(token_ids: Iterable[int], vocab_size: int) -> np.ndarray:
 def restrict(logits: torch.Tensor, masks: Mapping[int, np.ndarray]) -> None:
     """Ban the tokens without a bit. logits: [R, V], contiguous, changed in place.
 
-    masks: the mask of each row that has one, int32 [V / 32 or more], lowest bit first. In free text nearly all tokens
-    are allowed, and in a structure few: then only the banned or the allowed ones are written one by one.
+    masks: the mask of each row that has one, int32 [V / 32 or more], lowest bit first.
+    """
+    if logits.device.type == "cpu":
+        restrict_on_host(logits, masks)
+    elif masks:
+        restrict_on_device(logits, masks)
+
+
+def restrict_on_device(logits: torch.Tensor, masks: Mapping[int, np.ndarray]) -> None:
+    """Ban the tokens without a bit, as `restrict` does. The device gets the bits, and expands them.
+
+    The time of the host matters, since the device may be waiting for the masks: a part of at most MASKED_BYTES takes
+    the same few launches, however many rows it has.
+    """
+    vocabulary, device = logits.shape[1], logits.device
+    shifts = torch.arange(8, dtype=torch.uint8, device=device)
+    at_once = max(1, MASKED_BYTES // (4 * vocabulary))
+    rows = list(masks)
+    for part in (rows[first : first + at_once] for first in range(0, len(rows), at_once)):
+        words = np.stack([masks[row][: -(-vocabulary // 32)] for row in part])
+        bits = send(torch.from_numpy(words.view(np.uint8)), device)[:, :, None] >> shifts
+        is_banned = bits.bitwise_and_(1).flatten(1)[:, :vocabulary] == 0
+        at = send(torch.tensor(part), device)
+        logits.index_copy_(0, at, logits.index_select(0, at).masked_fill_(is_banned, NEVER))
+
+
+def restrict_on_host(logits: torch.Tensor, masks: Mapping[int, np.ndarray]) -> None:
+    """Ban the tokens without a bit, as `restrict` does, with little work for the processor.
+
+    In free text nearly all tokens are allowed, and in a structure few: then only the banned or the allowed ones are
+    written one by one.
     """
     vocabulary = logits.shape[1]
     few = vocabulary // 32 // SPARSE
@@ -198,14 +229,14 @@ def restrict(logits: torch.Tensor, masks: Mapping[int, np.ndarray]) -> None:
         if (tokens := positions(~words, vocabulary, few)) is not None:
             banned.append(tokens + row * vocabulary)
         elif (tokens := positions(words, vocabulary, few)) is not None:
-            at = send(torch.from_numpy(tokens), logits.device)
+            at = torch.from_numpy(tokens)
             kept = logits[row].index_select(0, at)
             logits[row].fill_(NEVER).index_copy_(0, at, kept)
         else:
             has_none = np.unpackbits(~words.view(np.uint8), count=vocabulary, bitorder="little").view(np.bool_)
-            logits[row].masked_fill_(send(torch.from_numpy(has_none), logits.device), NEVER)
+            logits[row].masked_fill_(torch.from_numpy(has_none), NEVER)
     if banned:
-        logits.view(-1).index_fill_(0, send(torch.from_numpy(np.concatenate(banned)), logits.device), NEVER)
+        logits.view(-1).index_fill_(0, torch.from_numpy(np.concatenate(banned)), NEVER)
 
 
 def positions(words: np.ndarray, count: int, most: int) -> np.ndarray | None:

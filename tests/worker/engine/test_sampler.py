@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -17,9 +19,10 @@ from transformers.generation import (
 
 from quire import kernels
 from quire.shared.messages import SamplingParams
+from quire.worker.engine import sampler as sampler_module
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.sampler import Sampler, restrict
+from quire.worker.engine.sampler import Sampler, restrict_on_device, restrict_on_host
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 VOCAB = 40
@@ -187,8 +190,12 @@ def test_log_probabilities_of_new_tokens_are_summed_for_best_of(
 
 @pytest.mark.parametrize(("vocabulary", "words"), [(64, 2), (70, 3), (70, 5), (33, 2), (5000, 157)])
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.5, 0.99, 0.999, 1.0])
-def test_tokens_without_a_bit_are_banned(vocabulary: int, words: int, share: float) -> None:
+@pytest.mark.parametrize("restrict", [restrict_on_host, restrict_on_device])
+def test_tokens_without_a_bit_are_banned(
+    vocabulary: int, words: int, share: float, restrict: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """share: of the tokens that are allowed. Rows 0 and 2 have a mask, and row 1 has none."""
+    monkeypatch.setattr(sampler_module, "MASKED_BYTES", 4 * 4999)  # masks of 5,000 tokens are expanded one by one
     draw = np.random.default_rng(0)
     bits = draw.random((3, words * 32)) < share
     masks = {row: np.packbits(bits[row], bitorder="little").view(np.int32) for row in (0, 2)}
