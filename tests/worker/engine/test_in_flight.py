@@ -378,6 +378,26 @@ def test_a_step_that_fails_loses_no_token_of_the_previous_step(
     assert_idle(engine)
 
 
+def test_sampling_that_fails_after_it_read_the_tokens_of_the_previous_step_loses_none_of_them(
+    ahead: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, other = make_engine(branches=True), ahead(branches=True)
+    for engine in (plain, other):
+        engine.add(request("r", (1, 2), max_tokens=50, presence_penalty=1.0, ignore_eos=True))
+    expected, items = run(plain), steps(other, 4)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(other.runner, "sample", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        other.step()
+    items += other.fail("failed")
+    assert tokens(items, "r") == tokens(expected, "r")[:4]
+    assert last(items, "r").outcome == Outcome("error", "failed")
+    assert_idle(other)
+
+
 def test_a_synchronous_step_that_fails_loses_no_token_of_the_step_in_flight(
     ahead: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
