@@ -391,7 +391,8 @@ def penalise(
 ) -> None:
     """`Ops.penalise` in plain torch, on any device."""
     checks.logits(logits)
-    rows = torch.arange(len(logits), device=logits.device).repeat_interleave(starts.diff())
+    # With the size of its result, repeat_interleave does not wait for a device.
+    rows = torch.arange(len(logits), device=logits.device).repeat_interleave(starts.diff(), output_size=len(ids))
     at = rows * logits.shape[1] + ids
     flat = logits.view(-1)
     values, factor = flat[at], repetition[rows]

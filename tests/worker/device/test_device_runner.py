@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from quire.kernels.reference import penalise
 from quire.worker.device import staging
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import DRAWN, GraphBucket, record_on_cuda
@@ -44,7 +43,7 @@ from tests.worker.engine.test_pooling import embed, embedding, expected
 
 
 class LateOps(MockOps):
-    """Each operation is one launch."""
+    """Each operation is one launch, but for `penalise`, which is several of torch."""
 
     device = CUDA
 
@@ -65,10 +64,6 @@ class LateOps(MockOps):
         values, ids = late.empty(len(logits), count), late.empty(len(logits), count, dtype=torch.int32)
         late.call(values, lambda memory: best(memory, count)[0], logits)
         return values, late.call(ids, lambda memory: best(memory, count)[1], logits)
-
-    def penalise(self, logits: Any, *seen: Any) -> None:
-        memory = [one.memory for one in seen]
-        self._late.submit(lambda: penalise(logits.memory, *memory))
 
 
 class LateCache(MockCache):
