@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from quire.worker import build
 from quire.worker.device import device_runner, memory_plan
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.offline import generate
+from quire.worker.engine.offline import complete, generate
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
@@ -75,6 +76,27 @@ def test_a_worker_starts_and_gives_the_texts_of_a_cpu(checkpoint: Path, texts: l
         before = driver.num_replays
         assert generate(engine, PROMPTS, GREEDY) == texts
         assert driver.num_replays > before + 10
+
+
+@pytest.mark.slow
+def test_requests_that_need_logits_give_the_results_of_a_cpu_and_wait_once_in_a_step(checkpoint: Path) -> None:
+    kinds: list[dict[str, Any]] = [
+        {"logprobs": True, "top_logprobs": 2},
+        {"logit_bias": ((7, 3.0),), "min_tokens": 3, "logprobs": True},
+        {"presence_penalty": 0.5, "repetition_penalty": 1.3, "allowed_token_ids": tuple(range(0, 200, 3))},
+    ]
+    params = [SamplingParams(max_tokens=6, temperature=0.0, **one) for one in kinds]
+    expected = complete(make_engine(checkpoint, "cpu"), PROMPTS, params)
+    with simulated_cuda() as driver:
+        engine = make_engine(checkpoint)
+        waits, steps = driver.num_waits, engine.num_steps
+        found = complete(engine, PROMPTS, params)
+        assert driver.num_waits - waits <= engine.num_steps - steps
+    for [one], [other] in zip(found, expected, strict=True):
+        assert one.token_ids == other.token_ids
+        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert [token_id for token_id, _ in mine.top] == [token_id for token_id, _ in theirs.top]
 
 
 @pytest.mark.soak
