@@ -92,7 +92,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, t
 def test_launching_a_step_waits_for_nothing(
     temperature: float, kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If penalties need the tokens of the previous step, the launch waits for their event, which is no error here."""
+    """If penalties need the tokens of the previous step, the launch waits for their event. This is no error here."""
     # The last bits of a row depend on how much of its prompt is cached, and one of the 512 draws depends on them.
     engine = make_engine(make_checkpoint(tmp_path / "llama", "llama"), True, prefix_caching=False)
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, **KINDS[kind])

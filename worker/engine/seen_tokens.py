@@ -37,7 +37,7 @@ class SeenTokens:
 
     @property
     def counts(self) -> np.ndarray:
-        """How often each was generated, int32 [n], valid until the next `add`."""
+        """The number of times that each was generated, int32 [n], valid until the next `add`."""
         return self._counts[: len(self._places)]
 
     def add(self, token: int) -> None:

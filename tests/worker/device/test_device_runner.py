@@ -43,7 +43,7 @@ from tests.worker.engine.test_pooling import embed, embedding, expected
 
 
 class LateOps(MockOps):
-    """Each operation is one launch, but for `penalise`, which is several of torch."""
+    """Each operation is one launch. Only `penalise` is several operations of torch."""
 
     device = CUDA
 
