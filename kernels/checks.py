@@ -153,20 +153,21 @@ def rope(
     heads: int,
     kv_heads: int,
     d: int,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
+    norms: tuple[Tensor | None, Tensor | None, Tensor | None],
     dtype: torch.dtype,
 ) -> None:
-    """Check the arguments of `Ops.rope_and_cache`, other than its caches. d: the head dimension."""
+    """Check the arguments of `Ops.rope_and_cache`, other than its caches.
+
+    d: the head dimension. norms: of queries, keys and values.
+    """
     count = qkv.shape[0]
     tensor("qkv", qkv, dtype, (count, (heads + 2 * kv_heads) * d))
     tensor("positions", positions, torch.int32, (count,))
     tensor("cos_sin", cos_sin, torch.float32, (cos_sin.shape[0], d))
     integers("slot_mapping", slots, (count,))
-    if q_norm is not None:
-        tensor("q_norm", q_norm, dtype, (d,))
-    if k_norm is not None:
-        tensor("k_norm", k_norm, dtype, (d,))
+    for name, norm in zip(("q_norm", "k_norm", "v_norm"), norms, strict=True):
+        if norm is not None:
+            tensor(name, norm, dtype, (d,))
 
 
 def attention(

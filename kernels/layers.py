@@ -11,11 +11,11 @@ from quire.kernels import checks
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.lora import AdaptedRows, AdapterBatch, RowsWithAdapters
 from quire.kernels.moe import SILU
-from quire.kernels.ops import DecoderLayer, Ops, PackedLinear
+from quire.kernels.ops import DecoderLayer, Ops, PackedLinear, PerLayerInput
 from quire.kernels.stack import Stack
 
-# The attention of one layer: (qkv [T, (H + 2 H_kv) * D], layer, k_cache, v_cache) -> [T, H * D].
-Attend = Callable[[Tensor, DecoderLayer, Tensor, Tensor], Tensor]
+# The attention of layer i: (i, qkv [T, (H + 2 H_kv) * D]) -> [T, H * D].
+Attend = Callable[[int, Tensor], Tensor]
 
 
 def run_layers(
@@ -30,23 +30,28 @@ def run_layers(
     rows: Tensor,
     adapters: AdapterBatch | None = None,
     interrupt: Interrupt | None = None,
+    layer_inputs: Tensor | None = None,
 ) -> Tensor:
     """Compute `Ops.decoder_layers` with single operations of `ops`. Arguments, result and errors as there."""
     checks.tensor("rows", rows, torch.int64, (rows.shape[0],))
 
-    def attend(qkv: Tensor, layer: DecoderLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    stack.check_inputs(layer_inputs, len(residual), ops.dtype)
+
+    def attend(index: int, qkv: Tensor) -> Tensor:
+        layer, (k_cache, v_cache) = stack.layers[index], stack.kv_cache[index]
         q = ops.rope_and_cache(
             qkv,
             positions,
-            stack.cos_sin if layer.cos_sin is None else layer.cos_sin,
+            stack.tables_of(index),
             slot_mapping,
             k_cache,
             v_cache,
             stack.num_heads,
-            stack.num_kv_heads,
+            0 if layer.shares_kv else k_cache.shape[1],
             layer.q_norm,
             layer.k_norm,
             stack.eps,
+            layer.v_norm,
         )
         return ops.paged_attention(
             q,
@@ -61,7 +66,7 @@ def run_layers(
             softcap=stack.softcap,
         )
 
-    return run_layers_with(ops, residual, stack, rows, attend, adapters, interrupt)
+    return run_layers_with(ops, residual, stack, rows, attend, adapters, interrupt, layer_inputs)
 
 
 def run_layers_with(
@@ -73,6 +78,7 @@ def run_layers_with(
     adapters: AdapterBatch | None = None,
     interrupt: Interrupt | None = None,
     adapted_rows: type[RowsWithAdapters] = AdaptedRows,
+    layer_inputs: Tensor | None = None,
 ) -> Tensor:
     """Compute all layers, with the rotation, the cache write and the attention of each layer left to `attend`.
 
@@ -83,15 +89,16 @@ def run_layers_with(
     hidden = ops.rms_norm(residual, stack.layers[0].input_norm, stack.eps)
     last = len(stack.layers) - 1
     adapted = adapted_rows(adapters.adapters, adapters.tokens, residual.device) if adapters else None
-    for index, (layer, (k_cache, v_cache)) in enumerate(zip(stack.layers, stack.kv_cache, strict=True)):
+    for index, layer in enumerate(stack.layers):
         if interrupt is not None:
             interrupt.check()
         qkv = ops.linear(hidden, layer.qkv)
         if adapted:
             adapted.apply(index, "qkv", hidden, qkv)
-        hidden = attend(qkv, layer, k_cache, v_cache)
+        hidden = attend(index, qkv)
         if index == last:  # after the last attention no token needs another one: only the wanted rows go on
             hidden, residual = hidden[rows], residual[rows]
+            layer_inputs = None if layer_inputs is None else layer_inputs[rows]
             adapted = adapted_rows(adapters.adapters, adapters.wanted, residual.device) if adapters else None
         attended, hidden = hidden, ops.linear(hidden, layer.o)
         if adapted:
@@ -100,21 +107,49 @@ def run_layers_with(
         if layer.post_attention_norm is not None:
             hidden = ops.rms_norm(hidden, layer.post_attention_norm, stack.eps)
         hidden = ops.add_rms_norm(hidden, residual, layer.mlp_norm, stack.eps)
-        if layer.moe is not None:
-            hidden = ops.moe(hidden, layer.moe)
+        if layer.moe is not None and layer.expert_norms is None:
+            hidden = all_reduce(ops.moe(hidden, layer.moe))
         elif adapted:
             hidden = _adapted_mlp(ops, hidden, layer, adapted, index)
         else:
             assert layer.gate_up is not None
             assert layer.down is not None
             gated = ops.linear_silu_mul if layer.gate == SILU else ops.linear_gelu_mul
-            hidden = ops.linear(gated(hidden, layer.gate_up), layer.down)
-        hidden = all_reduce(hidden)
+            hidden = all_reduce(ops.linear(gated(hidden, layer.gate_up), layer.down))
+        if layer.expert_norms is not None:
+            hidden = _with_experts(ops, hidden, residual, layer, stack.eps, all_reduce)
         if layer.post_mlp_norm is not None:
             hidden = ops.rms_norm(hidden, layer.post_mlp_norm, stack.eps)
+        if layer.per_layer_input is not None:
+            assert layer_inputs is not None
+            residual += hidden
+            hidden = _own_input(ops, residual, layer_inputs[:, index], layer.per_layer_input, stack.eps)
         next_norm = stack.final_norm if index == last else stack.layers[index + 1].input_norm
-        hidden = ops.add_rms_norm(hidden, residual, next_norm, stack.eps)
+        if layer.output_scale == 1.0:
+            hidden = ops.add_rms_norm(hidden, residual, next_norm, stack.eps)
+        else:
+            residual += hidden
+            residual *= layer.output_scale
+            hidden = ops.rms_norm(residual, next_norm, stack.eps)
     return hidden
+
+
+def _with_experts(
+    ops: Ops, mlp: Tensor, residual: Tensor, layer: DecoderLayer, eps: float, all_reduce: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return the output of the MLP plus that of the experts, which start from the residual, each after its norm."""
+    norms = layer.expert_norms
+    assert norms is not None
+    assert layer.moe is not None
+    router_input = ops.rms_norm(residual, norms.router, eps)
+    experts = all_reduce(ops.moe(ops.rms_norm(residual, norms.experts, eps), layer.moe, None, router_input))
+    return ops.rms_norm(mlp, norms.mlp_output, eps) + ops.rms_norm(experts, norms.experts_output, eps)
+
+
+def _own_input(ops: Ops, residual: Tensor, inputs: Tensor, end: PerLayerInput, eps: float) -> Tensor:
+    """Return what `PerLayerInput` adds to the residual [R, hidden]. inputs [R, P]."""
+    gated = F.gelu(ops.linear(residual, end.gate), approximate="tanh") * inputs
+    return ops.rms_norm(ops.linear(gated, end.projection), end.norm, eps)
 
 
 def _adapted_mlp(ops: Ops, x: Tensor, layer: DecoderLayer, adapted: RowsWithAdapters, index: int) -> Tensor:

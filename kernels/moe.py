@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels.linear_weight import LinearWeight
 
-# Activations of gates. GELU, with the approximation by tanh, is that of Gemma's MLPs; no experts have it.
+# Activations of gates. GELU, with the approximation by tanh, is that of Gemma's MLPs and experts.
 SILU, GELU, CLAMPED = "silu", "gelu_tanh", "clamped"
 CLAMPED_ALPHA, CLAMPED_LIMIT = 1.702, 7.0  # of gpt-oss
 
@@ -23,8 +23,8 @@ class Routing:
     """The choice of experts, and their function between the two products.
 
     normalised: the weights of the chosen experts are the softmax of their logits alone; otherwise of all logits.
-    activation: SILU, silu(gate) * up; or CLAMPED, that of gpt-oss: (up + 1) * gate * sigmoid(1.702 * gate), with the
-    gate at most 7 and up in -7..7.
+    activation: SILU, silu(gate) * up; GELU, gelu(gate) * up; or CLAMPED, that of gpt-oss: (up + 1) * gate *
+    sigmoid(1.702 * gate), with the gate at most 7 and up in -7..7.
     """
 
     num_experts: int
@@ -35,8 +35,8 @@ class Routing:
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(f"top_k is {self.top_k}: it must be in 1..{self.num_experts}")
-        if self.activation not in (SILU, CLAMPED):
-            raise ValueError(f"activation is {self.activation!r}: it must be {SILU} or {CLAMPED}")
+        if self.activation not in (SILU, GELU, CLAMPED):
+            raise ValueError(f"activation is {self.activation!r}: it must be {SILU}, {GELU} or {CLAMPED}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +47,24 @@ class ExpertWeights:
     down: LinearWeight  # [H, I]
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertNorms:
+    """The norms of a layer that adds up an MLP and experts (Gemma 4), each with weights [hidden].
+
+    All start from the residual after attention: the MLP with `mlp_norm` of the layer, the router and the experts with
+    norms of their own. The outputs of the MLP and of the experts have a norm each before they are added up.
+    """
+
+    router: Tensor  # of the input of the router
+    experts: Tensor  # of the input of the experts
+    mlp_output: Tensor
+    experts_output: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return sum(norm.nbytes for norm in (self.router, self.experts, self.mlp_output, self.experts_output))
 
 
 class PackedMoE(Protocol):
@@ -65,18 +83,18 @@ class PackedMoE(Protocol):
     def nbytes(self) -> int: ...
 
 
-def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, routing: Routing, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return the chosen experts of each row [T, k] int64, the largest logit first, and their weights [T, k] float32.
 
-    logits [T, E]. If logits are equal, the lower expert comes first; NaN counts as minus infinity.
+    logits [T, E]. If logits are equal, the lower expert comes first; NaN counts as minus infinity. scales [E] float32:
+    factors of the weights.
     """
     wide = logits.float()
     wide = wide.masked_fill(wide.isnan(), float("-inf"))
     ids = wide.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
     chosen = wide.gather(1, ids)
-    if routing.normalised:
-        return ids, chosen.softmax(dim=-1)
-    return ids, wide.softmax(dim=-1).gather(1, ids)
+    weights = chosen.softmax(dim=-1) if routing.normalised else wide.softmax(dim=-1).gather(1, ids)
+    return ids, weights if scales is None else weights * scales[ids]
 
 
 def activate(gate_up: Tensor, activation: str) -> Tensor:
@@ -84,6 +102,8 @@ def activate(gate_up: Tensor, activation: str) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == SILU:
         return torch.nn.functional.silu(gate) * up
+    if activation == GELU:
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
     gate, up = gate.float().clamp(max=CLAMPED_LIMIT), up.float().clamp(-CLAMPED_LIMIT, CLAMPED_LIMIT)
     return ((up + 1) * (gate * torch.sigmoid(gate * CLAMPED_ALPHA))).to(gate_up.dtype)
 
@@ -94,6 +114,14 @@ def combine(outputs: Tensor, weights: Tensor) -> Tensor:
     for choice in range(outputs.shape[1]):
         total += outputs[:, choice] * weights[:, choice, None]
     return total.to(outputs.dtype)
+
+
+def check_scales(scales: Tensor | None, routing: Routing) -> None:
+    """Raise TypeError or ValueError unless `scales` is None or has a float32 number for each expert."""
+    if scales is not None and scales.dtype is not torch.float32:
+        raise TypeError(f"scales is {scales.dtype}, not {torch.float32}")
+    if scales is not None and scales.shape != (routing.num_experts,):
+        raise ValueError(f"scales has shape {tuple(scales.shape)}, not ({routing.num_experts},)")
 
 
 def check_experts(routing: Routing, hidden: int, experts: Iterable[ExpertWeights]) -> Iterable[ExpertWeights]:

@@ -14,6 +14,7 @@ slot, position or block that is out of range.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.linear_weight import LinearWeight, WeightRows
 from quire.kernels.lora import AdapterBatch, LoraLayer, PackedAdapter
-from quire.kernels.moe import ExpertWeights, PackedMoE, Routing
+from quire.kernels.moe import ExpertNorms, ExpertWeights, PackedMoE, Routing
 
 
 class PackedLinear(Protocol):
@@ -38,24 +39,48 @@ class PackedLinear(Protocol):
     def nbytes(self) -> int: ...
 
 
+@dataclass(frozen=True, eq=False)
+class PerLayerInput:
+    """The end of a layer that adds an input of its own for each token (Gemma 4, per-layer embeddings).
+
+    To the residual is added norm(projection(gelu(gate(residual)) * input)), with the input [T, P] of this layer.
+    """
+
+    gate: PackedLinear  # [hidden] -> [P]
+    projection: PackedLinear  # [P] -> [hidden]
+    norm: Tensor  # [hidden]
+
+    @property
+    def nbytes(self) -> int:
+        return self.gate.nbytes + self.projection.nbytes + self.norm.nbytes
+
+
 class DecoderLayer(Protocol):
-    """The weights of one layer: attention and a gated MLP or experts, each after a norm and added to the residual."""
+    """The weights of one layer: attention and a gated MLP or experts, each after a norm and added to the residual.
+
+    The numbers of kv heads and of their dimensions are those of the layer's cache.
+    """
 
     input_norm: Tensor  # [hidden]
-    qkv: PackedLinear
+    qkv: PackedLinear  # with shares_kv: queries alone
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None
+    v_norm: Tensor | None
+    shares_kv: bool  # the layer writes no keys and values: its cache is that of an earlier layer
     sliding_window: int  # 0: none
     o: PackedLinear
     mlp_norm: Tensor  # [hidden]
     gate_up: PackedLinear | None  # of pack_gate_up; None with experts
     down: PackedLinear | None
-    moe: PackedMoE | None  # the experts that take the place of gate_up and down
+    moe: PackedMoE | None  # the experts that take the place of gate_up and down; with expert_norms next to these
+    expert_norms: ExpertNorms | None
     gate: str  # activation of gate_up: moe.SILU or moe.GELU
     post_attention_norm: Tensor | None  # [hidden], of the output of attention before it is added
     post_mlp_norm: Tensor | None
     sinks: Tensor | None  # [H] float32
     cos_sin: Tensor | None  # rotations of this layer; None: those of the stack
+    per_layer_input: PerLayerInput | None
+    output_scale: float  # of the residual at the end of the layer
 
 
 class AllReduceGroup(Protocol):
@@ -72,8 +97,8 @@ class CacheStack(Protocol):
     """The caches of all layers, as `stack_caches` returns them. The stack keeps the caches alive."""
 
 
-class LayerStack(CacheStack, Protocol):
-    """Layers and caches, as `stack_layers` returns them. The stack keeps both alive, and is a CacheStack too."""
+class LayerStack(Protocol):
+    """Layers and caches, as `stack_layers` returns them. The stack keeps both alive."""
 
 
 @runtime_checkable
@@ -101,11 +126,14 @@ class Ops(Protocol):
     def pack_gate_up(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> PackedLinear:
         """Pack weight [2I, K] for the gated products: I rows of the gate, then I rows of the up projection."""
 
-    def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> PackedMoE:
+    def pack_moe(
+        self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights], scales: Tensor | None = None
+    ) -> PackedMoE:
         """Pack the experts of a layer for `moe`, one after the other, so that no two need be in memory before.
 
         router: of `pack_linear`, [hidden] -> [experts]. Weights as for `pack_linear`; those of all experts have the
-        same shapes, the same dtype or bits, and all or none have biases.
+        same shapes, the same dtype or bits, and all or none have biases. scales [experts] float32: the weight of a
+        chosen expert is multiplied by its scale.
         """
 
     def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> PackedAdapter:
@@ -129,12 +157,14 @@ class Ops(Protocol):
     def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         """Return x [R, K] times the weights as [R, N] float32, not rounded to act in between."""
 
-    def moe(self, x: Tensor, packed: PackedMoE, out: Tensor | None = None) -> Tensor:
+    def moe(
+        self, x: Tensor, packed: PackedMoE, out: Tensor | None = None, router_input: Tensor | None = None
+    ) -> Tensor:
         """Return the weighted sum of the outputs of the experts that the router chooses for each row, [T, hidden] act.
 
-        x [T, hidden]; out: filled and returned, and may be x. The router's logits are rounded to act, and `moe.route`
-        chooses by them. An expert computes `moe.activate` of its gates and ups between two products, all rounded to
-        act; `moe.combine` adds up in float32, in the order of the logits.
+        x [T, hidden]; out: filled and returned, and may be x. router_input [T, hidden]: x if None. The router's logits
+        are rounded to act, and `moe.route` chooses by them. An expert computes `moe.activate` of its gates and ups
+        between two products, all rounded to act; `moe.combine` adds up in float32, in the order of the logits.
         """
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
@@ -159,13 +189,15 @@ class Ops(Protocol):
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
+        v_norm: Tensor | None = None,
     ) -> Tensor:
         """Rotate q and k, write k and v to the cache, and return q [T, H, D].
 
         qkv [T, (H + 2 H_kv) * D]; positions [T] int32; cos_sin [max_position, D] float32, the cosines of the D/2
         frequencies and then the sines (rotate-half convention); slot_mapping [T] int32 or int64, block * block_size +
         offset, or -1 for a token whose k and v are not kept. q_norm and k_norm [D]: weights of an RMSNorm over D before
-        the rotation (Qwen3). The rotation is computed in float32 and rounded once.
+        the rotation (Qwen3). v_norm [D]: of such a norm of the values (Gemma 4). The rotation is computed in float32
+        and rounded once. num_kv_heads 0: qkv holds queries alone, and nothing is written.
         """
 
     def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> object:
@@ -218,9 +250,11 @@ class Ops(Protocol):
     ) -> LayerStack:
         """Check the layers of a decoder and their caches once, for `decoder_layers`.
 
-        final_norm [hidden]; kv_cache: k and v of each layer; cos_sin as for rope_and_cache; eps: of the norms; scale:
-        of the scores; softcap: as for paged_attention. ranks: the processes that hold a part of each layer (tensor
-        parallelism), if `layers` are one part: the outputs of `o` and `down` are summed over all of them.
+        final_norm [hidden]; kv_cache: k and v of each layer, whose heads and their dimensions may differ; the cache of
+        a layer with `shares_kv` is that of an earlier layer. num_kv_heads: of the first layer. cos_sin as for
+        rope_and_cache; eps: of the norms; scale: of the scores; softcap: as for paged_attention. ranks: the processes
+        that hold a part of each layer (tensor parallelism), if `layers` are one part: the outputs of `o`, `down` and
+        the experts are summed over all of them.
         """
 
     def decoder_layers(
@@ -235,12 +269,14 @@ class Ops(Protocol):
         rows: Tensor,
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
+        layer_inputs: Tensor | None = None,
     ) -> Tensor:
         """Compute all layers of one step, from the embeddings to the final norm, as `layers.run_layers` defines it.
 
         residual [T, hidden] act is overwritten. rows [R] int64: the tokens whose output is wanted. Other arguments as
         for rope_and_cache and paged_attention. adapters: of `pack_adapter`, for the tokens that use one; not with
-        several ranks. Returns [R, hidden] act, the input of the head.
+        several ranks. layer_inputs [T, layers, P] act: for layers with `per_layer_input`. Returns [R, hidden] act, the
+        input of the head.
 
         interrupt: on a CPU, raises StepInterrupted before the next layer once it is requested; not with several ranks.
         A GPU ignores it, because its layers are only launched here.

@@ -20,7 +20,7 @@ from quire.kernels.k_quant_weight import K_QUANTS, KQuantWeight
 from quire.kernels.layers import run_layers
 from quire.kernels.linear_weight import LinearWeight, WeightRows, whole
 from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
-from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, route
+from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales, route
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.quantization import QuantizedLinear, QuantizedWeight, quantized_linear
 from quire.kernels.reference_linear import ReferenceLinear, ReferenceMoE, ReferencePacked, reference_moe
@@ -75,18 +75,25 @@ class ReferenceOps:
         assert isinstance(packed, ReferenceLinear)
         return F.linear(x, packed.weight, packed.bias)
 
-    def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> ReferenceMoE:
+    def pack_moe(
+        self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights], scales: Tensor | None = None
+    ) -> ReferenceMoE:
         checks.router(router, routing)
+        check_scales(scales, routing)
         packed = [
             (self._pack(one.gate_up, one.gate_up_bias, True), self._pack(one.down, one.down_bias, False))
             for one in check_experts(routing, router.in_features, experts)
         ]
-        return ReferenceMoE(routing, router, packed)
+        return ReferenceMoE(routing, router, packed, scales)
 
-    def moe(self, x: Tensor, packed: PackedMoE, out: Tensor | None = None) -> Tensor:
+    def moe(
+        self, x: Tensor, packed: PackedMoE, out: Tensor | None = None, router_input: Tensor | None = None
+    ) -> Tensor:
         assert isinstance(packed, ReferenceMoE)
-        ids, weights = route(self._product(x, packed.router), packed.routing)
-
+        router_input = x if router_input is None else router_input
+        checks.same_rows(x, router_input, self.dtype)
+        logits = self._product(router_input, packed.router)
+        ids, weights = route(logits, packed.routing, packed.scales)
         return _into(out, reference_moe(x, ids, weights, packed, self._product))
 
     def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TorchAdapter:
@@ -144,14 +151,19 @@ class ReferenceOps:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
+        v_norm: Tensor | None = None,
     ) -> Tensor:
-        _, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.kv_dtype)
-        checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
+        _, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads or None, self.kv_dtype)
+        norms = q_norm, k_norm, v_norm
+        checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, norms, self.dtype)
         heads = [num_heads, num_kv_heads, num_kv_heads]
         q, k, v = torch.split(qkv.view(len(qkv), -1, d), heads, dim=1)
         q = q if q_norm is None else self._normalise(q, q_norm, eps)
         k = k if k_norm is None else self._normalise(k, k_norm, eps)
+        v = v if v_norm is None else self._normalise(v, v_norm, eps)
         cos, sin = cos_sin[positions.long()].to(self.sum_dtype)[:, None].chunk(2, dim=-1)  # [T, 1, D/2] each
+        if num_kv_heads == 0:
+            return _rotate(q, cos, sin)
         keep = slot_mapping >= 0
         block, offset = slot_mapping[keep].long() // block_size, slot_mapping[keep].long() % block_size
         for cache, rows in ((k_cache, _rotate(k, cos, sin)), (v_cache, v)):
@@ -247,10 +259,11 @@ class ReferenceOps:
         rows: Tensor,
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
+        layer_inputs: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(stack, Stack)
         step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-        return run_layers(self, residual, stack, *step, adapters, interrupt)
+        return run_layers(self, residual, stack, *step, adapters, interrupt, layer_inputs)
 
     def alloc_kv_cache(
         self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int

@@ -40,6 +40,7 @@ class ReferenceMoE:
     routing: Routing
     router: PackedLinear
     experts: list[tuple[ReferencePacked, ReferencePacked]]
+    scales: Tensor | None = None  # [E] float32, of `Ops.pack_moe`
 
     @property
     def hidden(self) -> int:

@@ -12,6 +12,7 @@ struct MoE {
     int64_t count, top_k, inner;
     int64_t normalised;  // weights are the softmax of the chosen logits, not of all
     int64_t output;      // Output of the first product
+    const float* scales;  // [count], factors of the weights of chosen experts; or null
 };
 
 constexpr size_t kExpertTokens = 1024;  // of one pass, which bounds the memory of the sorted rows
@@ -135,11 +136,15 @@ INLINE void choose_experts(const MoE& moe, float* logits, int32_t* ids, float* w
         logits[best] = __builtin_nanf("");  // taken
     }
     const float total = moe.normalised ? sum : all;
-    for (size_t k = 0; k < top_k; ++k) weights[k] /= total;
+    for (size_t k = 0; k < top_k; ++k) {
+        weights[k] /= total;
+        if (moe.scales) weights[k] *= moe.scales[ids[k]];
+    }
 }
 
-// Computes `rows` rows of x [rows, hidden] into out, which may be x.
-INLINE void experts_pass(const MoE& moe, const act* x, size_t rows, size_t hidden, act* out) {
+// Computes `rows` rows of x [rows, hidden] into out, which may be x. router_input [rows, hidden] may be x, too.
+INLINE void experts_pass(const MoE& moe, const act* router_input, const act* x, size_t rows, size_t hidden,
+                         act* out) {
     const size_t count = size_t(moe.count), top_k = size_t(moe.top_k), inner = size_t(moe.inner), pairs = rows * top_k;
     const auto line = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
     const size_t sizes[] = {line(rows * count * sizeof(act)), line(rows * count * 4), line(pairs * 4),
@@ -154,7 +159,7 @@ INLINE void experts_pass(const MoE& moe, const act* x, size_t rows, size_t hidde
     float *wide = (float*)parts[1], *weights = (float*)parts[3];
     int32_t *ids = (int32_t*)parts[2], *place = (int32_t*)parts[4], *starts = (int32_t*)parts[5];
 
-    linear({x, rows, hidden, moe.router, count, logits, kAct});
+    linear({router_input, rows, hidden, moe.router, count, logits, kAct});
     quire::parallel_ranges(rows, 1 + (1 << 10) / count, [&](size_t begin, size_t end) {
         for (size_t row = begin; row < end; ++row) {
             float* own = wide + row * count;
@@ -195,9 +200,10 @@ INLINE void experts_pass(const MoE& moe, const act* x, size_t rows, size_t hidde
     });
 }
 
-INLINE void moe_layer(const MoE& moe, const act* x, size_t rows, size_t hidden, act* out) {
+INLINE void moe_layer(const MoE& moe, const act* router_input, const act* x, size_t rows, size_t hidden, act* out) {
     for (size_t first = 0; first < rows; first += kExpertTokens) {
         const size_t count = rows - first < kExpertTokens ? rows - first : kExpertTokens;
-        experts_pass(moe, x + first * hidden, count, hidden, out + first * hidden);
+        const size_t at = first * hidden;
+        experts_pass(moe, router_input + at, x + at, count, hidden, out + at);
     }
 }

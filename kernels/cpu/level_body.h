@@ -63,8 +63,9 @@ EXPORT(void, _linear)
     linear({(const act*)x, t, k, *(const Weights*)weights, n, out, output});
 }
 
-EXPORT(void, _moe)(const void* x, size_t rows, size_t hidden, const void* moe, void* out) {
-    moe_layer(*(const MoE*)moe, (const act*)x, rows, hidden, (act*)out);
+EXPORT(void, _moe)
+(const void* router_input, const void* x, size_t rows, size_t hidden, const void* moe, void* out) {
+    moe_layer(*(const MoE*)moe, (const act*)router_input, (const act*)x, rows, hidden, (act*)out);
 }
 
 EXPORT(void, _rms_norm)
@@ -80,11 +81,11 @@ EXPORT(int64_t, _embed)
 
 EXPORT(int64_t, _rope_and_cache)
 (const void* qkv, const void* positions, const void* cos_sin, const void* slots, void* k_cache, void* v_cache, void* q,
- const void* q_norm, const void* k_norm, size_t t, size_t max_position, size_t block_count, size_t block_size, size_t h,
- size_t h_kv, size_t d, float eps, int wide_slots, int kv_type) {
+ const void* q_norm, const void* k_norm, const void* v_norm, size_t t, size_t max_position, size_t block_count,
+ size_t block_size, size_t h, size_t h_kv, size_t d, float eps, int wide_slots, int kv_type) {
     return rope_and_cache({(const act*)qkv, (const int32_t*)positions, (const float*)cos_sin, slots, (char*)k_cache,
-                           (char*)v_cache, (act*)q, (const act*)q_norm, (const act*)k_norm, t, max_position, block_count,
-                           block_size, h, h_kv, d, eps, wide_slots, KvType(kv_type)});
+                           (char*)v_cache, (act*)q, (const act*)q_norm, (const act*)k_norm, (const act*)v_norm, t,
+                           max_position, block_count, block_size, h, h_kv, d, eps, wide_slots, KvType(kv_type)});
 }
 
 EXPORT(int64_t, _paged_attention)

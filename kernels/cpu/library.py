@@ -28,7 +28,7 @@ class LevelFunctions(Protocol):
 
     def linear(self, x: Pointer, t: Size, k: Size, weights: Pointer, n: Size, out: Pointer, output: Int) -> None: ...
 
-    def moe(self, x: Pointer, rows: Size, hidden: Size, moe: Pointer, out: Pointer) -> None: ...
+    def moe(self, router_input: Pointer, x: Pointer, rows: Size, hidden: Size, moe: Pointer, out: Pointer) -> None: ...
 
     def rms_norm(
         self, x: Pointer, residual: Pointer, weight: Pointer, eps: Float, rows: Size, n: Size, out: Pointer
@@ -41,9 +41,9 @@ class LevelFunctions(Protocol):
 
     def rope_and_cache(
         self, qkv: Pointer, positions: Pointer, cos_sin: Pointer, slots: Pointer, k_cache: Pointer,
-        v_cache: Pointer, q: Pointer, q_norm: Pointer, k_norm: Pointer, tokens: Size, max_position: Size,
-        block_count: Size, block_size: Size, heads: Size, kv_heads: Size, head_dim: Size, eps: Float,
-        wide_slots: Int, kv_type: Int,
+        v_cache: Pointer, q: Pointer, q_norm: Pointer, k_norm: Pointer, v_norm: Pointer, tokens: Size,
+        max_position: Size, block_count: Size, block_size: Size, heads: Size, kv_heads: Size, head_dim: Size,
+        eps: Float, wide_slots: Int, kv_type: Int,
     ) -> Int64: ...  # fmt: skip
 
     def paged_attention(

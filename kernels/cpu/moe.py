@@ -2,8 +2,11 @@
 
 import ctypes
 from collections.abc import Iterable
-from ctypes import POINTER, Structure, c_int64
+from ctypes import POINTER, Structure, c_int64, c_void_p
 
+from torch import Tensor
+
+from quire.kernels import checks
 from quire.kernels.cpu.linear import GATES, CpuLinear, LinearWeights
 from quire.kernels.moe import Routing
 
@@ -16,14 +19,21 @@ class _MoE(Structure):
         ("gate_up", POINTER(LinearWeights)),
         ("down", POINTER(LinearWeights)),
         *((name, c_int64) for name in ("count", "top_k", "inner", "normalised", "output")),
+        ("scales", c_void_p),
     ]
 
 
 class CpuMoE:
     """A router and its experts, each with its packed gate_up and down. `address` is that of a `MoE`."""
 
-    def __init__(self, routing: Routing, router: CpuLinear, experts: Iterable[tuple[CpuLinear, CpuLinear]]) -> None:
-        """Raises ValueError if the experts have weights of several formats."""
+    def __init__(
+        self,
+        routing: Routing,
+        router: CpuLinear,
+        experts: Iterable[tuple[CpuLinear, CpuLinear]],
+        scales: Tensor | None = None,
+    ) -> None:
+        """scales: of `Ops.pack_moe`. Raises ValueError if the experts have weights of several formats."""
         self.routing = routing
         pairs = list(experts)
         for index, name in enumerate(("gate_up", "down")):
@@ -42,6 +52,7 @@ class CpuMoE:
             self.inner,
             routing.normalised,
             GATES[routing.activation],
+            checks.address(scales),
         )
-        self._kept = router, pairs, tables
+        self._kept = router, pairs, tables, scales
         self.address = ctypes.addressof(self._moe)

@@ -27,7 +27,7 @@ from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.layers import run_layers
 from quire.kernels.linear_weight import LinearWeight, WeightRows
 from quire.kernels.lora import AdapterBatch, LoraLayer
-from quire.kernels.moe import GELU, SILU, ExpertWeights, PackedMoE, Routing, check_experts
+from quire.kernels.moe import GELU, SILU, ExpertWeights, PackedMoE, Routing, check_experts, check_scales
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.reference import penalise
 from quire.kernels.stack import Caches, Stack
@@ -79,20 +79,27 @@ class CpuOps:
         checks.linear_bias(bias, self.weight_dtypes, weight.shape)
         return CpuLinear(weight, bias, gate_up, self.dtype, self._arena, check)
 
-    def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> CpuMoE:
+    def pack_moe(
+        self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights], scales: Tensor | None = None
+    ) -> CpuMoE:
         checks.router(router, routing)
+        check_scales(scales, routing)
         assert isinstance(router, CpuLinear)
         packed = (
             (self.pack_gate_up(one.gate_up, one.gate_up_bias), self.pack_linear(one.down, one.down_bias))
             for one in check_experts(routing, router.in_features, experts)
         )
-        return CpuMoE(routing, router, packed)
+        return CpuMoE(routing, router, packed, scales)
 
-    def moe(self, x: Tensor, packed: PackedMoE, out: Tensor | None = None) -> Tensor:
+    def moe(
+        self, x: Tensor, packed: PackedMoE, out: Tensor | None = None, router_input: Tensor | None = None
+    ) -> Tensor:
         assert isinstance(packed, CpuMoE)
         checks.rows(x, packed.hidden, self.dtype)
+        router_input = x if router_input is None else router_input
+        checks.same_rows(x, router_input, self.dtype)
         out = self._out(out, (x.shape[0], packed.hidden), self.dtype)
-        self._functions.moe(address(x), x.shape[0], packed.hidden, packed.address, address(out))
+        self._functions.moe(address(router_input), address(x), x.shape[0], packed.hidden, packed.address, address(out))
         return out
 
     def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> CpuAdapter:
@@ -179,14 +186,16 @@ class CpuOps:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
+        v_norm: Tensor | None = None,
     ) -> Tensor:
-        blocks, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads, self.kv_dtype)
-        checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
+        blocks, _, block_size, d = checks.caches(k_cache, v_cache, num_kv_heads or None, self.kv_dtype)
+        norms = q_norm, k_norm, v_norm
+        checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, norms, self.dtype)
         q = torch.empty((qkv.shape[0], num_heads, d), dtype=self.dtype)
         bad = self._functions.rope_and_cache(
             address(qkv), address(positions), address(cos_sin), address(slot_mapping), address(k_cache),
-            address(v_cache), q.data_ptr(), address(q_norm), address(k_norm), qkv.shape[0], cos_sin.shape[0],
-            blocks, block_size, num_heads, num_kv_heads, d, eps, slot_mapping.dtype is torch.int64,
+            address(v_cache), q.data_ptr(), address(q_norm), address(k_norm), address(v_norm), qkv.shape[0],
+            cos_sin.shape[0], blocks, block_size, num_heads, num_kv_heads, d, eps, slot_mapping.dtype is torch.int64,
             self.kv_type,
         )  # fmt: skip
         if bad:
@@ -256,14 +265,13 @@ class CpuOps:
         rows: Tensor,
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
+        layer_inputs: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(stack, CpuStack)
+        step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
         if not isinstance(stack.stack.ranks, CpuRanks | None):  # the library cannot call another all-reduce
-            return run_layers(
-                self, residual, stack.stack, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-            )
-        step = residual, positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-        return stack.run(self._functions, *step, adapters, interrupt)
+            return run_layers(self, residual, stack.stack, *step, layer_inputs=layer_inputs)
+        return stack.run(self._functions, residual, *step, adapters, interrupt, layer_inputs)
 
     # The cache
 

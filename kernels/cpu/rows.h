@@ -33,6 +33,38 @@ INLINE void add_row(const act* x, act* residual, size_t n) {
     }
 }
 
+// Adds the rows of x [rows, n] to those of the residual.
+INLINE void add_rows(const act* x, act* residual, size_t rows, size_t n) {
+    quire::parallel_ranges(rows, 1 + (6 << 10) / n, [&](size_t begin, size_t end) {
+        add_row(x + begin * n, residual + begin * n, (end - begin) * n);
+    });
+}
+
+// x [rows, n] *= scale.
+INLINE void scale_rows(act* x, float scale, size_t rows, size_t n) {
+    quire::parallel_ranges(rows, 1 + (6 << 10) / n, [&](size_t begin, size_t end) {
+        const F factor = set1(scale);
+        for (size_t i = begin * n; i < end * n; i += W) {
+            const int left = end * n - i < size_t(W) ? int(end * n - i) : W;
+            act_store(x + i, mul(act_load(x + i, left), factor), left);
+        }
+    });
+}
+
+// gate [rows, n] = gelu(gate) * input, with gelu(gate) rounded. The input of row r is at input + row_of(r) * stride.
+template <class RowOf>
+INLINE void gelu_mul_rows(act* gate, const act* input, size_t stride, size_t rows, size_t n, const RowOf& row_of) {
+    quire::parallel_ranges(rows, 1 + (2 << 10) / n, [&](size_t begin, size_t end) {
+        for (size_t r = begin; r < end; ++r)
+            for (size_t i = 0; i < n; i += W) {
+                const int left = n - i < size_t(W) ? int(n - i) : W;
+                act* at = gate + r * n + i;
+                const F own = act_load(input + row_of(r) * stride + i, left);
+                act_store(at, mul(act_round(gelu_tanh(act_load(at, left))), own), left);
+            }
+    });
+}
+
 // Computes the norm of x, or of the residual after residual += x if it is not null.
 INLINE void rms_norm(const act* x, act* residual, const act* weight, float eps, size_t rows, size_t n, act* out) {
     quire::parallel_ranges(rows, 1 + (6 << 10) / n, [&](size_t begin, size_t end) {
@@ -50,7 +82,7 @@ struct Rope {
     const void* slots;
     char *k_cache, *v_cache;
     act* q;
-    const act *q_norm, *k_norm;  // [D] or null
+    const act *q_norm, *k_norm, *v_norm;  // [D] or null
     size_t T, max_position, block_count, block_size, H, H_kv, D;
     float eps;
     int wide_slots;  // int64 rather than int32
@@ -104,7 +136,12 @@ INLINE int64_t rope_and_cache(const Rope& job) {
                 const size_t at = (block * job.H_kv + h) * layout.head_bytes();
                 rotate_head(row + (job.H + h) * d, job.k_norm, job.eps, cos_sin, d, rotated);
                 write_row(layout, true, job.k_cache + at, offset, rotated);
-                write_row(layout, false, job.v_cache + at, offset, row + (job.H + job.H_kv + h) * d);
+                const act* value = row + (job.H + job.H_kv + h) * d;
+                if (job.v_norm) {
+                    norm_row(value, job.v_norm, job.eps, d, rotated);
+                    value = rotated;
+                }
+                write_row(layout, false, job.v_cache + at, offset, value);
             }
         }
     });

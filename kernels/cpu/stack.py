@@ -13,6 +13,7 @@ from quire.kernels.cpu.lora import CpuAdapters
 from quire.kernels.cpu.ranks import CpuRanks, GivenUp
 from quire.kernels.interrupt import Interrupt, StepInterrupted
 from quire.kernels.lora import AdapterBatch
+from quire.kernels.ops import DecoderLayer, PackedLinear
 from quire.kernels.stack import NORMS, Caches, Stack
 
 
@@ -36,7 +37,13 @@ class _Layer(Structure):
         ("post_mlp_norm", c_void_p),
         ("cos_sin", c_void_p),
         ("sinks", c_void_p),
-        ("gate", c_int64),
+        *((name, c_int64) for name in ("gate", "kv_heads", "head_dim", "inner", "shares_kv")),
+        *((name, c_void_p) for name in ("v_norm", "router_norm", "experts_norm", "mlp_output_norm")),
+        ("experts_output_norm", c_void_p),
+        ("input_gate", LinearWeights),
+        ("input_projection", LinearWeights),
+        ("input_norm_of_own", c_void_p),
+        ("output_scale", c_double),
     ]
 
 
@@ -45,11 +52,11 @@ class _Step(Structure):
 
     _ADDRESSES = (
         "final_norm", "residual", "out", "positions", "slots",
-        "block_tables", "seq_lens", "query_start", "rows",
+        "block_tables", "seq_lens", "query_start", "rows", "layer_inputs",
     )  # fmt: skip
     _SIZES = (
         "layer_count", "tokens", "row_count", "sequences", "table_width", "max_position", "block_count", "wide_slots",
-        "hidden", "intermediate", "heads", "kv_heads", "head_dim", "block_size", "kv_type",
+        "hidden", "heads", "block_size", "kv_type", "qkv_width", "q_width", "inner", "input_width",
     )  # fmt: skip
     _fields_ = [
         ("layers", POINTER(_Layer)),
@@ -80,44 +87,62 @@ class CpuCaches:
         self.block_bytes = caches[0][0].nbytes if self.num_blocks else 0  # of one cache
 
 
-class CpuStack(CpuCaches):
+class CpuStack:
     """The addresses of the weights and caches of all layers, and a reference to weights and caches."""
 
     def __init__(self, stack: Stack, dtype: torch.dtype, kv_dtype: torch.dtype, kv_type: int) -> None:
         """kv_type: `KvType` in kv_cache.h for caches of kv_dtype."""
-        self.hidden, (blocks, kv_heads, block_size, d) = stack.check(dtype, kv_dtype)
+        self.hidden = stack.check(dtype, kv_dtype)
         stack.check_packing(dtype)
-        super().__init__(stack, kv_dtype)
         self.stack, self.dtype = stack, dtype
-        self.num_slots = blocks * block_size
+        self.num_blocks, _, block_size, _ = stack.kv_cache[0][0].shape
+        self.num_slots = self.num_blocks * block_size
         layers = (_Layer * len(stack.layers))()
-        for to, layer, (k, v) in zip(layers, stack.layers, stack.kv_cache, strict=True):
-            for name in (*NORMS, "sinks"):
-                setattr(to, name, checks.address(getattr(layer, name)))
-            for name in stack.linear_names(layer):
-                setattr(to, name, getattr(layer, name).weights)
-            to.cos_sin = checks.address(stack.cos_sin if layer.cos_sin is None else layer.cos_sin)
-            to.gate = GATES[layer.gate]
-            to.moe = None if layer.moe is None else layer.moe.address  # type: ignore[attr-defined]
-            to.k_cache, to.v_cache, to.window = checks.address(k), checks.address(v), layer.sliding_window
+        for index, (to, layer) in enumerate(zip(layers, stack.layers, strict=True)):
+            self._fill(to, index, layer)
+        qkv: list[PackedLinear] = [layer.qkv for layer in stack.layers]
         self._step = _Step(  # which refers to `layers`
             layers=layers,
             layer_count=len(stack.layers),
             final_norm=checks.address(stack.final_norm),
             max_position=stack.cos_sin.shape[0],
-            block_count=blocks,
+            block_count=self.num_blocks,
             hidden=self.hidden,
-            intermediate=stack.inner,
             heads=stack.num_heads,
-            kv_heads=kv_heads,
-            head_dim=d,
             block_size=block_size,
             kv_type=kv_type,
+            qkv_width=max(one.out_features for one in qkv),
+            q_width=max(layer.o.in_features for layer in stack.layers),
+            inner=stack.max_inner,
+            input_width=stack.input_width,
             eps=stack.eps,
             scale=stack.scale,
             softcap=stack.softcap,
             ranks=stack.ranks.address if isinstance(stack.ranks, CpuRanks) else None,
         )
+
+    def _fill(self, to: _Layer, index: int, layer: DecoderLayer) -> None:
+        """Write the addresses and the sizes of a layer into the table."""
+        stack, (k, v) = self.stack, self.stack.kv_cache[index]
+        for name in (*NORMS, "sinks"):
+            setattr(to, name, checks.address(getattr(layer, name)))
+        for name in stack.linear_names(layer):
+            setattr(to, name, getattr(layer, name).weights)
+        to.cos_sin = checks.address(stack.tables_of(index))
+        to.gate = GATES[layer.gate]
+        to.moe = None if layer.moe is None else layer.moe.address  # type: ignore[attr-defined]
+        to.k_cache, to.v_cache, to.window = checks.address(k), checks.address(v), layer.sliding_window
+        to.kv_heads, to.head_dim = stack.shape_of(index)
+        to.inner = 0 if layer.down is None else layer.down.in_features
+        to.shares_kv, to.output_scale = layer.shares_kv, layer.output_scale
+        if (norms := layer.expert_norms) is not None:
+            to.router_norm, to.experts_norm = checks.address(norms.router), checks.address(norms.experts)
+            to.mlp_output_norm = checks.address(norms.mlp_output)
+            to.experts_output_norm = checks.address(norms.experts_output)
+        if (end := layer.per_layer_input) is not None:
+            to.input_gate = end.gate.weights  # type: ignore[attr-defined]
+            to.input_projection = end.projection.weights  # type: ignore[attr-defined]
+            to.input_norm_of_own = checks.address(end.norm)
 
     def run(
         self,
@@ -131,11 +156,13 @@ class CpuStack(CpuCaches):
         rows: Tensor,
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
+        layer_inputs: Tensor | None = None,
     ) -> Tensor:
         """Compute `Ops.decoder_layers` with the functions of a level. Raises GivenUp if another rank has ended."""
         tokens, sequences, count = residual.shape[0], seq_lens.shape[0], rows.shape[0]
         checks.step(residual, self.hidden, self.dtype, positions, slot_mapping, rows)
         checks.sequences(block_tables, seq_lens, query_start_loc)
+        self.stack.check_inputs(layer_inputs, tokens, self.dtype)
         out = torch.empty((count, self.hidden), dtype=self.dtype)
         if tokens == 0:
             if count:
@@ -146,6 +173,7 @@ class CpuStack(CpuCaches):
         step.positions, step.slots = checks.address(positions), checks.address(slot_mapping)
         step.block_tables, step.seq_lens = checks.address(block_tables), checks.address(seq_lens)
         step.query_start, step.table_width = checks.address(query_start_loc), block_tables.shape[1]
+        step.layer_inputs = checks.address(layer_inputs)
         step.tokens, step.sequences, step.row_count = tokens, sequences, count
         step.wide_slots = slot_mapping.dtype is torch.int64
         adapted = CpuAdapters(adapters) if adapters else None

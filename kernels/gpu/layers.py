@@ -10,7 +10,6 @@ from torch import Tensor
 from quire.kernels.gpu.attention import AttentionPlan
 from quire.kernels.layers import run_layers_with
 from quire.kernels.lora import AdapterBatch
-from quire.kernels.ops import DecoderLayer
 from quire.kernels.stack import Stack
 
 if TYPE_CHECKING:
@@ -26,17 +25,21 @@ def run_layers(
     plan: AttentionPlan,
     rows: Tensor,
     adapters: AdapterBatch | None = None,
+    layer_inputs: Tensor | None = None,
 ) -> Tensor:
     """Compute `Ops.decoder_layers` with checked arguments. plan: of this step; it must not have been used before."""
-    heads, kv_heads, d = stack.num_heads, stack.num_kv_heads, stack.block_shape[-1]
-    tokens = residual.shape[0]
+    heads, tokens = stack.num_heads, residual.shape[0]
     plan.split = tokens > len(plan.seq_lens) and plan.options.may_split
+    # Keys and values of this step by the address of their cache, for later layers that share the cache.
+    fresh_of: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(qkv: Tensor, layer: DecoderLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def attend(index: int, qkv: Tensor) -> Tensor:
+        layer, (k_cache, v_cache) = stack.layers[index], stack.kv_cache[index]
+        d, kv_heads = k_cache.shape[3], 0 if layer.shares_kv else k_cache.shape[1]
         q = ops.kernels.rope_and_cache(
             qkv,
             positions,
-            stack.cos_sin if layer.cos_sin is None else layer.cos_sin,
+            stack.tables_of(index),
             slot_mapping,
             k_cache,
             v_cache,
@@ -46,13 +49,16 @@ def run_layers(
             layer.k_norm,
             stack.eps,
             keep_k=plan.split,
+            v_norm=layer.v_norm,
         )
-        fresh = None
-        if plan.split:
+        if plan.split and kv_heads:
             k, v = torch.split(qkv.view(tokens, -1, d)[:, heads:], kv_heads, dim=1)
-            fresh = k, v
+            fresh_of[k_cache.data_ptr()] = k, v
+        fresh = fresh_of[k_cache.data_ptr()] if plan.split else None
         out = torch.empty_like(q)
         plan.attend(q, k_cache, v_cache, stack.scale, layer.sliding_window, out, fresh, layer.sinks, stack.softcap)
         return out.view(tokens, heads * d)
 
-    return run_layers_with(ops, residual, stack, rows, attend, adapters, adapted_rows=ops.kernels.lora)
+    return run_layers_with(
+        ops, residual, stack, rows, attend, adapters, adapted_rows=ops.kernels.lora, layer_inputs=layer_inputs
+    )

@@ -21,7 +21,7 @@ from quire.kernels.gpu.linear import TritonLinear
 from quire.kernels.gpu.tile_sizes import MatmulTiles, dot_precision, grouped_tiles, power_of_2, tiles_of_codes
 from quire.kernels.grouped_weight import BITS, GroupedWeight, packed_words
 from quire.kernels.linear_weight import LinearWeight
-from quire.kernels.moe import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, ExpertWeights, Routing
+from quire.kernels.moe import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GELU, ExpertWeights, Routing
 
 BLOCK = 1024  # columns of one program that adds up outputs
 PLAIN = ""  # the kind of weights that are no codes
@@ -49,6 +49,7 @@ class TritonMoE:
     router: TritonLinear
     gate_up: ExpertMatrix  # [2I, hidden]
     down: ExpertMatrix  # [hidden, I]
+    scales: Tensor | None = None  # [E] float32, of `Ops.pack_moe`
 
     @property
     def hidden(self) -> int:
@@ -108,17 +109,22 @@ class ExpertStack:
 
 
 def pack_moe(
-    routing: Routing, router: TritonLinear, experts: Iterable[ExpertWeights], dtype: torch.dtype, device: torch.device
+    routing: Routing,
+    router: TritonLinear,
+    experts: Iterable[ExpertWeights],
+    dtype: torch.dtype,
+    device: torch.device,
+    scales: Tensor | None = None,
 ) -> TritonMoE:
     """Copy the weights of experts into one tensor for each of their layers, one expert after the other.
 
-    dtype: of activations.
+    dtype: of activations. scales: of `Ops.pack_moe`.
     """
     gate_up, down = (ExpertStack(routing.num_experts, dtype, device) for _ in range(2))
     for number, one in enumerate(experts):
         gate_up.add(number, one.gate_up, one.gate_up_bias)
         down.add(number, one.down, one.down_bias)
-    return TritonMoE(routing, router, gate_up.matrix(), down.matrix())
+    return TritonMoE(routing, router, gate_up.matrix(), down.matrix(), scales)
 
 
 @triton.jit
@@ -155,7 +161,7 @@ def route_kernel(
 def grouped_kernel(
     x, weight, bias, order, starts, out, column_tiles,
     E: tl.constexpr, EXPERTS: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr,
-    GATHER: tl.constexpr, GATED: tl.constexpr, CLAMP: tl.constexpr, BIAS: tl.constexpr,
+    GATHER: tl.constexpr, GATED: tl.constexpr, CLAMP: tl.constexpr, GELU_TANH: tl.constexpr, BIAS: tl.constexpr,
     KIND: tl.constexpr, BITS: tl.constexpr,
     ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -234,7 +240,10 @@ def grouped_kernel(
             up = tl.minimum(tl.maximum(up, 0.0 - LIMIT), LIMIT)
             total = (up + 1.0) * (gate / (1.0 + tl.exp(-(gate * ALPHA))))
         else:
-            total = (gate / (1.0 + tl.exp(-gate))).to(act).to(tl.float32) * up
+            inside_exp = gate
+            if GELU_TANH:  # as in rows.py
+                inside_exp = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+            total = (gate / (1.0 + tl.exp(-inside_exp))).to(act).to(tl.float32) * up
     to = sorted_row if GATHER else pair
     tl.store(out + to[:, None] * N + column[None, :], total.to(act), mask=rows & columns)
 
@@ -274,6 +283,8 @@ def compute(x: Tensor, packed: TritonMoE, logits: Tensor, out: Tensor, invariant
     if tokens == 0:
         return out
     ids, weights = route(logits, routing)
+    if packed.scales is not None:
+        weights *= packed.scales[ids]
     experts, order = ids.flatten().sort(stable=True)
     starts = torch.searchsorted(experts, torch.arange(routing.num_experts + 1, dtype=torch.int32, device=x.device))
     inner = x.new_empty((len(order), packed.inner))
@@ -305,8 +316,8 @@ def _grouped(
     grouped_kernel[(row_tiles * column_tiles,)](
         x, matrix.weight, x if matrix.bias is None else matrix.bias, order, starts, out, column_tiles,
         E=routing.num_experts, EXPERTS=power_of_2(routing.num_experts), N=n, K=matrix.in_features, TOP_K=routing.top_k,
-        GATHER=first, GATED=first, CLAMP=routing.activation == CLAMPED, BIAS=matrix.bias is not None,
-        KIND=matrix.kind, BITS=BITS.get(matrix.kind, 0),
+        GATHER=first, GATED=first, CLAMP=routing.activation == CLAMPED, GELU_TANH=routing.activation == GELU,
+        BIAS=matrix.bias is not None, KIND=matrix.kind, BITS=BITS.get(matrix.kind, 0),
         ALPHA=CLAMPED_ALPHA, LIMIT=CLAMPED_LIMIT,
         ROWS=tiles.rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, PRECISION=dot_precision(x.dtype),
         num_warps=tiles.warps, num_stages=tiles.stages,

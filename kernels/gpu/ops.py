@@ -36,7 +36,7 @@ from quire.kernels.grouped_weight import KINDS, GroupedWeight
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.linear_weight import LinearWeight, WeightRows, whole
 from quire.kernels.lora import AdapterBatch, LoraLayer
-from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts
+from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.stack import Caches, Stack
 
@@ -122,8 +122,11 @@ class TritonOps:
         assert isinstance(weight, Tensor)
         return TritonLinear(weight, bias, gate_up)
 
-    def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> TritonMoE:
+    def pack_moe(
+        self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights], scales: Tensor | None = None
+    ) -> TritonMoE:
         checks.router(router, routing)
+        check_scales(scales, routing)
         assert isinstance(router, TritonLinear)
 
         def checked() -> Iterator[ExpertWeights]:
@@ -133,16 +136,20 @@ class TritonOps:
                     checks.linear_bias(bias, self.weight_dtypes, weight.shape)
                 yield one
 
-        return pack_moe(routing, router, checked(), self.dtype, self.device)
+        return pack_moe(routing, router, checked(), self.dtype, self.device, scales)
 
-    def moe(self, x: Tensor, packed: PackedMoE, out: Tensor | None = None) -> Tensor:
+    def moe(
+        self, x: Tensor, packed: PackedMoE, out: Tensor | None = None, router_input: Tensor | None = None
+    ) -> Tensor:
         assert isinstance(packed, TritonMoE)
         checks.rows(x, packed.hidden, self.dtype)
+        router_input = x if router_input is None else router_input
+        checks.same_rows(x, router_input, self.dtype)
         if out is None:
             out = torch.empty_like(x)
         else:
             checks.tensor("out", out, self.dtype, tuple(x.shape))
-        logits = linear.linear(x, packed.router, None, self.row_invariant)
+        logits = linear.linear(router_input, packed.router, None, self.row_invariant)
         return self.kernels.moe(x, packed, logits, out, self.row_invariant)
 
     def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TritonAdapter:
@@ -214,14 +221,17 @@ class TritonOps:
         q_norm: Tensor | None = None,
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
+        v_norm: Tensor | None = None,
     ) -> Tensor:
-        blocks, _, block_size, d = self._check_caches(k_cache, v_cache, num_kv_heads)
-        checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, q_norm, k_norm, self.dtype)
+        blocks, _, block_size, d = self._check_caches(k_cache, v_cache, num_kv_heads or None)
+        norms = q_norm, k_norm, v_norm
+        checks.rope(qkv, positions, cos_sin, slot_mapping, num_heads, num_kv_heads, d, norms, self.dtype)
         if self.check_ids:
             id_checks.slots(positions, len(cos_sin), slot_mapping, blocks * block_size)
         return self.kernels.rope_and_cache(
-            qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps
-        )
+            qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, num_heads, num_kv_heads, q_norm, k_norm, eps,
+            v_norm=v_norm,
+        )  # fmt: skip
 
     def plan_attention(self, block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -> AttentionPlan:
         checks.sequences(block_tables, seq_lens, query_start_loc)
@@ -273,7 +283,7 @@ class TritonOps:
         softcap: float = 0.0,
     ) -> TritonStack:
         stack = Stack(kv_cache, layers, final_norm, cos_sin, num_heads, num_kv_heads, eps, scale, ranks, softcap)
-        return TritonStack(stack, self.dtype, self.kv_dtype, self.kernels)
+        return TritonStack(stack, self.dtype, self.kv_dtype)
 
     def decoder_layers(
         self,
@@ -287,19 +297,21 @@ class TritonOps:
         rows: Tensor,
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
+        layer_inputs: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(stack, TritonStack)
         checks.step(residual, stack.hidden, self.dtype, positions, slot_mapping, rows)
+        stack.stack.check_inputs(layer_inputs, len(residual), self.dtype)
         checks.sequences(block_tables, seq_lens, query_start_loc)
         if self.check_ids:
-            blocks, tokens, block_size = stack.num_blocks, len(residual), stack.block_shape[3]
+            blocks, tokens, block_size = stack.num_blocks, len(residual), stack.block_size
             windows = {layer.sliding_window for layer in stack.stack.layers}
             window = 0 if 0 in windows else max(windows)
             id_checks.slots(positions, len(stack.stack.cos_sin), slot_mapping, blocks * block_size)
             id_checks.blocks(block_tables, seq_lens, query_start_loc, tokens, block_size, blocks, window)
             id_checks.rows(rows, tokens)
         plan = AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
-        return run_layers(self, residual, stack.stack, positions, slot_mapping, plan, rows, adapters)
+        return run_layers(self, residual, stack.stack, positions, slot_mapping, plan, rows, adapters, layer_inputs)
 
     # The cache
 

@@ -1,4 +1,4 @@
-"""The rotary embedding, the optional norm of q and k (Qwen3), and the cache write, in one kernel."""
+"""The rotary embedding, the optional norms of q, k (Qwen3) and v (Gemma 4), and the cache write, in one kernel."""
 
 import triton
 import triton.language as tl
@@ -19,6 +19,7 @@ def rope_and_cache_kernel(
     q_out,
     q_norm,
     k_norm,
+    v_norm,
     eps,
     max_position,
     slot_count,
@@ -30,7 +31,8 @@ def rope_and_cache_kernel(
     BLOCK_HEADS: tl.constexpr,
     Q_NORM: tl.constexpr,
     K_NORM: tl.constexpr,
-    KEEP_K: tl.constexpr,  # also write the rotated k back into qkv, for attention without the cache
+    V_NORM: tl.constexpr,
+    KEEP_K: tl.constexpr,  # also write the rotated k and the norm of v into qkv, for attention without the cache
     FP8: tl.constexpr,
 ):
     """Compute q_out [T, HEADS, D] and write k and v to the caches [blocks, KV_HEADS, BLOCK_SIZE, D].
@@ -52,7 +54,7 @@ def rope_and_cache_kernel(
     b = tl.load(source + D // 2, mask=exists, other=0.0).to(tl.float32)
     plain_a, plain_b = a, b
 
-    if Q_NORM or K_NORM:
+    if Q_NORM or K_NORM or V_NORM:
         mean = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / D
         factor = (1.0 / tl.sqrt_rn(mean + eps))[:, None]
         scaled_a, scaled_b = (a * factor).to(act).to(tl.float32), (b * factor).to(act).to(tl.float32)
@@ -66,6 +68,11 @@ def rope_and_cache_kernel(
             of_b = tl.load(k_norm + D // 2 + i, mask=i < D // 2, other=0.0).to(tl.float32)[None, :]
             a = tl.where(is_k[:, None], (scaled_a * of_a).to(act).to(tl.float32), a)
             b = tl.where(is_k[:, None], (scaled_b * of_b).to(act).to(tl.float32), b)
+        if V_NORM:
+            of_a = tl.load(v_norm + i, mask=i < D // 2, other=0.0).to(tl.float32)[None, :]
+            of_b = tl.load(v_norm + D // 2 + i, mask=i < D // 2, other=0.0).to(tl.float32)[None, :]
+            plain_a = (scaled_a * of_a).to(act).to(tl.float32)
+            plain_b = (scaled_b * of_b).to(act).to(tl.float32)
 
     position = tl.load(positions + token)
     position = tl.minimum(tl.maximum(position, 0), max_position - 1).to(tl.int64)
@@ -80,6 +87,9 @@ def rope_and_cache_kernel(
     if KEEP_K:
         tl.store(source, out_a.to(act), mask=exists & is_k[:, None])
         tl.store(source + D // 2, out_b.to(act), mask=exists & is_k[:, None])
+        if V_NORM:
+            tl.store(source, out_a.to(act), mask=exists & is_v[:, None])
+            tl.store(source + D // 2, out_b.to(act), mask=exists & is_v[:, None])
 
     slot = tl.load(slots + token).to(tl.int64)
     kept = exists & ((slot >= 0) & (slot < slot_count))
@@ -110,8 +120,9 @@ def rope_and_cache(
     k_norm: Tensor | None,
     eps: float,
     keep_k: bool = False,
+    v_norm: Tensor | None = None,
 ) -> Tensor:
-    """Compute `Ops.rope_and_cache` with checked arguments. keep_k: also replace k in qkv by the rotated k."""
+    """Compute `Ops.rope_and_cache` with checked arguments. keep_k: also write the k and v of the cache into qkv."""
     tokens = len(qkv)
     blocks, _, block_size, d = k_cache.shape
     q = qkv.new_empty((tokens, num_heads, d))
@@ -121,9 +132,9 @@ def rope_and_cache(
     block_heads = min(8, power_of_2(all_heads))
     rope_and_cache_kernel[(tokens, triton.cdiv(all_heads, block_heads))](
         qkv, positions, cos_sin, slot_mapping, k_cache, v_cache, q, qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm, eps, len(cos_sin), blocks * block_size,
+        qkv if k_norm is None else k_norm, qkv if v_norm is None else v_norm, eps, len(cos_sin), blocks * block_size,
         HEADS=num_heads, KV_HEADS=num_kv_heads, D=d, HALF=power_of_2(d // 2), BLOCK_SIZE=block_size,
-        BLOCK_HEADS=block_heads, Q_NORM=q_norm is not None, K_NORM=k_norm is not None, KEEP_K=keep_k,
-        FP8=k_cache.dtype == FP8, num_warps=2,
+        BLOCK_HEADS=block_heads, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
+        V_NORM=v_norm is not None, KEEP_K=keep_k, FP8=k_cache.dtype == FP8, num_warps=2,
     )  # fmt: skip
     return q

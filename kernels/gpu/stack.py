@@ -18,12 +18,14 @@ class TritonCaches:
         self.mover = kernels.block_mover(stack.tensors)
 
 
-class TritonStack(TritonCaches):
+class TritonStack:
     """The checked layers and caches of a decoder."""
 
-    def __init__(self, stack: Stack, dtype: torch.dtype, kv_dtype: torch.dtype, kernels: KernelTable) -> None:
-        self.hidden, shape = stack.check(dtype, kv_dtype)
+    def __init__(self, stack: Stack, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+        self.hidden = stack.check(dtype, kv_dtype)
         stack.check_packing(dtype)
-        check_group(stack.num_heads, stack.num_kv_heads, shape[3], dtype)
-        super().__init__(stack, kv_dtype, kernels)
+        for k, _ in stack.kv_cache:
+            check_cache_shape(k.shape[2], k.shape[3])
+            check_group(stack.num_heads, k.shape[1], k.shape[3], dtype)
+        self.num_blocks, _, self.block_size, _ = stack.kv_cache[0][0].shape
         self.stack = stack

@@ -57,11 +57,12 @@ def rope_and_cache(
     k_norm: Tensor | None,
     eps: float,
     keep_k: bool = False,
+    v_norm: Tensor | None = None,
 ) -> Tensor:
     reference = ReferenceOps(qkv.device, qkv.dtype, k_cache.dtype)
     caches, heads = (k_cache, v_cache), (num_heads, num_kv_heads)
-    q = reference.rope_and_cache(qkv, positions, cos_sin, slot_mapping, *caches, *heads, q_norm, k_norm, eps)
-    if keep_k:
+    q = reference.rope_and_cache(qkv, positions, cos_sin, slot_mapping, *caches, *heads, q_norm, k_norm, eps, v_norm)
+    if keep_k and num_kv_heads:
         k = qkv.view(len(qkv), -1, k_cache.shape[3])[:, num_heads : num_heads + num_kv_heads]
         as_queries = torch.cat([k, k, k], dim=1).flatten(1)
         nowhere = torch.full_like(slot_mapping, -1)
@@ -70,6 +71,9 @@ def rope_and_cache(
                 as_queries, positions, cos_sin, nowhere, *caches, num_kv_heads, num_kv_heads, k_norm, None, eps
             )
         )
+        if v_norm is not None:
+            v = qkv.view(len(qkv), -1, k_cache.shape[3])[:, num_heads + num_kv_heads :]
+            v.copy_(rms_norm(v, None, v_norm, eps))
     return q
 
 
@@ -108,7 +112,7 @@ def moe(x: Tensor, packed: TritonMoE, logits: Tensor, out: Tensor, invariant: bo
         packed.router,
         [(part(packed.gate_up, number), part(packed.down, number)) for number in range(packed.routing.num_experts)],
     )
-    ids, weights = route(logits, packed.routing)
+    ids, weights = route(logits, packed.routing, packed.scales)
     return out.copy_(reference_moe(x, ids, weights, experts, product))
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.lora import NO_ADAPTER, AdapterBatch, LoraPart
-from quire.kernels.moe import SILU, PackedMoE
-from quire.kernels.ops import LayerStack, Ops, PackedLinear
+from quire.kernels.moe import SILU, ExpertNorms, PackedMoE
+from quire.kernels.ops import LayerStack, Ops, PackedLinear, PerLayerInput
 from quire.kernels.reference import ReferenceOps, indexable
 from quire.kernels.self_test.attention import AttentionInputs, Sequences, fit
 from quire.kernels.self_test.cases import KernelCase
@@ -47,6 +47,11 @@ class RandomLayer:
     post_mlp_norm: Tensor | None = None
     sinks: Tensor | None = None
     cos_sin: Tensor | None = None
+    v_norm: Tensor | None = None
+    shares_kv: bool = False
+    expert_norms: ExpertNorms | None = None
+    per_layer_input: PerLayerInput | None = None
+    output_scale: float = 1.0
 
 
 class LayerInputs:

@@ -74,7 +74,8 @@ def _of_rotation(inputs: CaseInputs, use: AttentionUse, block_size: int) -> Iter
     ops, generator, d = inputs.ops, inputs.generator(use.head_dim), use.head_dim
     heads = use.heads, use.kv_heads
     qkv = inputs.normal(TOKENS, (use.heads + 2 * use.kv_heads) * d, generator=generator)
-    norms = [inputs.normal(d, generator=generator) if use.has_norms else None for _ in range(2)]
+    has_norms = use.has_norms, use.has_norms, use.has_v_norm
+    norms = [inputs.normal(d, generator=generator) if has_norm else None for has_norm in has_norms]
     positions = torch.arange(TOKENS, dtype=torch.int32, device=ops.device) * 5
     cos_sin = inputs.angles(5 * TOKENS, d // 2, generator)
     num_blocks = -(-TOKENS // block_size) + 1
@@ -85,9 +86,9 @@ def _of_rotation(inputs: CaseInputs, use: AttentionUse, block_size: int) -> Iter
 
     def call(one: Ops) -> list[Tensor]:
         values = qkv.to(one.dtype)
-        q_norm, k_norm = (None if norm is None else norm.to(one.dtype) for norm in norms)
+        q_norm, k_norm, v_norm = (None if norm is None else norm.to(one.dtype) for norm in norms)
         caches = one.alloc_kv_cache(num_blocks, use.kv_heads, block_size, d)
-        q = one.rope_and_cache(values, positions, cos_sin, slots, *caches, *heads, q_norm, k_norm, EPS)
+        q = one.rope_and_cache(values, positions, cos_sin, slots, *caches, *heads, q_norm, k_norm, EPS, v_norm)
         return [q, *one.plain_kv_cache(*caches)]
 
     def stored_exactly() -> Sequence[Tensor]:

@@ -24,6 +24,7 @@ class AttentionUse:
     softcap: float = 0.0
     has_sinks: bool = False
     has_norms: bool = False  # of q and k, before the rotation
+    has_v_norm: bool = False
 
     def __str__(self) -> str:
         parts = [f"{self.heads}/{self.kv_heads} heads of {self.head_dim}"]
@@ -31,6 +32,7 @@ class AttentionUse:
         parts += [f"soft cap {self.softcap:g}"] if self.softcap else []
         parts += ["sinks"] if self.has_sinks else []
         parts += ["norms"] if self.has_norms else []
+        parts += ["a norm of values"] if self.has_v_norm else []
         return ", ".join(parts)
 
 

@@ -7,24 +7,13 @@ import torch
 
 from quire import kernels
 from tests.support.kernels.implementations import ON_CUDA
-from tests.support.kernels.stacks import BLOCKS, make_stack
+from tests.support.kernels.stacks import BLOCKS, make_cache_stack
 
 SRC, DST = [3, 19, 0, 3], [4, 1, 18, 7]  # one block may be copied to several
 
 
 def ids(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
-
-
-@pytest.fixture(params=[False, True], ids=["layers", "caches"])
-def make(request: pytest.FixtureRequest):
-    """A stack of layers, or of their caches alone."""
-
-    def made(ops, windows):
-        stack, caches = make_stack(ops, windows)
-        return ops.stack_caches(caches) if request.param else stack, caches
-
-    return made
 
 
 def plain(ops: kernels.Ops, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -44,8 +33,8 @@ def some_threads(request: pytest.FixtureRequest, threads) -> None:
 
 @pytest.mark.usefixtures("some_threads")
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_copies_are_made_in_every_layer_and_nothing_else_changes(ops, make, count):
-    stack, caches = make(ops, [0, 20, 0])
+def test_copies_are_made_in_every_layer_and_nothing_else_changes(ops, count):
+    stack, caches = make_cache_stack(ops, 3)
     for cache in (cache for pair in caches for cache in pair):
         cache[[b for b in range(BLOCKS) if b not in SRC]] = float("nan")
     expected = plain(ops, caches)
@@ -56,8 +45,8 @@ def test_copies_are_made_in_every_layer_and_nothing_else_changes(ops, make, coun
 
 @pytest.mark.usefixtures("some_threads")
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_blocks_come_back_from_host_memory_wherever_they_are_put(ops, make, count):
-    stack, caches = make(ops, [0, 20, 0])
+def test_blocks_come_back_from_host_memory_wherever_they_are_put(ops, count):
+    stack, caches = make_cache_stack(ops, 3)
     before = plain(ops, caches)
     host = ops.alloc_host_blocks(stack, 9)
     assert host.is_cpu
@@ -80,7 +69,7 @@ def test_blocks_come_back_from_host_memory_wherever_they_are_put(ops, make, coun
 
 def test_many_random_swaps_keep_every_block(ops):
     """A permutation of all blocks, done by way of host memory, and then the caches as a reader sees them."""
-    stack, caches = make_stack(ops, [0, 0])
+    stack, caches = make_cache_stack(ops, 2)
     before, host = plain(ops, caches), ops.alloc_host_blocks(stack, BLOCKS + 3)
     there, back = (torch.randperm(n, device="cpu")[:BLOCKS] for n in (BLOCKS + 3, BLOCKS))
     ops.swap_out(stack, host, torch.arange(BLOCKS, device="cpu"), there)
@@ -92,7 +81,7 @@ def test_host_memory_costs_nothing_until_it_is_written(ops, monkeypatch):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
     if ops.name == "triton" and ON_CUDA:
         pytest.skip("what a GPU reads and writes is pinned, and resident from the start")
-    stack, _ = make_stack(ops, [0])
+    stack, _ = make_cache_stack(ops, 1)
     probe = ops.alloc_host_blocks(stack, 1)
 
     def resident_mib() -> int:
@@ -106,8 +95,8 @@ def test_host_memory_costs_nothing_until_it_is_written(ops, monkeypatch):
     assert resident_mib() - before < 64
 
 
-def test_blocks_that_do_not_exist_or_collide_are_refused(ops, make):
-    stack, caches = make(ops, [0])
+def test_blocks_that_do_not_exist_or_collide_are_refused(ops):
+    stack, caches = make_cache_stack(ops, 1)
     before, host = plain(ops, caches), ops.alloc_host_blocks(stack, 4)
     host.zero_()
     swaps = (lambda src, dst: ops.swap_out(stack, host, src, dst), lambda src, dst: ops.swap_in(stack, host, src, dst))
@@ -140,7 +129,7 @@ def test_blocks_that_do_not_exist_or_collide_are_refused(ops, make):
 
 
 def test_caches_that_differ_or_are_none_make_no_stack(ops):
-    _, caches = make_stack(ops, [0, 0])
+    _, caches = make_cache_stack(ops, 2)
     with pytest.raises(ValueError, match="a stack has at least one layer"):
         ops.stack_caches([])
     narrow = ops.alloc_kv_cache(BLOCKS - 1, *caches[0][0].shape[1:])

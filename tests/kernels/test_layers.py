@@ -14,10 +14,12 @@ from tests.support.kernels.stacks import (
     BLOCK,
     HEADS,
     HIDDEN,
+    INPUT_WIDTH,
     KV_HEADS,
     QUERIES,
     add_extras,
     alone_and_added_up,
+    gemma4_arguments,
     make_caches,
     make_stack,
     random,
@@ -59,6 +61,41 @@ def test_one_call_equals_single_operations_with_experts_sinks_and_more_norms(cpu
     for one, other in zip(caches, again, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[0, 5, 35], [], [3, 3], list(range(36)), [4, 5, 34, 35], [0, 5, 34], [35, 5], [35]],
+    ids=["last", "none", "twice", "all", "last two", "not last", "out of order", "one sequence"],
+)
+@pytest.mark.parametrize("num_shared", [0, 2, 4])
+def test_one_call_equals_single_operations_for_layers_of_several_shapes(cpu_ops, rows, num_shared):
+    """Layers that share keys and values compute the wanted rows alone, if these are the last of each sequence."""
+    made, final_norm, caches, cos_sin = gemma4_arguments(cpu_ops, num_shared)
+    before = [[part.clone() for part in pair] for pair in caches]
+    arguments = step() | {"rows": torch.tensor(rows, dtype=torch.int64)}
+    arguments["layer_inputs"] = random(sum(QUERIES), 6, INPUT_WIDTH, dtype=cpu_ops.dtype) * 4
+    residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
+    rest = cos_sin, HEADS, KV_HEADS, 1e-5, 0.2
+    expected = layers.run_layers(cpu_ops, residual.clone(), Stack(caches, made, final_norm, *rest), **arguments)
+    written = [[part.clone() for part in pair] for pair in caches]
+    for pair, old in zip(caches, before, strict=True):
+        for part, values in zip(pair, old, strict=True):
+            part.copy_(values)
+    stack = cpu_ops.stack_layers(made, final_norm, caches, *rest)
+    actual = cpu_ops.decoder_layers(residual.clone(), stack, **arguments)
+    # Torch and the C++ kernels compute GELU of the gates of inputs in another way.
+    torch.testing.assert_close(actual.float(), expected.float(), **near(cpu_ops.dtype))
+    for pair, wanted in zip(caches, written, strict=True):
+        for part, values in zip(pair, wanted, strict=True):
+            torch.testing.assert_close(part.float(), values.float(), **near(cpu_ops.dtype))
+    # A row has the same bits, whatever other rows are wanted.
+    every = arguments | {"rows": torch.arange(sum(QUERIES))}
+    assert torch.equal(cpu_ops.decoder_layers(residual.clone(), stack, **every)[rows], actual)
+
+
+def near(dtype: torch.dtype) -> dict[str, float]:
+    return {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.1}
 
 
 class Plainly:

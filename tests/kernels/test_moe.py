@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.moe import CLAMPED, SILU, ExpertWeights, PackedMoE, Routing, activate, combine, route
+from quire.kernels.moe import CLAMPED, GELU, SILU, ExpertWeights, PackedMoE, Routing, activate, combine, route
 from quire.kernels.quantization import quantize
 from tests.support.kernels.oracle import assert_close
 
@@ -15,8 +15,14 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape) / shape[-1] ** 0.5
 
 
-def make_moe(ops: kernels.Ops, routing: Routing, bits: int = 0, dtype: torch.dtype | None = None) -> PackedMoE:
-    """Make a layer of random experts; those of gpt-oss have biases. bits: of quantised weights."""
+def make_moe(
+    ops: kernels.Ops,
+    routing: Routing,
+    bits: int = 0,
+    dtype: torch.dtype | None = None,
+    scales: torch.Tensor | None = None,
+) -> PackedMoE:
+    """Make a layer of random experts; those of gpt-oss have biases. bits: of quantised weights. scales: of experts."""
     dtype = dtype or ops.dtype
     has_bias = routing.activation == CLAMPED
 
@@ -31,7 +37,7 @@ def make_moe(ops: kernels.Ops, routing: Routing, bits: int = 0, dtype: torch.dty
         ExpertWeights(weight(2 * INNER, HIDDEN), weight(HIDDEN, INNER), bias(2 * INNER), bias(HIDDEN))
         for _ in range(routing.num_experts)
     )
-    return ops.pack_moe(routing, router, experts)
+    return ops.pack_moe(routing, router, experts, scales)
 
 
 ROUTINGS = [
@@ -39,6 +45,7 @@ ROUTINGS = [
     Routing(20, 3, normalised=False),
     Routing(4, 4, normalised=True, activation=CLAMPED),
     Routing(1, 1, normalised=False),
+    Routing(6, 2, normalised=True, activation=GELU),
 ]
 
 
@@ -163,3 +170,26 @@ def test_experts_that_do_not_fit_together_are_refused(ops):
         ops.pack_moe(routing, router, [fitting])
     with pytest.raises(ValueError, match="the router has 2 logits, not 3"):
         ops.pack_moe(Routing(3, 1, True), router, [fitting] * 3)
+
+
+def test_experts_have_scales_and_the_router_an_input_of_its_own(ops):
+    torch.manual_seed(0)
+    x, router_input = (torch.randn(30, HIDDEN).to(ops.dtype) for _ in range(2))
+    routing, scales = Routing(6, 2, normalised=True, activation=GELU), torch.rand(6) + 0.5
+    found = []
+    for one in (ops, kernels.ReferenceOps(ops.device, torch.float32)):
+        torch.manual_seed(1)
+        packed = make_moe(one, routing, dtype=ops.dtype if one is ops else None, scales=scales)
+        found.append(one.moe(x.to(one.dtype), packed, None, router_input.to(one.dtype)).float())
+    near = (found[0] - found[1]).abs() <= (1e-4 if ops.dtype is torch.float32 else 0.05) * (1 + found[1].abs())
+    # Rounded logits may choose another of two experts that are nearly equal.
+    assert int((~near).any(dim=1).sum()) <= (0 if ops.dtype is torch.float32 else 3)
+    torch.manual_seed(1)
+    unscaled = ops.moe(x, make_moe(ops, routing), None, router_input).float()
+    assert (unscaled - found[0]).abs().max() > 0.1
+    with pytest.raises(ValueError, match="scales has shape"):
+        make_moe(ops, routing, scales=scales[1:])
+    with pytest.raises(TypeError, match="scales is"):
+        make_moe(ops, routing, scales=scales.double())
+    with pytest.raises(ValueError, match="residual has shape"):
+        ops.moe(x, make_moe(ops, routing), None, router_input[1:].contiguous())

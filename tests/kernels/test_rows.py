@@ -83,6 +83,38 @@ def test_rope_rotates_and_writes_the_cache(ops, block_size, heads, kv_heads, d, 
     assert v_plain[untouched].isnan().all()
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(4, 2, 32), (2, 1, 256)])
+def test_rope_normalises_values(ops, heads, kv_heads, d):
+    tokens, blocks = 9, 2
+    qkv = random(tokens, (heads + 2 * kv_heads) * d, dtype=ops.dtype)
+    norm, cos_sin = random(d, dtype=ops.dtype) + 1, torch.rand(40, d)
+    where = torch.arange(tokens, dtype=torch.int32), cos_sin, torch.arange(tokens) + 3
+    plain, normalised = (ops.alloc_kv_cache(blocks, kv_heads, 16, d) for _ in range(2))
+    q = ops.rope_and_cache(qkv, *where, *plain, heads, kv_heads)
+    again = ops.rope_and_cache(qkv, *where, *normalised, heads, kv_heads, v_norm=norm)
+    assert torch.equal(again, q)
+    (k, _), (other_k, found) = ops.plain_kv_cache(*plain), ops.plain_kv_cache(*normalised)
+    assert torch.equal(other_k, k)
+    v = qkv.view(tokens, -1, d)[:, heads + kv_heads :]
+    expected = oracle.rms_norm(v, norm, 1e-6)
+    stored = found.transpose(1, 2).reshape(-1, kv_heads, d)
+    assert_close(stored[3 : 3 + tokens], expected, slack(ops.dtype, 2500) * expected.abs().amax(), rounds=2)
+    assert not stored[:3].any()
+    assert not stored[3 + tokens :].any()
+
+
+def test_rope_rotates_queries_alone(ops):
+    heads, d, tokens = 4, 32, 5
+    qkv = random(tokens, (heads + 2) * d, dtype=ops.dtype)
+    queries = qkv[:, : heads * d].contiguous()
+    where = torch.arange(tokens, dtype=torch.int32), torch.rand(40, d), torch.arange(tokens)
+    norm = random(d, dtype=ops.dtype)
+    expected = ops.rope_and_cache(qkv, *where, *ops.alloc_kv_cache(2, 1, 16, d), heads, 1, norm)
+    caches = ops.alloc_kv_cache(2, 1, 16, d)
+    assert torch.equal(ops.rope_and_cache(queries, *where, *caches, heads, 0, norm), expected)
+    assert not any(bool(cache.any()) for cache in caches)
+
+
 def test_rope_refuses_positions_and_slots_that_do_not_exist(cpu_ops):
     k_cache, v_cache = cpu_ops.alloc_kv_cache(2, 1, 16, 32)
     qkv, cos_sin = random(2, 96, dtype=cpu_ops.dtype), torch.rand(10, 32)

@@ -59,6 +59,18 @@ TWO_ROPES = {
 }
 TWO_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
 EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+# Heads of two widths, and an input for each layer. FULL: other numbers of kv heads, and keys that are values.
+GEMMA4 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "sliding_window": 8,
+    "head_dim": 16,
+    "global_head_dim": 48,
+    "hidden_size_per_layer_input": 24,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "final_logit_softcapping": 15.0,
+}
+GEMMA4_FULL = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
 WINDOW_8_FROM_LAYER_1 = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
 # Family name to its class in Transformers without the suffix, and the fields that differ from COMMON.
@@ -82,6 +94,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("GptOss", {**EXPERTS, **TWO_WINDOWS, "head_dim": 16, "rope_parameters": YARN}),
     "gemma3": ("Gemma3", {**TWO_WINDOWS, "head_dim": 16, "query_pre_attn_scalar": 24, "rope_parameters": TWO_ROPES}),
     "gemma2": ("Gemma2", {**TWO_WINDOWS, "head_dim": 16, "attn_logit_softcapping": 4.0, "tie_word_embeddings": True}),
+    "gemma4": ("Gemma4", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    "gemma4-full": ("Gemma4", {**GEMMA4, **GEMMA4_FULL, "tie_word_embeddings": True}),
+    "gemma4-moe": (
+        "Gemma4",
+        {**GEMMA4, **GEMMA4_FULL, "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2}
+        | {"moe_intermediate_size": 40},
+    ),
     "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     # Texts of tests are longer than the original context of 16 tokens.
     "llama-yarn": ("Llama", {"rope_parameters": SHORT_YARN}),
@@ -106,7 +125,7 @@ def make_checkpoint(
     import transformers
 
     class_name, differences = FAMILIES[family]
-    text = "Text" if class_name == "Gemma3" else ""
+    text = "Text" if class_name in ("Gemma3", "Gemma4") else ""
     config = getattr(transformers, f"{class_name}{text}Config")(**(COMMON | differences | overrides))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -117,6 +136,9 @@ def make_checkpoint(
                     parameter.uniform_(0.5, 1.5)
                 else:
                     parameter.normal_(std=initializer_range)
+            for name, buffer in model.named_buffers():
+                if name.endswith("layer_scalar"):
+                    buffer.uniform_(0.5, 1.5)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(dtype).save_pretrained(folder, max_shard_size="80KB" if sharded else "1GB")
     make_tokenizer(folder)

@@ -59,9 +59,6 @@ OWN: dict[str, dict[str, Any]] = {
     "smolvlm": _kind("llama", TOWER | {"model_type": "smolvlm_vision"}),
     "gemma3": _kind("gemma3_text", SIGLIP, head_dim=16, **TWO_WINDOWS)
     | {"mm_tokens_per_image": 4, "boi_token_index": 6, "eoi_token_index": 7},
-}
-# Transformers computes the text of these.
-OTHERS: dict[str, dict[str, Any]] = {
     "gemma4": _kind(
         "gemma4_text",
         TOWER | {"head_dim": 16},
@@ -70,6 +67,9 @@ OTHERS: dict[str, dict[str, Any]] = {
         hidden_size_per_layer_input=0,
         **TWO_WINDOWS,
     ),
+}
+# Transformers computes the text of these.
+OTHERS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": _kind("qwen3_vl_moe_text", QWEN3_TOWER, head_dim=16, **MROPE, **EXPERTS),
     "glm4v": _kind("glm4v_text", QWEN_TOWER, rope_parameters=HALF_ROPE),
     "aya_vision": _kind("cohere2", SIGLIP, **TWO_WINDOWS),

@@ -22,6 +22,7 @@ from quire.worker.models.errors import NotSupported
 from quire.worker.models.experts import ExpertsConfig, parse_experts
 from quire.worker.models.families import Family, family_of, refuse_unsupported
 from quire.worker.models.fields import Fields, config_fields, read_json, special_token_ids
+from quire.worker.models.gemma4 import DEFAULT_ROPES, parse_gemma4
 from quire.worker.models.gguf.quantization import quantization_of
 from quire.worker.models.gguf.rope import with_divisors
 from quire.worker.models.quantized.config import read_quantization
@@ -31,6 +32,11 @@ from quire.worker.models.wrappers import text_fields
 
 # Names of tensors in a checkpoint.
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+# Gemma 4 computes the inputs of its layers from a table, and from the embeddings by a projection and a norm.
+INPUT_EMBEDDING, INPUT_PROJECTION, INPUT_NORM = (
+    f"model.{name}.weight"
+    for name in ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")
+)
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -69,14 +75,47 @@ class ModelConfig:
     softcap: float = 0.0  # of scores; 0: none
     final_softcap: float = 0.0  # of logits
     local_rope: RopeConfig | None = None  # of layers with a window, if they differ
+    full_head_dim: int = 0  # of layers without a window; 0: head_dim
+    full_kv_heads: int = 0  # of layers without a window; 0: num_kv_heads
+    keys_as_values: bool = False  # in layers without a window
+    kv_sources: tuple[int, ...] = ()  # the layer whose keys and values each layer reads; empty: its own
+    wide_mlps: bool = False  # MLPs of layers that share keys and values have twice the inner features
+    v_norm: bool = False  # values are divided by their root mean square
+    output_scales: bool = False  # a scale for the output of each layer
+    input_width: int = 0  # features of the input that each layer has for a token; 0: none
+    input_vocab_size: int = 0
+    placeholders: tuple[int, ...] = ()  # tokens that are computed as pad_token_id
+    pad_token_id: int = 0
 
     @property
     def attention_scale(self) -> float:
         return float((self.query_scalar or self.head_dim) ** -0.5)
 
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
+    def head_dim_of(self, layer: int) -> int:
+        return self.head_dim if self.sliding_windows[layer] else self.full_head_dim or self.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        return self.num_kv_heads if self.sliding_windows[layer] else self.full_kv_heads or self.num_kv_heads
+
+    def q_size(self, layer: int) -> int:
+        return self.num_heads * self.head_dim_of(layer)
+
+    def kv_size(self, layer: int) -> int:
+        return self.kv_heads_of(layer) * self.head_dim_of(layer)
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values this layer reads."""
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    def qkv_names(self, layer: int) -> tuple[str, ...]:
+        """The projections of a layer that give queries, keys and values, in this order. Keys may be values, too."""
+        if self.kv_source(layer) != layer:
+            return ("q",)
+        return ("q", "k", "k") if self.keys_as_values and not self.sliding_windows[layer] else ("q", "k", "v")
+
+    def inner_of(self, layer: int) -> int:
+        """The inner features of a layer's MLP."""
+        return self.intermediate_size * (2 if self.wide_mlps and self.kv_source(layer) != layer else 1)
 
     def has_experts(self, layer: int) -> bool:
         """True if a layer has experts instead of one MLP."""
@@ -85,39 +124,49 @@ class ModelConfig:
     @property
     def has_mlps(self) -> bool:
         """True if a layer has one MLP, of `intermediate_size` inner features."""
-        return not all(map(self.has_experts, range(self.num_layers)))
+        return self.adds_experts or not all(map(self.has_experts, range(self.num_layers)))
 
     @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
+    def adds_experts(self) -> bool:
+        """True if layers with experts have an MLP, too."""
+        return self.experts is not None and self.experts.style.is_added
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the checkpoint's tensors by name, as in Transformers, without embedding and head.
 
         Embedding and head have a row per token of the vocabulary, and may be one tensor.
         """
-        hidden, inner, head = self.hidden_size, self.intermediate_size, self.head_dim
+        hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {FINAL_NORM: (hidden,)}
+        if width := self.input_width:
+            shapes[INPUT_EMBEDDING] = (self.input_vocab_size, self.num_layers * width)
+            shapes[INPUT_PROJECTION] = (self.num_layers * width, hidden)
+            shapes[INPUT_NORM] = (width,)
         for index in range(self.num_layers):
-            layer = f"model.layers.{index}"
+            layer, inner, head = f"model.layers.{index}", self.inner_of(index), self.head_dim_of(index)
+            rows = {"q": self.q_size(index), "k": self.kv_size(index), "v": self.kv_size(index)}
             projections = {
-                "self_attn.q_proj": (self.q_size, hidden, self.qkv_bias),
-                "self_attn.k_proj": (self.kv_size, hidden, self.qkv_bias),
-                "self_attn.v_proj": (self.kv_size, hidden, self.qkv_bias),
-                "self_attn.o_proj": (hidden, self.q_size, self.o_bias),
+                f"self_attn.{name}_proj": (rows[name], hidden, self.qkv_bias) for name in self.qkv_names(index)
             }
+            projections["self_attn.o_proj"] = (hidden, rows["q"], self.o_bias)
             if self.experts is not None and self.has_experts(index):
                 shapes |= self.experts.tensor_shapes(layer, hidden)
-            else:
+            if not self.has_experts(index) or self.adds_experts:
                 projections |= {
                     "mlp.gate_proj": (inner, hidden, self.mlp_bias),
                     "mlp.up_proj": (inner, hidden, self.mlp_bias),
                     "mlp.down_proj": (hidden, inner, self.mlp_bias),
                 }
-            for name, (rows, columns, has_bias) in projections.items():
-                shapes[f"{layer}.{name}.weight"] = (rows, columns)
+            if width:
+                projections["per_layer_input_gate"] = (width, hidden, False)
+                projections["per_layer_projection"] = (hidden, width, False)
+                shapes[f"{layer}.post_per_layer_input_norm.weight"] = (hidden,)
+            if self.output_scales:
+                shapes[f"{layer}.layer_scalar"] = (1,)
+            for name, (outputs, inputs, has_bias) in projections.items():
+                shapes[f"{layer}.{name}.weight"] = (outputs, inputs)
                 if has_bias:
-                    shapes[f"{layer}.{name}.bias"] = (rows,)
+                    shapes[f"{layer}.{name}.bias"] = (outputs,)
             shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
             shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
             if self.post_norms:
@@ -127,8 +176,15 @@ class ModelConfig:
                 shapes[f"{layer}.self_attn.sinks"] = (self.num_heads,)
             if self.qk_norm:
                 shapes[f"{layer}.self_attn.q_norm.weight"] = (head,)
-                shapes[f"{layer}.self_attn.k_norm.weight"] = (head,)
+                if self.kv_source(index) == index:
+                    shapes[f"{layer}.self_attn.k_norm.weight"] = (head,)
         return shapes
+
+    def unused_tensors(self) -> list[str]:
+        """Names of tensors that no layer uses: of keys and values, in layers that share those of others."""
+        shared = [layer for layer in range(self.num_layers) if self.kv_source(layer) != layer]
+        names = ("k_proj", "v_proj", "k_norm", "v_norm")
+        return [f"model.layers.{layer}.self_attn.{name}.weight" for layer in shared for name in names]
 
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
         """Memory of the weights, known before they are loaded. A backend that packs them may take more."""
@@ -161,6 +217,8 @@ def read_config(folder: Path) -> ModelConfig:
     vocab_size = fields.integer("vocab_size")
     head_dim = _head_dim(fields, family, hidden_size, num_heads)
     rope, local_rope = _ropes(fields, family, max_position_embeddings)
+    sliding_windows = _sliding_windows(fields, family, num_layers)
+    gemma4 = parse_gemma4(fields, sliding_windows, num_heads, num_kv_heads) if family.is_gemma4 else {}
     return ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -173,7 +231,7 @@ def read_config(folder: Path) -> ModelConfig:
         max_position_embeddings=rope.longest_context(max_position_embeddings),
         rms_norm_eps=fields.number("rms_norm_eps", family.default("rms_norm_eps") or 1e-6),
         rope=with_divisors(rope, gguf, head_dim) if gguf else rope,
-        sliding_windows=_sliding_windows(fields, family, num_layers),
+        sliding_windows=sliding_windows,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias,
         mlp_bias=family.mlp_bias and fields.flag("mlp_bias", False),
@@ -189,6 +247,7 @@ def read_config(folder: Path) -> ModelConfig:
         gate=family.gate,
         local_rope=local_rope,
         **(_gemma(fields, family, hidden_size) if family.is_gemma else {}),
+        **gemma4,
     )
 
 
@@ -224,7 +283,7 @@ def _gemma(fields: Fields, family: Family, hidden_size: int) -> dict[str, Any]:
         return fields.number(name, default) if fields.get(name) is not None else default
 
     return {
-        "norm_offset": 1.0,
+        "norm_offset": 0.0 if family.is_gemma4 else 1.0,
         "post_norms": True,
         "embedding_scale": hidden_size**0.5,
         "query_scalar": fields.number("query_pre_attn_scalar", family.default("query_pre_attn_scalar")),
@@ -240,13 +299,21 @@ def _ropes(fields: Fields, family: Family, max_position_embeddings: int) -> tupl
         return parse_rope(fields, max_position_embeddings, theta), None
     both = fields.section("rope_parameters")
     full, local = both.get("full_attention"), both.get("sliding_attention")
+    if full is None and local is None and family.is_gemma4:
+        full, local = DEFAULT_ROPES["full_attention"], DEFAULT_ROPES["sliding_attention"]
     if full is None and local is None:
         own = RopeConfig(theta=fields.number("rope_local_base_freq", DEFAULT_THETA))
         return parse_rope(fields, max_position_embeddings, theta, yarn=False), own
     if not isinstance(full, dict) or not isinstance(local, dict):
         raise fields.fault("rope_parameters", "an object for full_attention and one for sliding_attention")
     of_full, of_local = (
-        parse_rope(Fields({"rope_parameters": own}, fields.where), max_position_embeddings, default, yarn=False)
+        parse_rope(
+            Fields({"rope_parameters": own}, fields.where),
+            max_position_embeddings,
+            default,
+            yarn=False,
+            proportional=family.is_gemma4,
+        )
         for own, default in ((full, theta), (local, DEFAULT_THETA))
     )
     return of_full, of_local
@@ -275,6 +342,8 @@ def _sliding_windows(fields: Fields, family: Family, num_layers: int) -> tuple[i
             kinds = [known[(layer + 1) % pattern > 0] for layer in range(num_layers)]
         if not window and "sliding_attention" in kinds:
             raise fields.fault("sliding_window", "an integer above 0 with layers of the type sliding_attention")
+        if family.is_gemma4:  # whatever layer_types says
+            kinds = [*kinds[:-1], "full_attention"]
         return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     if not fields.flag("use_sliding_window", False):
         window = 0

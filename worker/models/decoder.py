@@ -17,18 +17,28 @@ import torch
 import torch.nn.functional as F
 
 import quire.kernels.ops
-from quire.kernels.checks import cache_width
-from quire.kernels.moe import SILU, PackedMoE
-from quire.kernels.ops import Ops, PackedLinear
+from quire.kernels.moe import SILU, ExpertNorms, PackedMoE
+from quire.kernels.ops import Ops, PackedLinear, PerLayerInput
 from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.worker.engine.adapters import Adapter
 from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, context_remedy, read_config
+from quire.worker.models.config import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    INPUT_EMBEDDING,
+    INPUT_NORM,
+    INPUT_PROJECTION,
+    ModelConfig,
+    context_remedy,
+    read_config,
+)
 from quire.worker.models.errors import CheckpointError
-from quire.worker.models.expert_weights import load_experts
+from quire.worker.models.expert_weights import load_expert_norms, load_experts
 from quire.worker.models.kv_scales import PLAIN, KVFactors, projection_factors, read_kv_factors, scale_names
 from quire.worker.models.loader import Progress, Weights
 from quire.worker.models.lora.adapter import load_adapter
+from quire.worker.models.mixed_cache import KVShape, MixedKVCache, alloc_layers, bytes_per_block
 from quire.worker.models.paged import KVCache, PagedModel
 from quire.worker.models.quantized.reader import make_reader, open_weights
 from quire.worker.models.rope import cos_sin_table
@@ -57,12 +67,48 @@ class Layer:
     post_mlp_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None  # float32 [heads]
     cos_sin: torch.Tensor | None = None  # if the layers differ; shared by layers
+    v_norm: torch.Tensor | None = None  # [D]
+    shares_kv: bool = False  # qkv gives queries alone
+    expert_norms: ExpertNorms | None = None  # of experts next to gate_up and down
+    per_layer_input: PerLayerInput | None = None
+    output_scale: float = 1.0
 
     @property
     def nbytes(self) -> int:
-        parts = (self.input_norm, self.qkv, self.q_norm, self.k_norm, self.o)
+        parts = (self.input_norm, self.qkv, self.q_norm, self.k_norm, self.v_norm, self.o)
         mlp = (self.mlp_norm, self.gate_up, self.down, self.moe, self.post_attention_norm, self.post_mlp_norm)
-        return sum(part.nbytes for part in (*parts, *mlp) if part is not None)
+        more = (self.expert_norms, self.per_layer_input)
+        return sum(part.nbytes for part in (*parts, *mlp, *more) if part is not None)
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """The inputs that layers have besides the hidden state, for each token (Gemma 4, per-layer embeddings).
+
+    inputs = (norm(projection(embedding) / sqrt(hidden)) + entry of the table * sqrt(width)) / sqrt(2)
+    """
+
+    table: torch.Tensor  # [V, layers * width]
+    projection: PackedLinear  # [hidden] -> [layers * width]
+    norm: torch.Tensor  # [width]
+    eps: float
+
+    @classmethod
+    def load(cls, reader: WeightReader, eps: float) -> LayerInputs:
+        projection = reader.linear([INPUT_PROJECTION])
+        return cls(reader.embedding(INPUT_EMBEDDING), projection, reader.norm(INPUT_NORM), eps)
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes + self.projection.nbytes + self.norm.nbytes
+
+    def compute(self, ops: Ops, token_ids: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the inputs [T, layers, width]. embeddings [T, hidden], as the first layer has them."""
+        width = len(self.norm)
+        projected = ops.linear(embeddings, self.projection).mul_(embeddings.shape[1] ** -0.5)
+        projected = ops.rms_norm(projected.view(len(embeddings), -1, width), self.norm, self.eps)
+        own = scaled(ops.embed(token_ids, self.table), width**0.5)
+        return projected.add_(own.view_as(projected)).mul_(2**-0.5)
 
 
 class TensorParallelGroup(quire.kernels.ops.AllReduceGroup, Protocol):
@@ -89,6 +135,7 @@ class Decoder(PagedModel):
         head: PackedLinear,
         cos_sin: torch.Tensor,
         ranks: TensorParallelGroup | None = None,
+        layer_inputs: LayerInputs | None = None,
     ) -> None:
         self.config = shard.local
         self._shard, self._ranks = shard, ranks
@@ -100,6 +147,8 @@ class Decoder(PagedModel):
         self._norm = norm  # [H]
         self._head = head
         self._cos_sin = cos_sin  # float32 [max_model_len, D]
+        self._layer_inputs = layer_inputs
+        self._computed_as = _computed_as(shard.config).to(embedding.device) if shard.config.placeholders else None
         self.hidden_size = shard.local.hidden_size
         self._kv_factors: list[KVFactors] = []  # of each layer; empty: none has scales
 
@@ -135,7 +184,7 @@ class Decoder(PagedModel):
         embedding, head = _tied_names(config, weights)
         expected = config.tensor_shapes() | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
         scales = [name for layer in range(config.num_layers) for name in scale_names(layer)]
-        weights.check(expected, ignored=(EMBEDDING, HEAD, *scales))
+        weights.check(expected, ignored=(EMBEDDING, HEAD, *scales, *config.unused_tensors()))
         is_fp8 = ops.kv_dtype is torch.float8_e4m3fn  # only such a cache needs scales
         factors = read_kv_factors(weights, config.num_layers) if is_fp8 else [PLAIN] * config.num_layers
         if num_scaled := sum(one != PLAIN for one in factors):
@@ -153,12 +202,14 @@ class Decoder(PagedModel):
             embedding=table,
             # A layer's tensors are packed and dropped before those of the next are read.
             layers=[
-                load_layer(shard.local, reader, index, max_model_len, local, one) for index, one in enumerate(factors)
+                load_layer(shard.local, reader, index, max_model_len, local, factors[config.kv_source(index)])
+                for index in range(config.num_layers)
             ],
             norm=reader.norm(FINAL_NORM, config.norm_offset),
             head=reader.head(head, table if head == embedding else None),
-            cos_sin=cos_sin_table(config.rope, config.head_dim, max_model_len).to(device),
+            cos_sin=cos_sin_table(config.rope, config.full_head_dim or config.head_dim, max_model_len).to(device),
             ranks=ranks,
+            layer_inputs=LayerInputs.load(reader, config.rms_norm_eps) if config.input_width else None,
         )
         decoder._kv_factors = factors
         reader.finish()
@@ -170,6 +221,11 @@ class Decoder(PagedModel):
             return (
                 f"LoRA adapters are not computed for layers with experts, which {self.config.architecture} has; merge "
                 "the adapter into the model (merge_and_unload() of peft) and serve that folder"
+            )
+        if self.config.full_head_dim:
+            return (
+                f"LoRA adapters are not computed for layers of several shapes, which {self.config.architecture} has; "
+                "merge the adapter into the model (merge_and_unload() of peft) and serve that folder"
             )
         if self._ranks is not None:
             return "LoRA adapters are not served with --tensor-parallel-size above 1; set it to 1, or merge the adapter"
@@ -183,17 +239,21 @@ class Decoder(PagedModel):
         attention = (
             AttentionUse(
                 config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
+                config.kv_heads_of(index),
+                config.head_dim_of(index),
                 config.attention_scale,
                 layer.sliding_window,
                 config.softcap,
                 layer.sinks is not None,
                 layer.q_norm is not None,
+                layer.v_norm is not None,
             )
-            for layer in layers
+            for index, layer in enumerate(layers)
         )
-        packed = (one for layer in layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down) if one is not None)
+        packed = [one for layer in layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down) if one is not None]
+        ends = [layer.per_layer_input for layer in layers if layer.per_layer_input is not None]
+        packed += [one for end in ends for one in (end.gate, end.projection)]
+        packed += [self._layer_inputs.projection] if self._layer_inputs is not None else []
         experts = config.experts
         return KernelUses(
             self.hidden_size,
@@ -222,31 +282,39 @@ class Decoder(PagedModel):
     @property
     def weight_bytes(self) -> int:
         whole = self._embedding.nbytes + self._head.nbytes + self._norm.nbytes
+        whole += self._layer_inputs.nbytes if self._layer_inputs is not None else 0
         return whole + sum(layer.nbytes for layer in self._layers)
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
         config = self.config
-        shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
-        caches = [self.ops.alloc_kv_cache(*shape) for _ in self._layers]
+        cache = alloc_layers(
+            self.ops, [shape for _, shape in self._own_caches], num_blocks, block_size, num_host_blocks
+        )
+        own = {layer: pair for (layer, _), pair in zip(self._own_caches, cache.layers, strict=True)}
         stack = self.ops.stack_layers(
             self._layers,
             self._norm,
-            caches,
+            [own[config.kv_source(index)] for index in range(config.num_layers)],
             self._cos_sin,
             config.num_heads,
-            config.num_kv_heads,
+            config.kv_heads_of(0),
             config.rms_norm_eps,
             config.attention_scale,
             self._ranks,
             config.softcap,
         )
-        host = self.ops.alloc_host_blocks(stack, num_host_blocks) if num_host_blocks else None
-        return KVCache(caches, stack, self.ops, host)
+        parts = cache.parts if isinstance(cache, MixedKVCache) else (cache,)
+        return MixedKVCache(cache.layers, stack, self.ops, cache.host, parts=parts)
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        width = cache_width(self.config.head_dim, self.ops.kv_dtype)
-        elements = 2 * len(self._layers) * self.config.num_kv_heads * width * block_size
-        return elements * self.ops.kv_dtype.itemsize
+        return bytes_per_block(self.ops, [shape for _, shape in self._own_caches], block_size)
+
+    @property
+    def _own_caches(self) -> list[tuple[int, KVShape]]:
+        """The layers that write keys and values, each with the shape of these."""
+        config = self.config
+        layers = (layer for layer in range(config.num_layers) if config.kv_source(layer) == layer)
+        return [(layer, KVShape(config.kv_heads_of(layer), config.head_dim_of(layer))) for layer in layers]
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """All ranks are called with the same batch; rank 0 returns the logits."""
@@ -261,10 +329,13 @@ class Decoder(PagedModel):
 
     def _hidden(self, batch: ForwardBatch, kv_cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
         """Compute all layers, and return the hidden states of these tokens [R, H]."""
-        residual = self.ops.embed(batch.token_ids, self._embedding)  # [T, H]
+        token_ids = batch.token_ids if self._computed_as is None else self._computed_as[batch.token_ids]
+        residual = self.ops.embed(token_ids, self._embedding)  # [T, H]
         if self.config.embedding_scale != 1.0:
-            # Transformers rounds the scale to the type of activations.
-            residual *= torch.tensor(self.config.embedding_scale, dtype=residual.dtype).item()
+            residual = scaled(residual, self.config.embedding_scale)
+        inputs = None
+        if self._layer_inputs is not None:
+            inputs = self._layer_inputs.compute(self.ops, token_ids, residual)
         return self.ops.decoder_layers(
             residual,
             kv_cache.stack,
@@ -276,6 +347,7 @@ class Decoder(PagedModel):
             rows,
             batch.adapters,
             batch.interrupt if self._ranks is None else None,
+            inputs,
         )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -289,6 +361,18 @@ class Decoder(PagedModel):
             return logits
         missing = self._shard.vocab_width - logits.shape[1]
         return self._ranks.all_gather(F.pad(logits, (0, missing)) if missing else logits, self.vocab_size)
+
+
+def _computed_as(config: ModelConfig) -> torch.Tensor:
+    """Return the token as which each token is computed, int32 [V]."""
+    tokens = torch.arange(config.vocab_size, dtype=torch.int32)
+    tokens[list(config.placeholders)] = config.pad_token_id
+    return tokens
+
+
+def scaled(embeddings: torch.Tensor, scale: float) -> torch.Tensor:
+    """Multiply embeddings in place, and return them. Transformers rounds the scale to the type of activations."""
+    return embeddings.mul_(torch.tensor(scale, dtype=embeddings.dtype).item())
 
 
 def load_layer(
@@ -312,33 +396,47 @@ def load_layer(
     window = config.sliding_windows[index]
     after_attention = norm("post_attention_layernorm")
     experts = config.experts if config.has_experts(index) else None
+    has_mlp = experts is None or config.adds_experts
+    shares_kv, d = config.kv_source(index) != index, config.head_dim_of(index)
+    rows = zip(("q_proj", "k_proj", "v_proj"), (config.q_size(index), *[config.kv_size(index)] * 2), strict=True)
     return Layer(
         input_norm=norm("input_layernorm"),
         qkv=reader.linear(
-            *tensors("self_attn", "q", "k", "v", has_bias=config.qkv_bias),
+            *tensors("self_attn", *config.qkv_names(index), has_bias=config.qkv_bias),
             projection_factors(
-                factors,
-                [("q_proj", config.q_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size)],
+                factors._replace(v=1.0) if config.v_norm else factors,
+                list(rows)[: len(config.qkv_names(index))],
                 config.qk_norm,
             ),
         ),
         q_norm=norm("self_attn.q_norm") / factors.k if config.qk_norm else None,
-        k_norm=norm("self_attn.k_norm") * factors.k if config.qk_norm else None,
+        k_norm=norm("self_attn.k_norm") * factors.k if config.qk_norm and not shares_kv else None,
+        v_norm=reader.ones(d) * factors.v if config.v_norm and not shares_kv else None,
+        shares_kv=shares_kv,
         sliding_window=window if window < max_model_len else 0,
         o=reader.linear(
             *tensors("self_attn", "o", has_bias=config.o_bias),
             input_factor=factors.of_projection("o_proj", config.qk_norm),
         ),
         mlp_norm=norm("pre_feedforward_layernorm") if config.post_norms else after_attention,
-        gate_up=None if experts else reader.gate_up(*tensors("mlp", "gate", "up", has_bias=config.mlp_bias)),
-        down=None if experts else reader.linear(*tensors("mlp", "down", has_bias=config.mlp_bias)),
+        gate_up=reader.gate_up(*tensors("mlp", "gate", "up", has_bias=config.mlp_bias)) if has_mlp else None,
+        down=reader.linear(*tensors("mlp", "down", has_bias=config.mlp_bias)) if has_mlp else None,
         moe=load_experts(experts, reader, prefix) if experts else None,
         gate=config.gate,
         post_attention_norm=after_attention if config.post_norms else None,
         post_mlp_norm=norm("post_feedforward_layernorm") if config.post_norms else None,
         sinks=reader.read(f"{prefix}.self_attn.sinks").float() if config.sinks else None,
         cos_sin=local if window else None,
+        expert_norms=load_expert_norms(reader, prefix) if config.adds_experts else None,
+        per_layer_input=_load_input(reader, prefix) if config.input_width else None,
+        output_scale=reader.read(f"{prefix}.layer_scalar").item() if config.output_scales else 1.0,
     )
+
+
+def _load_input(reader: WeightReader, prefix: str) -> PerLayerInput:
+    gate, projection = (f"{prefix}.{name}.weight" for name in ("per_layer_input_gate", "per_layer_projection"))
+    norm = reader.norm(f"{prefix}.post_per_layer_input_norm.weight")
+    return PerLayerInput(reader.linear([gate]), reader.linear([projection]), norm)
 
 
 def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:

@@ -8,9 +8,17 @@ import torch
 
 from quire.kernels.grouped_weight import grouped_part, grouped_rows
 from quire.kernels.linear_weight import LinearWeight
-from quire.kernels.moe import ExpertWeights, PackedMoE
+from quire.kernels.moe import ExpertNorms, ExpertWeights, PackedMoE
 from quire.worker.models.errors import CheckpointError
-from quire.worker.models.experts import ExpertsConfig, Style
+from quire.worker.models.experts import (
+    EXPERT_SCALES,
+    EXPERTS_NORM,
+    EXPERTS_OUTPUT_NORM,
+    MLP_OUTPUT_NORM,
+    ROUTER_SCALE,
+    ExpertsConfig,
+    Style,
+)
 from quire.worker.models.weight_reader import WeightReader
 
 
@@ -27,6 +35,10 @@ def load_experts(config: ExpertsConfig, reader: WeightReader, layer: str) -> Pac
 
 def _load(config: ExpertsConfig, reader: WeightReader, layer: str) -> PackedMoE:
     style = config.style
+    if style.is_added:
+        scales = reader.read(f"{layer}.{EXPERT_SCALES}").float()
+        added = reader.router(f"{layer}.{style.router}.weight")
+        return reader.pack_moe(config.routing, added, _plain_stack(config, reader, f"{layer}.experts"), scales)
     block = f"{layer}.{style.block}"
     router = f"{block}.{style.router}"
     if style.is_stacked:
@@ -39,6 +51,29 @@ def _load(config: ExpertsConfig, reader: WeightReader, layer: str) -> PackedMoE:
             yield ExpertWeights(reader.weight([gate, up]), reader.weight([down]))
 
     return reader.pack_moe(config.routing, reader.router(f"{router}.weight"), experts())
+
+
+def load_expert_norms(reader: WeightReader, layer: str) -> ExpertNorms:
+    """Load the norms of a layer that adds up an MLP and experts."""
+    router_scale = reader.read(f"{layer}.{ROUTER_SCALE}")
+    return ExpertNorms(
+        router=router_scale * len(router_scale) ** -0.5,
+        experts=reader.norm(f"{layer}.{EXPERTS_NORM}"),
+        mlp_output=reader.norm(f"{layer}.{MLP_OUTPUT_NORM}"),
+        experts_output=reader.norm(f"{layer}.{EXPERTS_OUTPUT_NORM}"),
+    )
+
+
+def _plain_stack(config: ExpertsConfig, reader: WeightReader, experts: str) -> Iterator[ExpertWeights]:
+    """Read the experts of Gemma 4: [E, 2I, H] with all gates before all ups, and [E, H, I]."""
+    style, inner, everything = config.style, config.intermediate_size, slice(None)
+    inside = slice(reader.rank * inner, (reader.rank + 1) * inner)
+    for expert in range(config.routing.num_experts):
+        gate, up = reader.stacked(f"{experts}.{style.gate}", expert, (everything, everything)).chunk(2)
+        down = reader.stacked(f"{experts}.{style.down}", expert, (everything, inside))
+        yield ExpertWeights(
+            reader.quantized(torch.cat([gate[inside], up[inside]])), reader.quantized(down.contiguous())
+        )
 
 
 def _stacked_experts(config: ExpertsConfig, reader: WeightReader, experts: str) -> Iterator[ExpertWeights]:

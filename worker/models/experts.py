@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from quire.kernels.moe import CLAMPED, Routing
+from quire.kernels.moe import CLAMPED, GELU, Routing
 from quire.worker.models.families import Family
-from quire.worker.models.fields import Fields
+from quire.worker.models.fields import REQUIRED, Fields
 
 MAX_EXPERTS = 1024
 
@@ -21,13 +22,21 @@ class Style:
     up: str
     down: str
     is_stacked: bool = False  # all experts are one tensor, transposed; gates and ups alternate
+    is_added: bool = False  # Gemma 4: the layer adds up an MLP and stacked experts, with gates before ups
 
 
 STYLES = {
     "mixtral": Style("block_sparse_moe", "gate", "w1", "w3", "w2"),
     "qwen3_moe": Style("mlp", "gate", "gate_proj", "up_proj", "down_proj"),
     "gpt_oss": Style("mlp", "router", "gate_up_proj", "gate_up_proj", "down_proj", is_stacked=True),
+    "gemma4": Style("", "router.proj", "gate_up_proj", "gate_up_proj", "down_proj", is_added=True),
 }
+# After the name of a layer: the scales of the router's input and of the experts, and their norms.
+ROUTER_SCALE, EXPERT_SCALES = "router.scale", "router.per_expert_scale"
+EXPERTS_NORM, MLP_OUTPUT_NORM, EXPERTS_OUTPUT_NORM = (
+    f"{name}.weight"
+    for name in ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")
+)
 
 
 @dataclass(frozen=True)
@@ -45,12 +54,19 @@ class ExpertsConfig:
 
     def tensor_shapes(self, layer: str, hidden: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors of a layer by name. layer: such as `model.layers.0`."""
-        style, inner = self.style, self.intermediate_size
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{layer}.{style.block}.{style.router}.weight": (self.routing.num_experts, hidden)
-        }
+        style, inner, count = self.style, self.intermediate_size, self.routing.num_experts
+        if style.is_added:
+            return {
+                f"{layer}.{style.router}.weight": (count, hidden),
+                f"{layer}.experts.{style.gate}": (count, 2 * inner, hidden),
+                f"{layer}.experts.{style.down}": (count, hidden, inner),
+                f"{layer}.{ROUTER_SCALE}": (hidden,),
+                f"{layer}.{EXPERT_SCALES}": (count,),
+                **{f"{layer}.{name}": (hidden,) for name in (EXPERTS_NORM, MLP_OUTPUT_NORM, EXPERTS_OUTPUT_NORM)},
+            }
+        shapes: dict[str, tuple[int, ...]] = {f"{layer}.{style.block}.{style.router}.weight": (count, hidden)}
         if style.is_stacked:
-            count, experts = self.routing.num_experts, f"{layer}.{style.block}.experts"
+            experts = f"{layer}.{style.block}.experts"
             return shapes | {
                 f"{layer}.{style.block}.{style.router}.bias": (count,),
                 f"{experts}.{style.gate}": (count, hidden, 2 * inner),
@@ -58,7 +74,7 @@ class ExpertsConfig:
                 f"{experts}.{style.down}": (count, inner, hidden),
                 f"{experts}.{style.down}_bias": (count, hidden),
             }
-        for expert in range(self.routing.num_experts):
+        for expert in range(count):
             at = f"{layer}.{style.block}.experts.{expert}"
             shapes[f"{at}.{style.gate}.weight"] = shapes[f"{at}.{style.up}.weight"] = (inner, hidden)
             shapes[f"{at}.{style.down}.weight"] = (hidden, inner)
@@ -67,15 +83,19 @@ class ExpertsConfig:
 
 def parse_experts(fields: Fields, family: Family, num_layers: int) -> ExpertsConfig | None:
     """Read the fields of a mixture of experts; None for a family without. Raises CheckpointError."""
-    if not family.experts:
+    if not family.experts or (family.experts == "gemma4" and not fields.flag("enable_moe_block", False)):
         return None
     names = [name for name in ("num_experts", "num_local_experts") if fields.get(name) is not None]
     if len(names) == 2 and fields.get(names[0]) != fields.get(names[1]):
         raise fields.fault(names[0], f"the value of num_local_experts, which is {fields.get(names[1])}")
     name = names[0] if names else "num_experts"
-    num_experts = fields.integer(name, family.default("num_experts"), maximum=MAX_EXPERTS)
-    top_k = fields.integer("num_experts_per_tok", family.default("num_experts_per_tok"), maximum=num_experts)
-    if family.experts == "mixtral":
+    num_experts = fields.integer(name, _required(family.default("num_experts")), maximum=MAX_EXPERTS)
+    chosen = "top_k_experts" if family.experts == "gemma4" else "num_experts_per_tok"
+    top_k = fields.integer(chosen, _required(family.default(chosen)), maximum=num_experts)
+    if family.experts == "gemma4":
+        inner = fields.integer("moe_intermediate_size")
+        routing, layers = Routing(num_experts, top_k, normalised=True, activation=GELU), (True,) * num_layers
+    elif family.experts == "mixtral":
         inner = fields.integer("intermediate_size")
         routing, layers = Routing(num_experts, top_k, normalised=True), (True,) * num_layers
     elif family.experts == "gpt_oss":
@@ -86,6 +106,10 @@ def parse_experts(fields: Fields, family: Family, num_layers: int) -> ExpertsCon
         routing = Routing(num_experts, top_k, normalised=fields.flag("norm_topk_prob", False))
         layers = _layers_with_experts(fields, num_layers)
     return ExpertsConfig(STYLES[family.experts], routing, inner, layers)
+
+
+def _required(default: Any) -> Any:
+    return REQUIRED if default is None else default
 
 
 def _layers_with_experts(fields: Fields, num_layers: int) -> tuple[bool, ...]:

@@ -55,7 +55,8 @@ class Family:
     window: str = "none"
     sinks: bool = False
     gate: str = SILU
-    is_gemma: bool = False  # norms are offsets from 1 and follow attention and MLP, too; embeddings are scaled
+    is_gemma: bool = False  # norms follow attention and MLP, too; embeddings are scaled
+    is_gemma4: bool = False  # fields of `gemma4.py`; the norms of other Gemmas are offsets from 1
     local_rope: bool = False  # layers with a window have rotations of their own
     experts: str = ""  # names of the experts' tensors: a key of `experts.STYLES`
     defaults: tuple[tuple[str, Any], ...] = ()
@@ -161,6 +162,25 @@ FAMILIES = {
         defaults=(*_GEMMA, ("rope_theta", 1_000_000.0), ("window_pattern", 6)),
         own_fields=(*_GEMMA_FIELDS, "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"),
     ),
+    "Gemma4ForCausalLM": Family(
+        "gemma4_text",
+        qkv_bias=None,
+        qk_norm=True,
+        window="types",
+        gate=GELU,
+        is_gemma=True,
+        is_gemma4=True,
+        local_rope=True,
+        experts="gemma4",
+        defaults=(*_GEMMA, ("query_pre_attn_scalar", 1.0), ("sliding_window", 512), ("window_pattern", 6)),
+        own_fields=(
+            *("hidden_activation", "sliding_window", "layer_types", "final_logit_softcapping", "per_layer_config"),
+            *("use_bidirectional_attention", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v"),
+            *("num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input", "enable_moe_block"),
+            *("vocab_size_per_layer_input", "num_experts", "top_k_experts", "moe_intermediate_size"),
+            *("cache_implementation", "placeholder_token_ids"),
+        ),
+    ),
 }
 
 
@@ -222,7 +242,8 @@ def _refuse_values(fields: Fields, family: Family) -> None:
             raise fields.unsupported("quantization_config", "the quant_method mxfp4, or weights of 16 bits")
         if has_mxfp4 and family.experts != "gpt_oss":
             raise fields.unsupported("quantization_config", "the quant_method mxfp4 for gpt_oss alone")
-    if fields.get("use_bidirectional_attention") not in (None, False):
+    # "vision" affects tokens of images alone, and requests with images are refused.
+    if fields.get("use_bidirectional_attention") not in (None, False, *(["vision"] if family.is_gemma4 else [])):
         raise fields.unsupported("use_bidirectional_attention", "false")
     if family.experts == "gpt_oss":
         for name, value in (("swiglu_alpha", CLAMPED_ALPHA), ("swiglu_limit", CLAMPED_LIMIT)):

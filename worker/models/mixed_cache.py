@@ -36,7 +36,10 @@ LayerShape = KVShape | LatentShape
 
 @dataclass(frozen=True, slots=True)
 class MixedKVCache(KVCache):
-    """The layers of all parts in the order of the model. `stack` and `host` are those of the first part."""
+    """The layers of all parts in the order of the model.
+
+    `host` is that of the first part. `stack` is that of the first part, too, or of `Ops.stack_layers`.
+    """
 
     parts: tuple[KVCache, ...] = ()
 

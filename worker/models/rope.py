@@ -39,6 +39,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    rotated: float = 1.0  # share of the pairs of dimensions that are rotated, of the type proportional
     divisors: tuple[float, ...] = ()  # of the frequencies, one for each pair of dimensions; none in config.json
 
     def longest_context(self, max_position_embeddings: int) -> int:
@@ -49,11 +50,15 @@ class RopeConfig:
 
 
 def parse_rope(
-    fields: Fields, max_position_embeddings: int, default_theta: float | None = None, yarn: bool = True
+    fields: Fields,
+    max_position_embeddings: int,
+    default_theta: float | None = None,
+    yarn: bool = True,
+    proportional: bool = False,
 ) -> RopeConfig:
     """Read `rope_parameters` with theta inside (Transformers 5), or `rope_theta` and `rope_scaling`.
 
-    default_theta: of the family; None: DEFAULT_THETA. yarn: these layers may have the type yarn.
+    default_theta: of the family; None: DEFAULT_THETA. yarn, proportional: these layers may have this type.
 
     Raises CheckpointError for an unsupported type, and for a missing field of the type.
     """
@@ -63,7 +68,8 @@ def parse_rope(
     rope_type = rope.get(key, "default")
     if key == "type" and any(isinstance(rope.get(layer), dict) for layer in ("full_attention", "sliding_attention")):
         raise fields.fault(name, "one set of RoPE parameters for all layers")
-    for owner in (fields, rope):
+    is_proportional = proportional and rope_type == "proportional"
+    for owner in (fields, rope) if not is_proportional else (fields,):
         if owner.get("partial_rotary_factor", 1.0) != 1.0:
             raise owner.fault("partial_rotary_factor", "1.0 (all of head_dim is rotated)")
     theta = (
@@ -75,6 +81,11 @@ def parse_rope(
         return RopeConfig(theta=theta)
     if rope_type == "linear":
         return RopeConfig("linear", theta, rope.number("factor"))
+    if is_proportional:
+        rotated = rope.number("partial_rotary_factor", 1.0)
+        if rotated > 1:
+            raise rope.fault("partial_rotary_factor", "a number above 0, at most 1")
+        return RopeConfig("proportional", theta, rope.number("factor", 1.0), rotated=rotated)
     if rope_type == "llama3":
         return RopeConfig(
             "llama3",
@@ -87,7 +98,7 @@ def parse_rope(
     if rope_type == "yarn" and yarn:
         original = fields.integer(ORIGINAL, rope.integer(ORIGINAL, max_position_embeddings))
         return _parse_yarn(rope, theta, original)
-    supported = f"{SUPPORTED}, yarn" if yarn else SUPPORTED
+    supported = f"{SUPPORTED}, yarn" if yarn else f"{SUPPORTED}, proportional" if proportional else SUPPORTED
     raise rope.unsupported(key, supported) if isinstance(rope_type, str) else rope.fault(key, supported)
 
 
@@ -115,6 +126,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     inv_freq = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if rope.divisors:  # of a GGUF file
         inv_freq = inv_freq / torch.tensor(rope.divisors, dtype=torch.float32)
+    if rope.rope_type == "proportional":  # Gemma 4: the last pairs are not rotated
+        num_rotated = int(rope.rotated * head_dim // 2)
+        return torch.where(torch.arange(head_dim // 2) < num_rotated, inv_freq, 0.0) / rope.factor
     if rope.rope_type == "linear":  # positions are squeezed by the factor (arXiv 2306.15595)
         return inv_freq / rope.factor
     if rope.rope_type == "llama3":

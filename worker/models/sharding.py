@@ -26,10 +26,15 @@ def can_share(config: ModelConfig, size: int) -> bool:
     """True if a model can be split into `size` equal parts, each with a part of the vocabulary."""
     return (
         config.num_heads % size == 0
-        and (config.num_kv_heads % size == 0 or size % config.num_kv_heads == 0)
+        and all(heads % size == 0 or size % heads == 0 for heads in _kv_heads(config))
         and all(inner % size == 0 for inner in _inner_features(config))
         and (size - 1) * -(-config.vocab_size // size) < config.vocab_size
     )
+
+
+def _kv_heads(config: ModelConfig) -> list[int]:
+    """The key-value heads of the model's layers: one number for each kind of layers."""
+    return sorted({config.kv_heads_of(layer) for layer in range(config.num_layers)})
 
 
 def _inner_features(config: ModelConfig) -> list[int]:
@@ -64,8 +69,9 @@ class Shard:
         if not can_share(config, self.size):
             possible = [str(size) for size in range(1, config.num_heads + 1) if can_share(config, size)]
             inner = " and ".join(map(str, _inner_features(config)))
+            kv_heads = " and ".join(map(str, _kv_heads(config)))
             raise NotDivisible(
-                f"{self.size} ranks cannot share {config.num_heads} heads, {config.num_kv_heads} key-value heads, "
+                f"{self.size} ranks cannot share {config.num_heads} heads, {kv_heads} key-value heads, "
                 f"{inner} inner features and {config.vocab_size} tokens; {', '.join(possible)} can"
             )
 
@@ -77,6 +83,7 @@ class Shard:
             config,
             num_heads=config.num_heads // size,
             num_kv_heads=max(1, config.num_kv_heads // size),
+            full_kv_heads=max(1, config.full_kv_heads // size) if config.full_kv_heads else 0,
             intermediate_size=config.intermediate_size // size,
             experts=config.experts.split(size) if config.experts else None,
         )
@@ -112,13 +119,13 @@ class Shard:
         return self.rank == 0 or not name.endswith(tuple(f"{projection}.bias" for projection in BY_COLUMNS))
 
     def _span(self, name: str) -> slice:
-        local, projection = self.local, name.split(".")[-2]
+        local, projection, layer = self.local, name.split(".")[-2], int(name.split(".")[2])
         if projection in ("k_proj", "v_proj"):
-            first = self.rank * self.config.num_kv_heads // self.size * local.head_dim
-            return slice(first, first + local.kv_size)
-        width = local.intermediate_size
+            first = self.rank * self.config.kv_heads_of(layer) // self.size * local.head_dim_of(layer)
+            return slice(first, first + local.kv_size(layer))
+        width = local.inner_of(layer)
         if projection in ("q_proj", "o_proj"):
-            width = local.q_size
+            width = local.q_size(layer)
         elif local.experts is not None and ".experts." in name:
             width = local.experts.intermediate_size
         return slice(self.rank * width, (self.rank + 1) * width)

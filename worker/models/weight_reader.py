@@ -104,6 +104,10 @@ class WeightReader:
         weight = self.read(name)
         return weight.add_(offset) if offset else weight
 
+    def ones(self, width: int) -> torch.Tensor:
+        """Return the weights of a norm that has none."""
+        return torch.ones(width, dtype=self._dtype, device=self._device)
+
     def embedding(self, name: str) -> torch.Tensor:
         """Read a whole embedding table in its stored type. All ranks have all of it."""
         return self._weights.read([name], dtype=self._kept([name]), device=self._device)
@@ -155,9 +159,15 @@ class WeightReader:
         """Quantise weights as those of a linear layer, if weights are quantised on load."""
         return self._quantized(weight, self._layer_bits)
 
-    def pack_moe(self, routing: Routing, router: PackedLinear, experts: Iterable[ExpertWeights]) -> PackedMoE:
-        """Pack the experts of a layer, each as soon as it is read."""
-        return self._ops.pack_moe(routing, router, experts)
+    def pack_moe(
+        self,
+        routing: Routing,
+        router: PackedLinear,
+        experts: Iterable[ExpertWeights],
+        scales: torch.Tensor | None = None,
+    ) -> PackedMoE:
+        """Pack the experts of a layer, each as soon as it is read. scales: of `Ops.pack_moe`."""
+        return self._ops.pack_moe(routing, router, experts, scales)
 
     def head(self, name: str, table: torch.Tensor | None) -> PackedLinear:
         """Pack the head. table: the embedding, if the head is tied to it."""
@@ -199,7 +209,7 @@ class WeightReader:
                 made = use(self._weight_rows(names, read))
             except (NotHeld, RowsDiffer):
                 continue
-            self._weights.finished(names)
+            self._weights.finished(list(dict.fromkeys(names)))  # keys that are values, too, are read once
             self._note(names, form, last[0])
             return made
         raise AssertionError(f"no form holds {names}")  # the last one holds all weights

@@ -14,6 +14,7 @@ from quire.worker.models.fields import Fields
 # Wrappers whose text model computes text as its family does, and the type of a text model that does not name its own.
 WRAPPERS: dict[str, str | None] = {
     "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Gemma4ForConditionalGeneration": "gemma4_text",
     "Idefics3ForConditionalGeneration": None,
     "InternVLForConditionalGeneration": None,
     "LlavaForConditionalGeneration": None,
@@ -29,6 +30,7 @@ WRAPPERS: dict[str, str | None] = {
 # Type of a text model to the architecture and the type that the decoder knows.
 TEXT_MODELS = {
     "gemma3_text": ("Gemma3ForCausalLM", "gemma3_text"),
+    "gemma4_text": ("Gemma4ForCausalLM", "gemma4_text"),
     "llama": ("LlamaForCausalLM", "llama"),
     "mistral": ("MistralForCausalLM", "mistral"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
@@ -48,7 +50,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "rope_theta": 1_000_000.0,
         "vocab_size": 262_208,
-    }
+    },
+    "gemma4_text": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 4,
+        "rope_theta": 1_000_000.0,
+        "vocab_size": 262_144,
+    },
 }
 # The defaults of these fields depend on the wrapper, so that Transformers must supply them if they are absent.
 NEEDED = (
@@ -60,6 +72,15 @@ NEEDED = (
     "num_key_value_heads",
     "vocab_size",
 )
+# Fields with the tokens in whose place a wrapper puts the features of images, videos and audio, and their defaults.
+# Without features, these wrappers compute such a token as the padding token.
+PLACEHOLDERS = {
+    "Gemma4ForConditionalGeneration": {
+        "image_token_id": 258_880,
+        "video_token_id": 258_884,
+        "audio_token_id": 258_881,
+    }
+}
 # Fields that the wrapper may have in place of the text model.
 SHARED = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype")
 # Prefixes of the text model's tensors, and what they are in a text model.
@@ -100,6 +121,8 @@ def text_fields(fields: Fields) -> Fields:
     values["architectures"], values["model_type"] = [TEXT_MODELS[text_type][0]], TEXT_MODELS[text_type][1]
     # Without the field, a head that is absent or equals the embedding is tied to it: `Decoder.load` compares them.
     values["tie_word_embeddings"] = fields.get("tie_word_embeddings", inner.get("tie_word_embeddings", True))
+    if name in PLACEHOLDERS:
+        values["placeholder_token_ids"] = [fields.get(key, default) for key, default in PLACEHOLDERS[name].items()]
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(values.get(key), dict):
             values[key] = _one_axis(values[key])

@@ -109,6 +109,11 @@ class Model:
                 post_mlp_norm=None,
                 sinks=None,
                 cos_sin=None,
+                v_norm=None,
+                shares_kv=False,
+                expert_norms=None,
+                per_layer_input=None,
+                output_scale=1.0,
             )
             for _ in range(s.layers)
         ]

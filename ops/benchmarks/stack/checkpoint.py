@@ -12,6 +12,13 @@ SHAPES = {
     "tiny": (128, 384, 4, 4, 2, 2048),
 }
 _SMALL = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 512, "vocab_size": 8192}
+_GEMMA4 = {
+    "intermediate_size": 1536,
+    "num_hidden_layers": 12,
+    "global_head_dim": 128,
+    "hidden_size_per_layer_input": 64,
+    "vocab_size_per_layer_input": 8192,
+}
 # Other families: the model type in Transformers and the fields of its configuration.
 FAMILY_SHAPES: dict[str, tuple[str, dict[str, object]]] = {
     "mixtral": ("mixtral", {**_SMALL, "intermediate_size": 1024, "num_hidden_layers": 8, "num_local_experts": 8}),
@@ -24,6 +31,15 @@ FAMILY_SHAPES: dict[str, tuple[str, dict[str, object]]] = {
         {**_SMALL, "intermediate_size": 256, "num_hidden_layers": 8, "num_local_experts": 32, "num_experts_per_tok": 4},
     ),
     "gemma3": ("gemma3_text", {**_SMALL, "intermediate_size": 1536, "num_hidden_layers": 12}),
+    # As E2B: inputs of layers, wider heads in full attention, and half of the layers share keys and values.
+    "gemma4": ("gemma4_text", {**_SMALL, **_GEMMA4, "num_kv_shared_layers": 6, "use_double_wide_mlp": True}),
+    # As 26B-A4B: an MLP and experts in each layer, and keys that are values in full attention.
+    "gemma4-moe": (
+        "gemma4_text",
+        {**_SMALL, **_GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+        | {"num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 32, "top_k_experts": 4}
+        | {"moe_intermediate_size": 256, "intermediate_size": 768},
+    ),
 }
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 

@@ -6,7 +6,7 @@ import torch
 from tests.support.kernels.implementations import make_triton_ops
 from tests.support.kernels.stacks import (
     BLOCKS,
-    make_stack,
+    make_cache_stack,
 )
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ FP8 = torch.float8_e4m3fn
 def test_blocks_move_within_the_caches_and_to_the_host_and_back(gpu_ops, monkeypatch, fp8):
     if fp8:
         gpu_ops = make_triton_ops(gpu_ops.dtype, monkeypatch, kv_dtype=FP8)
-    stack, caches = make_stack(gpu_ops, [0, 0])
+    stack, caches = make_cache_stack(gpu_ops, 2)
 
     def everything() -> torch.Tensor:
         return torch.stack([cache.view(torch.uint8).clone() for pair in caches for cache in pair])

@@ -14,7 +14,7 @@ import torch
 from quire import kernels
 from quire.kernels.gpu.cuda import pinned_bytes
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, make_triton_ops
-from tests.support.kernels.stacks import make_stack
+from tests.support.kernels.stacks import make_cache_stack
 
 CUDA = torch.device("cuda", 0)
 MATMUL = torch.backends.cuda.matmul
@@ -110,7 +110,7 @@ def test_the_pool_of_swapped_blocks_is_pinned_as_large_as_it_is(kind: str, monke
         pytest.skip("Triton is not installed")
     is_triton, runtime = kind == "triton", Runtime()
     ops = make_triton_ops(torch.float32, monkeypatch) if is_triton else kernels.ReferenceOps("cpu", torch.float32)
-    stack, _ = make_stack(ops, [0, 0])
+    stack, _ = make_cache_stack(ops, 2)
     assert not runtime.pinned
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     ops.device = CUDA

@@ -10,11 +10,14 @@ from tests.support.kernels.stacks import (
     BLOCKS,
     HEADS,
     HIDDEN,
+    INPUT_WIDTH,
     KV_HEADS,
     add_extras,
     alone_and_added_up,
+    gemma4_arguments,
     random,
     stack_arguments,
+    step,
 )
 
 
@@ -51,6 +54,27 @@ def test_all_layers_of_a_mixed_step_are_those_of_the_reference(monkeypatch, wind
         rest = HEADS, KV_HEADS, 1e-5, 0.2, None, 3.0 if extras else 0.0
         stack = one.stack_layers(made, final_norm, caches, cos_sin, *rest)
         results.append((one.decoder_layers(residual.clone(), stack, *step), caches))
+    (actual, caches), (expected, wanted) = results
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    for one, other in zip(caches, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_shared", [0, 2])
+def test_layers_of_several_shapes_are_those_of_the_reference(monkeypatch, num_shared):
+    """A decode row, and a prompt whose keys a later layer reads from the step or from the cache."""
+    if torch.float32 not in TRITON_DTYPES:
+        pytest.skip("Triton is not installed")
+    ops = make_triton_ops(torch.float32, monkeypatch)
+    arguments = step() | {"rows": torch.tensor([0, 5, 35])}
+    arguments["layer_inputs"] = random(36, 6, INPUT_WIDTH, dtype=torch.float32) * 4
+    residual = random(36, HIDDEN, dtype=torch.float32)
+    results = []
+    for one in (ops, kernels.ReferenceOps(ops.device)):
+        torch.manual_seed(3)
+        made, final_norm, caches, cos_sin = gemma4_arguments(one, num_shared)
+        stack = one.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2)
+        results.append((one.decoder_layers(residual.clone(), stack, **arguments), caches))
     (actual, caches), (expected, wanted) = results
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     for one, other in zip(caches, wanted, strict=True):

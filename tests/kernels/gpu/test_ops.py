@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire import kernels
-from tests.support.kernels.stacks import make_stack
+from tests.support.kernels.stacks import make_cache_stack
 
 
 def test_weights_of_another_kind_are_refused(ops):
@@ -26,7 +26,7 @@ def test_ids_are_checked_only_on_request(ops):
 
 
 def test_host_blocks_have_the_dtype_of_the_cache(ops):
-    stack, caches = make_stack(ops, [0, 0])
+    stack, caches = make_cache_stack(ops, 2)
     host = ops.alloc_host_blocks(stack, 3)
     assert host.shape == (3, 2, 2, *caches[0][0].shape[1:])
     assert (host.dtype, host.device.type) == (ops.kv_dtype, "cpu")

@@ -7,7 +7,7 @@ from quire.kernels.gpu.kernel_table import KernelTable
 from quire.kernels.gpu.stack import TritonCaches
 from quire.kernels.gpu.supported import Unsupported
 from quire.kernels.stack import Caches
-from tests.support.kernels.stacks import HEADS, HIDDEN, INNER, KV_HEADS, stack_arguments
+from tests.support.kernels.stacks import HEADS, HIDDEN, INNER, KV_HEADS, make_cache_stack, stack_arguments
 
 
 def test_weights_that_were_packed_for_another_use_are_refused(ops):
@@ -24,7 +24,6 @@ def test_caches_are_refused_that_no_kernel_reads():
 
 
 def test_a_stack_moves_blocks_of_all_its_caches(ops):
-    layers, final_norm, caches, cos_sin = stack_arguments(ops, [0, 0])
-    stack = ops.stack_layers(layers, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2)
+    stack, caches = make_cache_stack(ops, 2)
     assert len(stack.mover.addresses) == 4
     assert stack.block_shape == (2, 2, *caches[0][0].shape[1:])

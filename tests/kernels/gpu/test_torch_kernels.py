@@ -12,7 +12,7 @@ from tests.kernels.test_grouped_weight import random_weight
 from tests.kernels.test_moe import HIDDEN, make_moe
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, make_triton_ops
 from tests.support.kernels.paged import Paged
-from tests.support.kernels.stacks import make_stack
+from tests.support.kernels.stacks import make_cache_stack, make_stack
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
@@ -43,15 +43,18 @@ def test_rows_are_alike(ops, replaced):
         torch.testing.assert_close(getattr(replaced, name)(x, packed), getattr(ops, name)(x, packed))
 
 
+@pytest.mark.parametrize("has_v_norm", [False, True], ids=["", "values"])
 @pytest.mark.parametrize("keep_k", [False, True])
-def test_rotations_and_caches_are_alike(ops, replaced, keep_k):
+def test_rotations_and_caches_are_alike(ops, replaced, keep_k, has_v_norm):
     found = []
     for one in (ops, replaced):
         torch.manual_seed(1)
         qkv, caches = torch.randn(6, (4 + 2 * 2) * 32), one.alloc_kv_cache(3, 2, 16, 32)
         at, slots = torch.tensor([0, 1, 2, 30, 31, 7]).int(), torch.tensor([16, 17, 18, 46, 47, -1])
         norms = torch.randn(32), torch.randn(32)
-        q = one.kernels.rope_and_cache(qkv, at, torch.rand(40, 32), slots, *caches, 4, 2, *norms, 1e-5, keep_k=keep_k)
+        v_norm = torch.randn(32) if has_v_norm else None
+        rest = slots, *caches, 4, 2, *norms, 1e-5, keep_k, v_norm
+        q = one.kernels.rope_and_cache(qkv, at, torch.rand(40, 32), *rest)
         found.append([q, qkv, *caches])
     for expected, actual in zip(*found, strict=True):
         torch.testing.assert_close(actual, expected)
@@ -101,7 +104,7 @@ def test_blocks_move_alike(monkeypatch, fp8):
         ops = make_triton_ops(torch.float32, monkeypatch, kv_dtype=torch.float8_e4m3fn if fp8 else None)
         if is_replaced:
             ops.replace_kernel("block_mover")
-        stack, caches = make_stack(ops, [0, 0])
+        stack, caches = make_cache_stack(ops, 2)
         host = ops.alloc_host_blocks(stack, 3)
         host.view(torch.uint8).fill_(7)
         ids = [torch.tensor(one, device="cpu") for one in ([3, 4], [0, 1], [2, 0], [9, 11])]

@@ -34,7 +34,7 @@ from quire.kernels.gpu.rope import rope_and_cache
 from quire.kernels.grouped_weight import KINDS, MAX_ZEROS, GroupedWeight
 from quire.kernels.lora import LoraPart
 from quire.kernels.moe import CLAMPED, ExpertWeights, Routing
-from tests.support.kernels.stacks import make_stack
+from tests.support.kernels.stacks import make_cache_stack
 
 large_shared_memory = True  # of the GPU that the kernels are compiled for
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -274,7 +274,7 @@ def adapters(dtype: str) -> None:
 
 def blocks() -> None:
     ops = make_ops("bf16")
-    stack, _ = make_stack(ops, [0, 0])
+    stack, _ = make_cache_stack(ops, 2)
     host = ops.alloc_host_blocks(stack, 4)
     for count in (1, 2):
         src, dst = torch.arange(count), torch.arange(count) + 2

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import torch
 
 from quire import kernels
-from quire.kernels.moe import GELU, SILU, ExpertWeights, Routing
-from quire.kernels.ops import LayerStack
+from quire.kernels.moe import GELU, SILU, ExpertNorms, ExpertWeights, Routing
+from quire.kernels.ops import CacheStack, LayerStack, PerLayerInput
 
 HIDDEN, INNER, HEADS, KV_HEADS, D, BLOCK = 72, 88, 6, 2, 32, 16
 BLOCKS = 20
@@ -42,6 +42,11 @@ def make_layers(
             post_mlp_norm=None,
             sinks=None,
             cos_sin=None,
+            v_norm=None,
+            shares_kv=False,
+            expert_norms=None,
+            per_layer_input=None,
+            output_scale=1.0,
         )
         for window in windows
     ]
@@ -64,6 +69,53 @@ def add_extras(ops: kernels.Ops, layers: list[SimpleNamespace]) -> list[SimpleNa
             layer.moe = ops.pack_moe(Routing(4, 2, normalised=True), router, experts)
             layer.gate_up = layer.down = None
     return layers
+
+
+FULL_D, INPUT_WIDTH = 48, 20
+
+
+def gemma4_arguments(
+    ops: kernels.Ops, num_shared: int = 2
+) -> tuple[list[SimpleNamespace], torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+    """Return the arguments of `stack_layers` for six layers with all that models of Gemma 4 have.
+
+    Even layers have a window and heads of D, odd layers one kv head of FULL_D, and two layers have experts. The last
+    `num_shared` layers share caches.
+    """
+    layers, caches = make_layers(ops, [20, 0] * 3, norms=True, biases=False), []
+    of_kind: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}
+    cos_sin, own = torch.rand(160, FULL_D), torch.rand(160, D)
+    for index, layer in enumerate(layers):
+        is_full, layer.shares_kv = layer.sliding_window == 0, index >= 6 - num_shared
+        d, kv_heads = (FULL_D, 1) if is_full else (D, KV_HEADS)
+        layer.cos_sin = None if is_full else own
+        kv_rows = 0 if layer.shares_kv else 2 * kv_heads
+        layer.qkv = ops.pack_linear(random((HEADS + kv_rows) * d, HIDDEN, dtype=ops.dtype))
+        layer.o = ops.pack_linear(random(HIDDEN, HEADS * d, dtype=ops.dtype))
+        layer.q_norm, layer.k_norm, layer.v_norm = (random(d, dtype=ops.dtype) + 1 for _ in range(3))
+        inner = 2 * INNER if layer.shares_kv else INNER
+        layer.gate_up = ops.pack_gate_up(random(2 * inner, HIDDEN, dtype=ops.dtype))
+        layer.down = ops.pack_linear(random(HIDDEN, inner, dtype=ops.dtype))
+        layer.post_attention_norm, layer.post_mlp_norm = (random(HIDDEN, dtype=ops.dtype) + 1 for _ in range(2))
+        layer.gate, layer.output_scale = GELU, 0.75 + index / 8
+        gate = ops.pack_linear(random(INPUT_WIDTH, HIDDEN, dtype=ops.dtype))
+        projection = ops.pack_linear(random(HIDDEN, INPUT_WIDTH, dtype=ops.dtype))
+        layer.per_layer_input = PerLayerInput(gate, projection, random(HIDDEN, dtype=ops.dtype) + 1)
+        if index % 3 == 1:
+            experts = [
+                ExpertWeights(random(2 * 24, HIDDEN, dtype=ops.dtype), random(HIDDEN, 24, dtype=ops.dtype))
+                for _ in range(4)
+            ]
+            router = ops.pack_linear(random(4, HIDDEN, dtype=ops.dtype))
+            layer.moe = ops.pack_moe(Routing(4, 2, True, GELU), router, experts, torch.rand(4) + 0.5)
+            layer.expert_norms = ExpertNorms(*(random(HIDDEN, dtype=ops.dtype) + 1 for _ in range(4)))
+        if not layer.shares_kv:
+            of_kind[is_full] = ops.alloc_kv_cache(BLOCKS, kv_heads, BLOCK, d)
+        caches.append(of_kind[is_full])
+    generator = torch.Generator("cpu").manual_seed(0)
+    for cache in {id(one): one for pair in caches for one in pair}.values():
+        cache.copy_(torch.randn(cache.shape, generator=generator, device="cpu").to(cache.dtype))
+    return layers, random(HIDDEN, dtype=ops.dtype), caches, cos_sin
 
 
 def make_caches(ops: kernels.Ops, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -106,6 +158,11 @@ def stack_arguments(ops, windows, norms=False, biases=False, times=1):
 def make_stack(ops: kernels.Ops, windows: list[int]) -> tuple[LayerStack, list[tuple[torch.Tensor, torch.Tensor]]]:
     made, final_norm, caches, cos_sin = stack_arguments(ops, windows)
     return ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2), caches
+
+
+def make_cache_stack(ops: kernels.Ops, count: int) -> tuple[CacheStack, list[tuple[torch.Tensor, torch.Tensor]]]:
+    caches = make_caches(ops, count)
+    return ops.stack_caches(caches), caches
 
 
 class Alike:

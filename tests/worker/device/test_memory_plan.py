@@ -161,7 +161,7 @@ def test_swapped_blocks_pin_the_memory_that_the_log_says(tmp_path: Path, monkeyp
     asked, block = WorkerSettings(swap_gb=0.6), model.kv_bytes_per_block(16)
     monkeypatch.setattr(capacity, "available_memory", lambda: 100 * GIB)
     count = capacity.choose_num_host_blocks(asked, block, 0, 10**6, 4096)
-    stack = model.alloc_kv_cache(2, 16).stack
+    stack = model.ops.stack_caches(model.alloc_kv_cache(2, 16).layers)
     ops.device = CUDA
     host = ops.alloc_host_blocks(stack, count)
     ops.device = torch.device("cpu")

@@ -30,7 +30,7 @@ CASES = [(family, False, "auto") for family in FAMILIES]
 CASES += [(family, True, "auto") for family in SHARDED]
 CASES += [(family, False, "reference") for family in ("llama3-rope", "mistral", "qwen2", "qwen3-moe")]
 # A family of each shape of layers, for all that the engine does to a sequence.
-SHAPES = ("llama", "mixtral-window", "qwen3-moe-mixed", "gpt-oss", "gemma3", "gemma2")
+SHAPES = ("llama", "mixtral-window", "qwen3-moe-mixed", "gpt-oss", "gemma3", "gemma2", "gemma4")
 
 
 def prompts() -> list[tuple[int, ...]]:

@@ -33,7 +33,7 @@ def load(folder: Path, ops: kernels.Ops, bits: int = 0, rank: int = 0, size: int
     return load_experts(shard.local.experts, reader, LAYER)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "gemma4-moe"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_outputs_of_the_parts_add_up_to_those_of_the_whole(family: str, size: int, tmp_path: Path) -> None:
     folder, ops = make_checkpoint(tmp_path / family, family), kernels.ReferenceOps("cpu", torch.float32)
@@ -159,10 +159,11 @@ def test_experts_that_are_quantised_differently_are_refused(tmp_path: Path) -> N
         Decoder.load(folder, kernels.CpuOps(torch.float32), torch.float32, "cpu", 64)
 
 
+@pytest.mark.parametrize("family", ["gpt-oss", "gemma4-moe"])
 @pytest.mark.parametrize("bits", [0, 8, 4])
-def test_stacked_experts_are_read_one_by_one(bits: int, tmp_path: Path) -> None:
-    """Quantised experts of gpt-oss are near those of float32, and the progress ends at its end."""
-    path = make_checkpoint(tmp_path / "gpt-oss", "gpt-oss")
+def test_stacked_experts_are_read_one_by_one(bits: int, family: str, tmp_path: Path) -> None:
+    """Quantised experts are near those of float32, and the progress ends at its end."""
+    path = make_checkpoint(tmp_path / family, family)
     seen: list[tuple[int, int]] = []
     ops = kernels.select_ops("cpu", torch.float32)
     decoder = Decoder.load(path, ops, torch.float32, "cpu", 64, progress=lambda *at: seen.append(at), bits=bits)

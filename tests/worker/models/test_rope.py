@@ -49,6 +49,16 @@ def test_linear_scaling_divides_all_frequencies() -> None:
     assert plain.tolist() == pytest.approx([1.0, 0.1, 0.01, 0.001])
 
 
+def test_proportional_scaling_rotates_a_share_of_the_pairs() -> None:
+    plain = inverse_frequencies(RopeConfig(), 16)
+    found = inverse_frequencies(RopeConfig("proportional", factor=2.0, rotated=0.3), 16)
+    assert torch.equal(found, torch.cat([plain[:2] / 2, torch.zeros(6)]))
+    fields = Fields({"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.3}}, "here")
+    assert parse_rope(fields, 8192, proportional=True) == RopeConfig("proportional", rotated=0.3)
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.3"):
+        parse_rope(fields, 8192)
+
+
 def test_llama3_keeps_high_frequencies_and_divides_low_ones() -> None:
     config = RopeConfig("llama3", 10_000.0, 8.0, 1.0, 4.0, 512)
     plain, scaled = inverse_frequencies(RopeConfig(), 64), inverse_frequencies(config, 64)

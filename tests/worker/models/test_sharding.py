@@ -71,7 +71,7 @@ def test_ranks_share_a_key_value_head_where_there_are_more_of_them(config: Model
     firsts = [int(part[0]) for part in parts(config, 8, name, whole)]
     assert firsts == [0, 0, 0, 0, 16, 16, 16, 16]
     local = Shard(config, 5, 8).local
-    assert (local.num_heads, local.num_kv_heads, local.kv_size) == (1, 1, 16)
+    assert (local.num_heads, local.num_kv_heads, local.kv_size(0)) == (1, 1, 16)
 
 
 def test_norms_and_embeddings_are_whole_everywhere(config: ModelConfig) -> None:

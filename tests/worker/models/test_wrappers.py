@@ -151,7 +151,7 @@ def test_a_text_model_that_leaves_fields_to_defaults_goes_to_transformers(field:
 def test_a_text_model_of_another_family_goes_to_transformers(tmp_path: Path) -> None:
     path = make_vision(tmp_path / "llava", "llava", model_type="gemma", head_dim=16)
     with pytest.raises(
-        NotSupported, match=r'model_type is "gemma"; supported: one of gemma3_text, llama, .* in LlavaForCond'
+        NotSupported, match=r'model_type is "gemma"; supported: one of gemma3_text, gemma4_text, .* in LlavaForCond'
     ):
         choose_model(path, "quire")
     assert isinstance(choose_model(path), TransformersConfig)

@@ -74,6 +74,8 @@ def ranks_of(
         ("qwen3-moe-mixed", 2, "reference", "recompute"),
         ("gpt-oss", 2, "auto", "swap"),  # sinks of heads, and biases of experts that only one rank may add
         ("gemma3", 2, "auto", "recompute"),  # norms of sums over the ranks
+        ("gemma4", 2, "auto", "swap"),  # shared keys, caches of two shapes, and inputs that each rank computes
+        ("gemma4-moe", 4, "auto", "recompute"),  # ranks share heads of full attention; two sums in each layer
     ],
 )
 def test_greedy_outputs_equal_those_of_hugging_face(

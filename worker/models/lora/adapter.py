@@ -73,7 +73,8 @@ def load_adapter(
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for content in (settings, data):
         digest.update(len(content).to_bytes(8, "little") + content)
-    offsets = {"k_proj": config.q_size, "v_proj": config.q_size + config.kv_size, "up_proj": config.intermediate_size}
+    q_size, kv_size = config.q_size(0), config.kv_size(0)  # of all layers
+    offsets = {"k_proj": q_size, "v_proj": q_size + kv_size, "up_proj": config.intermediate_size}
     layers: list[dict[str, list[LoraPart]]] = [{} for _ in range(config.num_layers)]
     for module, (a, b) in factors.items():
         layer, projection = int(module.split(".")[2]), module.rpartition(".")[2]
