@@ -7,6 +7,7 @@ Triton for CUDA devices.
 from quire.kernels.cpu.library import bind_threads, interleave_memory, num_threads, set_num_threads, unbind_threads
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.gpu.cuda import PinningFailed
+from quire.kernels.gpu.supported import MAX_HEAD_DIM as TRITON_MAX_HEAD_DIM
 from quire.kernels.gpu.triton_support import TritonFailure, outdated_assembler, outdated_triton, triton_failure
 from quire.kernels.interrupt import Interrupt, StepInterrupted
 from quire.kernels.mkl_warmup import warm_up_mkl
@@ -17,6 +18,7 @@ from quire.kernels.self_test.cases import KernelFault, ReplaceableKernels, SelfT
 from quire.kernels.unavailable import KernelsUnavailable
 
 __all__ = [
+    "TRITON_MAX_HEAD_DIM",
     "CpuOps",
     "Interrupt",
     "KernelFault",

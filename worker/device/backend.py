@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 
 import torch
 
@@ -52,6 +53,23 @@ def choose_kv_dtype(
     elif name == "float32":
         raise StartError(f"--kv-cache-dtype float32 is wider than the activations, {str(dtype)[6:]}; use auto")
     return wanted
+
+
+def choose_kernels(settings: WorkerSettings, device: torch.device, head_dim: int) -> WorkerSettings:
+    """Return the settings with the kernels that compute heads of this size. Raises StartError if they are not to be.
+
+    head_dim: the largest of the model. The Triton kernels have a largest size, beyond which torch computes.
+    """
+    most = kernels.TRITON_MAX_HEAD_DIM
+    if device.type != "cuda" or settings.kernels == "reference" or head_dim <= most:
+        return settings
+    what = f"the model has heads of {head_dim}, and the Triton kernels compute heads of up to {most}"
+    if settings.kernels == "triton":
+        raise StartError(f"--kernels triton: {what}; --kernels auto computes with torch")
+    if settings.batch_invariant:
+        raise StartError(f"--batch-invariant: {what}; serve this model without it, which computes with torch")
+    log.warning("%s: torch computes, which is slower", what)
+    return replace(settings, kernels="reference")
 
 
 def make_ops(

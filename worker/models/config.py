@@ -91,6 +91,10 @@ class ModelConfig:
     def attention_scale(self) -> float:
         return float((self.query_scalar or self.head_dim) ** -0.5)
 
+    @property
+    def largest_head_dim(self) -> int:
+        return max(map(self.head_dim_of, range(self.num_layers)))
+
     def head_dim_of(self, layer: int) -> int:
         return self.head_dim if self.sliding_windows[layer] else self.full_head_dim or self.head_dim
 

@@ -82,7 +82,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class LayerInputs:
+class PerLayerEmbeddings:
     """The inputs that layers have besides the hidden state, for each token (Gemma 4, per-layer embeddings).
 
     inputs = (norm(projection(embedding) / sqrt(hidden)) + entry of the table * sqrt(width)) / sqrt(2)
@@ -94,7 +94,7 @@ class LayerInputs:
     eps: float
 
     @classmethod
-    def load(cls, reader: WeightReader, eps: float) -> LayerInputs:
+    def load(cls, reader: WeightReader, eps: float) -> PerLayerEmbeddings:
         projection = reader.linear([INPUT_PROJECTION])
         return cls(reader.embedding(INPUT_EMBEDDING), projection, reader.norm(INPUT_NORM), eps)
 
@@ -135,7 +135,7 @@ class Decoder(PagedModel):
         head: PackedLinear,
         cos_sin: torch.Tensor,
         ranks: TensorParallelGroup | None = None,
-        layer_inputs: LayerInputs | None = None,
+        layer_inputs: PerLayerEmbeddings | None = None,
     ) -> None:
         self.config = shard.local
         self._shard, self._ranks = shard, ranks
@@ -209,7 +209,7 @@ class Decoder(PagedModel):
             head=reader.head(head, table if head == embedding else None),
             cos_sin=cos_sin_table(config.rope, config.full_head_dim or config.head_dim, max_model_len).to(device),
             ranks=ranks,
-            layer_inputs=LayerInputs.load(reader, config.rms_norm_eps) if config.input_width else None,
+            layer_inputs=PerLayerEmbeddings.load(reader, config.rms_norm_eps) if config.input_width else None,
         )
         decoder._kv_factors = factors
         reader.finish()

@@ -60,6 +60,20 @@ def test_a_triton_that_compiles_attention_wrongly_is_refused_by_name(
     assert backend.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16).name == "reference"
 
 
+def test_heads_that_are_too_large_for_triton_are_left_to_torch(caplog: pytest.LogCaptureFixture) -> None:
+    settings = WorkerSettings()
+    assert backend.choose_kernels(settings, CUDA, 256) is settings
+    assert backend.choose_kernels(settings, torch.device("cpu"), 512) is settings  # the C++ kernels compute them
+    assert not caplog.text
+    found = backend.choose_kernels(settings, CUDA, 512)
+    assert found.kernels == "reference"
+    assert "heads of 512, and the Triton kernels compute heads of up to 256: torch computes" in caplog.text
+    assert backend.choose_kernels(found, CUDA, 512) is found
+    for fields, flag in (({"kernels": "triton"}, "--kernels triton"), ({"batch_invariant": True}, "--batch-invariant")):
+        with pytest.raises(StartError, match=f"{flag}: the model has heads of 512"):
+            backend.choose_kernels(WorkerSettings(**fields), CUDA, 512)
+
+
 def test_a_worker_on_cuda_accumulates_matrix_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     matmul = torch.backends.cuda.matmul
     for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):

@@ -67,7 +67,7 @@ def load(path: Path, name: str = "auto", **options: Any) -> Decoder:
 
 
 def run(model: Decoder, prompts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the logits of all positions of the prompts, each of which is computed in one step."""
+    """Return the logits of all positions. Each prompt is computed in one step."""
     return torch.cat(Stepper(model, prompts).run([{s: len(prompt)} for s, prompt in enumerate(prompts)]))
 
 
