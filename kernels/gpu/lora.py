@@ -67,7 +67,7 @@ def _wide(part: LoraPart) -> LoraPart:
 
 @triton.jit
 def load_part(tables, adapter, entry, NARROW: tl.constexpr, FIELDS: tl.constexpr):
-    """Return A, B, rank, width, offset and scale of a part of an adapter. NARROW: A and B are bfloat16, else float32."""
+    """Return A, B, rank, width, offset and scale of a part. NARROW: A and B are bfloat16; otherwise float32."""
     at = tl.load(tables + adapter).to(tl.pointer_type(tl.int64)) + entry * FIELDS
     if NARROW:
         a = tl.load(at).to(tl.pointer_type(tl.bfloat16))

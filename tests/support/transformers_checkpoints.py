@@ -112,6 +112,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4_text",
         LLAMA_LIKE | GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     ),
+    "gemma4-moe": (  # an MLP and experts in each layer
+        "gemma4_text",
+        LLAMA_LIKE
+        | GEMMA4
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
+        | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+    ),
     "gemma4-shared": ("gemma4_text", LLAMA_LIKE | GEMMA4 | {"num_kv_shared_layers": 2}),
     "gemma3n": (
         "gemma3n_text",

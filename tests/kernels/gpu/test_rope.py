@@ -12,7 +12,8 @@ FP8 = torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "d", "norms"), [(3, 1, 64, False), (2, 2, 80, True), (4, 2, 96, False), (6, 1, 256, True)]
+    ("heads", "kv_heads", "d", "norms"),
+    [(3, 1, 64, ""), (2, 2, 80, "qk"), (4, 2, 96, ""), (6, 1, 256, "qk"), (4, 2, 48, "qkv")],
 )
 @pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
 def test_rotation_writes_the_given_slots_and_no_others(gpu_ops, monkeypatch, heads, kv_heads, d, norms, fp8):
@@ -27,11 +28,13 @@ def test_rotation_writes_the_given_slots_and_no_others(gpu_ops, monkeypatch, hea
     angles = torch.rand(40, d // 2, dtype=torch.float64) * 6
     cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1).float()
     q_norm, k_norm = (torch.randn(2, d).to(gpu_ops.dtype)) if norms else (None, None)
+    v_norm = torch.randn(d).to(gpu_ops.dtype) if norms == "qkv" else None
     slots = torch.tensor([7, -1, blocks * block_size, 16, 47])  # the third does not exist
     caches = gpu_ops.alloc_kv_cache(blocks, kv_heads, block_size, d)
     for cache in caches:
         cache.view(torch.uint8).fill_(0x7F if fp8 else 0xFF)  # NaN in any type
-    q = rope_and_cache(qkv, positions, cos_sin, slots, *caches, heads, kv_heads, q_norm, k_norm, 1e-6, keep_k=True)
+    rest = q_norm, k_norm, 1e-6, True, v_norm
+    q = rope_and_cache(qkv, positions, cos_sin, slots, *caches, heads, kv_heads, *rest)
 
     exact_q, exact_k, v = before.view(tokens, -1, d).split([heads, kv_heads, kv_heads], dim=1)
     if norms:
@@ -41,12 +44,16 @@ def test_rotation_writes_the_given_slots_and_no_others(gpu_ops, monkeypatch, hea
     assert_close(q, exact_q, loose * exact_q.abs().amax(), rounds=2)
     kept_q, kept_k, kept_v = qkv.view(tokens, -1, d).split([heads, kv_heads, kv_heads], dim=1)
     assert torch.equal(kept_q, before.view(tokens, -1, d)[:, :heads])
-    assert torch.equal(kept_v, v)
+    if v_norm is None:
+        assert torch.equal(kept_v, v)
+    else:
+        exact_v = oracle.rms_norm(v, v_norm, 1e-6)
+        assert_close(kept_v, exact_v, slack(gpu_ops.dtype, 2500) * exact_v.abs().amax(), rounds=2)
     assert_close(kept_k, exact_k, loose * exact_k.abs().amax(), rounds=2)
     expected = [torch.full(cache.shape, float("nan")) for cache in caches]
     for token, slot in enumerate(slots.tolist()):
         if 0 <= slot < blocks * block_size:
-            for cache, x in zip(expected, (kept_k, v), strict=True):
+            for cache, x in zip(expected, (kept_k, kept_v), strict=True):
                 stored = x[token].float().clamp(-448, 448).to(FP8) if fp8 else x[token]
                 cache[slot // block_size, :, slot % block_size] = stored.float()
     for cache, wanted in zip(caches, expected, strict=True):

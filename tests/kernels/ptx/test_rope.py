@@ -8,7 +8,8 @@ from tests.kernels.ptx.emulator import Emulator
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "d", "norms"), [(3, 1, 64, False), (2, 2, 80, True), (16, 8, 128, True), (6, 1, 256, True)]
+    ("heads", "kv_heads", "d", "norms"),
+    [(3, 1, 64, ""), (2, 2, 80, "qk"), (16, 8, 128, "qk"), (6, 1, 256, "qk"), (4, 2, 256, "qkv")],
 )
 @pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
 def test_rotation_writes_the_given_slots_and_no_others(
@@ -18,7 +19,7 @@ def test_rotation_writes_the_given_slots_and_no_others(
     heads: int,
     kv_heads: int,
     d: int,
-    norms: bool,
+    norms: str,
     fp8: bool,
 ) -> None:
     test_rope.test_rotation_writes_the_given_slots_and_no_others(

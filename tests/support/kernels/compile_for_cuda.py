@@ -33,7 +33,7 @@ from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.rope import rope_and_cache
 from quire.kernels.grouped_weight import KINDS, MAX_ZEROS, GroupedWeight
 from quire.kernels.lora import LoraPart
-from quire.kernels.moe import CLAMPED, ExpertWeights, Routing
+from quire.kernels.moe import CLAMPED, GELU, ExpertWeights, Routing
 from tests.support.kernels.stacks import make_cache_stack
 
 large_shared_memory = True  # of the GPU that the kernels are compiled for
@@ -194,6 +194,8 @@ def attend(shape: Attention) -> None:
     where = torch.zeros(tokens, dtype=torch.int32), torch.zeros(64, d), torch.zeros(tokens, dtype=torch.int64)
     for keep_k in (False, True):
         q = rope_and_cache(qkv, *where, *caches, heads, kv_heads, norm, norm, 1e-6, keep_k)
+        if norm is not None:
+            rope_and_cache(qkv, *where, *caches, heads, kv_heads, norm, norm, 1e-6, keep_k, norm)
     table = torch.zeros(tokens, 4096 // shape.block_size, dtype=torch.int32)  # room for several chunks in each mode
     starts = torch.arange(tokens + 1, dtype=torch.int32)
     fresh = tuple(qkv.view(tokens, -1, d)[:, heads:].split(kv_heads, dim=1))
@@ -242,6 +244,7 @@ def experts(dtype: str) -> None:
         (Routing(128, 8, normalised=True), 2, False),
         (Routing(8, 2, normalised=False), 200, False),
         (Routing(8, 2, normalised=True), 800, False),
+        (Routing(8, 2, normalised=True, activation=GELU), 2, False),
         (Routing(32, 4, normalised=True, activation=CLAMPED), 2, True),
     ):
         hidden, inner = (200, 96) if biased else (128, 64)
