@@ -74,9 +74,8 @@ def _full_attention(fields: Fields, full_layers: list[int], keys_as_values: bool
     for name in inner.names():
         if name not in ("head_dim", "num_key_value_heads"):
             raise inner.unsupported(name, "no such field")
-    return inner.integer("head_dim", fields.integer("head_dim", 256)), inner.integer(
-        "num_key_value_heads", num_kv_heads
-    )
+    head_dim = inner.integer("head_dim", fields.integer("head_dim", DEFAULT_HEAD_DIM))
+    return head_dim, inner.integer("num_key_value_heads", num_kv_heads)
 
 
 def _kv_sources(fields: Fields, sliding_windows: tuple[int, ...]) -> tuple[int, ...]:
@@ -86,7 +85,5 @@ def _kv_sources(fields: Fields, sliding_windows: tuple[int, ...]) -> tuple[int, 
     first = num_layers - num_shared
     last_of_kind = {window: layer for layer, window in enumerate(sliding_windows[:first])}
     if set(sliding_windows) != set(last_of_kind):
-        raise fields.fault(
-            "num_kv_shared_layers", "a number that leaves a layer of each of layer_types with its own keys"
-        )
+        raise fields.fault("num_kv_shared_layers", "a number that leaves each of layer_types a layer with its own keys")
     return (*range(first), *(last_of_kind[window] for window in sliding_windows[first:]))
