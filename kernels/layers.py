@@ -66,7 +66,7 @@ def run_layers(
             softcap=stack.softcap,
         )
 
-    return run_layers_with(ops, residual, stack, rows, attend, adapters, interrupt, layer_inputs)
+    return run_layers_with(ops, residual, stack, rows, attend, adapters, interrupt, layer_inputs=layer_inputs)
 
 
 def run_layers_with(

@@ -74,7 +74,7 @@ def random_adapter(engine: Engine, name: str, rank: int, dtype: torch.dtype) -> 
     model = engine.runner.model
     config = model.config
     assert isinstance(config, ModelConfig)
-    hidden, inner, q, kv = config.hidden_size, config.intermediate_size, config.q_size, config.kv_size
+    hidden, inner, q, kv = config.hidden_size, config.intermediate_size, config.q_size(0), config.kv_size(0)
 
     def part(width: int, inputs: int, offset: int = 0) -> LoraPart:
         a, b = torch.randn(rank, inputs) / inputs, torch.randn(width, rank) / rank

@@ -11,8 +11,14 @@ SHAPES = {
     "llama135m": (576, 1536, 30, 9, 3, 49152),
     "tiny": (128, 384, 4, 4, 2, 2048),
 }
-_SMALL = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 512, "vocab_size": 8192}
-_GEMMA4 = {
+_SMALL: dict[str, object] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "hidden_size": 512,
+    "vocab_size": 8192,
+}
+_GEMMA4: dict[str, object] = {
     "intermediate_size": 1536,
     "num_hidden_layers": 12,
     "global_head_dim": 128,
