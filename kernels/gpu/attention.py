@@ -3,11 +3,12 @@
 A step with as many tokens as sequences only decodes: every token is a row of `decode`. In any other step, sequences
 with one query are rows of `decode`, and sequences with more queries are tiles of `prefill`, in a launch of their own.
 Sequences that begin with this step may bring their keys and values along instead of reading them from the cache. The
-device decides which sequence goes where.
+device decides which sequence goes where. It also decides, for rows of `decode` and for tiles of `prefill` behind
+cached keys, whether several programs share the keys of one.
 
 In the batch-invariant mode both kernels give a row the same bits: tiles of keys, and the pieces that are summed
-separately, begin at fixed places of the context, whatever else is in the step. With a window all rows go through
-`prefill`, in one piece. So does float32, because two tiles of this size do not fit into the registers.
+separately, begin at fixed places of the context, whatever else is in the step. Keys of a tile of `prefill` are not
+shared then. With a window all rows go through `prefill`, in one piece. So does float32, because two tiles of this size do not fit into the registers.
 
 A kernel that gives wrong results on a device is replaced: `decode` and `prefill` by torch, and `fresh`, which computes
 prompts from the keys that they bring along, by `prefill`.
@@ -157,8 +158,9 @@ class AttentionPlan:
             return
         invariant = self.options.invariant
         split = self.split and self.options.may_split
+        kv_heads = call.k_cache.shape[1]
         tokens, capacity = len(call.q), self._capacity(call)
-        key = tokens, capacity, call.window, call.group, tiles
+        key = tokens, capacity, call.window, kv_heads, call.group, tiles
         if (plan := self._prefill.get(key)) is None:
             plan = self._prefill[key] = plan_prefill(
                 self.seq_lens,
@@ -169,6 +171,8 @@ class AttentionPlan:
                 longest=longest,
                 block_q=tiles.rows // call.group,
                 split=split,
+                places=0 if invariant else self.options.multiprocessors * tiles.per_sm // kv_heads,
+                unit=max(tiles.keys, call.k_cache.shape[2]),
             )
         sequences = self.block_tables, self.seq_lens, self.query_start
         prefill(

@@ -13,6 +13,8 @@ from quire.kernels.gpu.decode_plan import FIELDS, DecodePlan
 from quire.kernels.gpu.online_softmax import cap_scales, fold, load_tile, merge, normaliser, page_rows
 from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of_2
 
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+
 
 @triton.jit(do_not_specialize=["table_width"])
 def decode_kernel(
@@ -107,11 +109,12 @@ def reduce_kernel(
         piece = start + tl.arange(0, PIECES)
         inside = piece < pieces
         place = (first + piece) * HEADS + head
-        of_piece = tl.load(partial_weights + place * 2, mask=inside, other=float("-inf"))
+        # A query of a prompt sees no key of chunks after it. With minus infinity, the difference below could be NaN.
+        of_piece = tl.maximum(tl.load(partial_weights + place * 2, mask=inside, other=LOWEST), LOWEST)
         sums = tl.load(partial_weights + place * 2 + 1, mask=inside, other=0.0)
         values = tl.load(partial + place[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
         if PIECES > 1:
-            largest = tl.max(of_piece, axis=0)  # finite: every chunk has a key
+            largest = tl.max(of_piece, axis=0)
             weights = tl.exp2(of_piece - largest)
             of_piece = tl.zeros([1], tl.float32) + largest
             sums = tl.zeros([1], tl.float32) + tl.sum(sums * weights, axis=0)
@@ -138,8 +141,6 @@ def decode(
 ) -> None:
     """Compute the rows of out [T, H, D] that the plan names. scale: factor of the scores, in base 2."""
     scale, cap_scale = cap_scales(scale, softcap)
-    has_sinks = sinks is not None
-    sinks = q if sinks is None else sinks
     _, heads, d = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     padded = power_of_2(d)
@@ -149,14 +150,30 @@ def decode(
     most_work = plan.items.shape[0] * kv_heads * -(-group // tiles.rows)
     decode_kernel[(min(multiprocessors * tiles.per_sm, most_work),)](
         q, k_cache, v_cache, block_tables, plan.items, plan.counts, out, partial, partial_weights,
-        sinks, block_tables.shape[1], scale, cap_scale,
+        q if sinks is None else sinks, block_tables.shape[1], scale, cap_scale,
         KV_HEADS=kv_heads, GROUP=group, D=d, PADDED_D=padded, BLOCK_SIZE=block_size, ROWS=tiles.rows,
-        KEYS=tiles.keys, FIELDS=FIELDS, CAPPED=softcap > 0, SINKS=has_sinks, PRECISION=dot_precision(q.dtype),
+        KEYS=tiles.keys, FIELDS=FIELDS, CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=dot_precision(q.dtype),
         num_warps=tiles.warps, num_stages=tiles.paged_stages,
     )  # fmt: skip
     if plan.partials:
-        reduce_kernel[(len(plan.rows), heads)](
-            plan.rows, partial, partial_weights, out, sinks,
-            HEADS=heads, D=d, PADDED_D=padded, PIECES=1 if plan.in_order else 16, FIELDS=FIELDS,
-            SINKS=has_sinks, num_warps=2,
-        )  # fmt: skip
+        sum_chunks(plan.rows, partial, partial_weights, out, sinks, plan.in_order)
+
+
+def sum_chunks(
+    rows: Tensor,
+    partial: Tensor,
+    partial_weights: Tensor,
+    out: Tensor,
+    sinks: Tensor | None,
+    in_order: bool = False,
+) -> None:
+    """Sum the partial results of rows with several chunks into out [T, H, D]. Arguments: see `reduce_kernel`.
+
+    in_order: one chunk after the other in the order of the keys.
+    """
+    _, heads, d = out.shape
+    reduce_kernel[(len(rows), heads)](
+        rows, partial, partial_weights, out, out if sinks is None else sinks,
+        HEADS=heads, D=d, PADDED_D=power_of_2(d), PIECES=1 if in_order else 16, FIELDS=FIELDS,
+        SINKS=sinks is not None, num_warps=2,
+    )  # fmt: skip

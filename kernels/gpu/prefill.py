@@ -5,17 +5,23 @@ The loop over keys ends at the last key that a row of the tile sees. Only tiles 
 of the window, are masked. Cached and fresh keys are two compilations of one kernel, not two branches of one
 compilation.
 
+If a step has few tiles, several programs share the cached keys of one tile (see `prefill_plan`). Each writes a partial
+result, as in `decode`, and the kernel that sums the chunks of decode rows sums these, too.
+
 In the batch-invariant mode tiles of keys begin at multiples of their size, also at the start of a window. Without a
 window, pieces of keys are summed separately, as chunks are in `decode`. So the bits of a row depend neither on the
 other rows of its tile nor on the kernel that computes it.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.decode import sum_chunks
+from quire.kernels.gpu.decode_plan import FIELDS
 from quire.kernels.gpu.online_softmax import cap_scales, fold, load_tile, merge, normaliser, page_rows
-from quire.kernels.gpu.prefill_plan import PrefillPlan
+from quire.kernels.gpu.prefill_plan import CACHED, PrefillPlan
 from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of_2
 
 
@@ -48,22 +54,25 @@ def _fold_all(
 
 
 # The lists of a plan are parts of one tensor, at any alignment: each alignment would be a compilation of its own.
-@triton.jit(do_not_specialize=["table_width", "window"], do_not_specialize_on_alignment=["tiles", "work", "order"])
+@triton.jit(do_not_specialize=["table_width", "window"], do_not_specialize_on_alignment=["items", "work", "order"])
 def prefill_kernel(
-    q, k, v, block_tables, seq_lens, query_start, tiles, work, order, out, sinks, table_width, row_stride, window,
-    scale, cap_scale,
+    q, k, v, block_tables, seq_lens, query_start, items, work, order, out, partial, partial_weights, sinks, table_width,
+    row_stride, window, scale, cap_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr, ALIGNED: tl.constexpr,
-    PIECE: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    PIECE: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    FIELDS: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [T, KV_HEADS * GROUP, D] from q of the same shape; tiles, work, order: one list of a PrefillPlan.
+    """Compute out [T, KV_HEADS * GROUP, D] from q of the same shape; items, work, order: one list of a PrefillPlan.
 
     PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
     row_stride elements after the previous one, and its heads are contiguous.
     scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`.
     ALIGNED: tiles of keys begin at multiples of their size, also at the start of a window. PIECE: keys that are summed
     separately, a multiple of KEYS, without a window only; 0: all keys together.
-    grid (tiles * KV_HEADS,): the tiles with most keys first, all heads of a tile together.
+    SPLIT: an item may be a chunk of the keys of a tile, neither with ALIGNED nor with PIECE. Its result is written to
+    partial and partial_weights, as that of `decode_kernel` is.
+    grid (items * KV_HEADS,): the items with most keys first, all heads of an item together.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -71,7 +80,8 @@ def prefill_kernel(
     kv_head = tl.program_id(0) % KV_HEADS
     if tl.load(work + item) < 0:
         return
-    s, first = tl.load(tiles + item * 2), tl.load(tiles + item * 2 + 1)
+    items += item * FIELDS
+    s, first = tl.load(items), tl.load(items + 1)
     begin, end = tl.load(query_start + s), tl.load(query_start + s + 1)
     context = tl.load(seq_lens + s) - (end - begin)
 
@@ -98,7 +108,17 @@ def prefill_kernel(
     mixed = tl.zeros([ROWS, PADDED_D], tl.float32)
     # Keys:   low ............. inner ............. diagonal ............. stop
     # seen by: some (window)     all rows            some (causal)          none
+    # A chunk begins a multiple of KEYS after `low`, and ends before such a multiple or at `stop`.
     stop = context + tl.minimum(first + BLOCK_Q, end - begin)
+    chunk, chunk_end = 0, stop
+    if SPLIT:
+        chunk, chunk_end = tl.load(items + 2), tl.load(items + 3)
+        if not WINDOW:
+            # Positions relative to the first key of the chunk, where a block begins: the loops begin at the constant 0,
+            # so that they compile as without chunks.
+            table += chunk // BLOCK_SIZE
+            context, position, stop, chunk_end = context - chunk, position - chunk, stop - chunk, chunk_end - chunk
+            chunk = 0
     lowest = 0
     inner = 0
     if WINDOW:
@@ -106,7 +126,7 @@ def prefill_kernel(
         low = lowest // KEYS * KEYS if ALIGNED else lowest
         inner = tl.minimum(low + tl.cdiv(tl.maximum(stop - window - low, 0), KEYS) * KEYS, stop)
         most, total, mixed = _fold_all(
-            low, inner, most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
+            tl.maximum(low, chunk), tl.minimum(inner, chunk_end), most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
             cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, CAPPED, PRECISION,
         )  # fmt: skip
     diagonal = inner + tl.maximum(context + first + 1 - inner, 0) // KEYS * KEYS
@@ -130,17 +150,28 @@ def prefill_kernel(
             most, total, mixed = merge(most, total, mixed, piece_most, piece_total, piece_mixed)
     else:
         most, total, mixed = _fold_all(
-            inner, diagonal, most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
-            cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, False, CAPPED, PRECISION,
+            tl.maximum(inner, chunk), tl.minimum(diagonal, chunk_end), most, total, mixed, lowest, stop, queries, keys,
+            values, table, position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS,
+            PAGED, WINDOW, False, CAPPED, PRECISION,
         )  # fmt: skip
         most, total, mixed = _fold_all(
-            diagonal, stop, most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
-            cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, CAPPED, PRECISION,
+            tl.maximum(diagonal, chunk), chunk_end, most, total, mixed, lowest, stop, queries, keys, values, table,
+            position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW,
+            True, CAPPED, PRECISION,
         )  # fmt: skip
 
     head = kv_head * GROUP + row % GROUP
-    result = mixed * normaliser(most, total, sinks, head, exists, SINKS)[:, None]
-    tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=mine)
+    slot = -1
+    if SPLIT:
+        slot = tl.load(items + 4)
+    if slot < 0:
+        result = mixed * normaliser(most, total, sinks, head, exists, SINKS)[:, None]
+        tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=mine)
+    else:
+        place = (slot + row // GROUP * tl.load(items + 5)).to(tl.int64) * HEADS + head
+        tl.store(partial + place[:, None] * D + d[None, :], mixed, mask=mine)
+        tl.store(partial_weights + place * 2, most, mask=exists)
+        tl.store(partial_weights + place * 2 + 1, total, mask=exists)
 
 
 def prefill(
@@ -170,11 +201,20 @@ def prefill(
     _, heads, d = q.shape
     paged = k.dim() == 4
     kv_heads = k.shape[1]
+    split = kind == CACHED and plan.rows is not None
+    assert not (split and (aligned or piece)), "the bits of a row depend on the chunks of its keys"
+    partials = plan.partials if split else 0
+    partial = torch.empty((partials, heads, d), dtype=torch.float32, device=q.device)
+    partial_weights = torch.empty((partials, heads, 2), dtype=torch.float32, device=q.device)
     prefill_kernel[(plan.bound * kv_heads,)](
-        q, k, v, block_tables, seq_lens, query_start, plan.tiles[kind], plan.work[kind], plan.order[kind], out,
-        q if sinks is None else sinks, block_tables.shape[1], 0 if paged else k.stride(0), window, scale, cap_scale,
+        q, k, v, block_tables, seq_lens, query_start, plan.items[kind], plan.work[kind], plan.order[kind], out,
+        partial, partial_weights, q if sinks is None else sinks, block_tables.shape[1], 0 if paged else k.stride(0),
+        window, scale, cap_scale,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, D=d, PADDED_D=power_of_2(d),
         BLOCK_SIZE=k.shape[2] if paged else 1, ROWS=tiles.rows, KEYS=tiles.keys, PAGED=paged, WINDOW=window > 0,
-        ALIGNED=aligned, PIECE=piece, CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=dot_precision(q.dtype),
+        ALIGNED=aligned, PIECE=piece, SPLIT=split, CAPPED=softcap > 0, SINKS=sinks is not None,
+        PRECISION=dot_precision(q.dtype), FIELDS=FIELDS,
         num_warps=tiles.warps, num_stages=tiles.paged_stages if paged else tiles.stages,
     )  # fmt: skip
+    if split:
+        sum_chunks(plan.rows, partial, partial_weights, out, sinks)

@@ -3,12 +3,12 @@
 NaN fills the pages that no sequence owns, the free slots of a partly filled page, and the output before the call.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from quire.kernels.gpu import attention
+from quire.kernels.gpu import attention, prefill_plan
 from quire.kernels.gpu.decode_plan import MIN_CHUNK
 from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.interpreter import make_dot_row_invariant
@@ -117,6 +117,67 @@ def test_no_page_before_every_window_is_read(monkeypatch, invariant):
 def test_chunks_on_cached_pages_together_with_decode_rows(case, monkeypatch):
     paged = make(case, monkeypatch, [LONG - 200, 40, 1, 130], [1, 40, 1, 21])
     check(paged, paged.attend())
+
+
+def share_keys(paged: Paged, monkeypatch: pytest.MonkeyPatch, least: int = 40) -> list[torch.Tensor]:
+    """Let several programs share the keys of a tile in such small steps. Returns the rows that are summed, as they come.
+
+    least: keys of a chunk.
+    """
+    from quire.kernels.gpu import prefill
+
+    options = replace(paged.ops.launch_options, multiprocessors=12 * paged.kv_heads)
+    paged.ops.launch_options = options
+    monkeypatch.setattr(prefill_plan, "MIN_SPLIT_KEYS", least)
+    right, summed = prefill.sum_chunks, []
+
+    def watched(rows, *rest):
+        summed.append(rows)
+        right(rows, *rest)
+
+    monkeypatch.setattr(prefill, "sum_chunks", watched)
+    return summed
+
+
+@pytest.mark.slow
+def test_programs_share_the_keys_of_few_queries_behind_a_long_context(case, monkeypatch):
+    """In a step with a decode row, a short context and a new prompt, and alone, where a tile has more chunks."""
+    paged = make(case, monkeypatch, [LONG, 150, 1, 70, 9], [9, 1, 1, 17, 9])
+    summed = share_keys(paged, monkeypatch)
+    check(paged, paged.attend())
+    (rows,) = summed
+    is_cut = case.window in (0, 128, 300)  # a tile sees too few keys of a smaller window
+    assert (rows[:, 6] > 1).any() == is_cut
+    check(paged, [*paged.attend([0]), *[paged.exact(s) for s in range(1, 5)]])
+    most = summed[-1][:, 6].max()
+    assert (3 if case.window in (0, 300) else 2 if is_cut else 0) <= most <= 12
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
+def test_programs_share_the_keys_of_a_cache_of_fp8(monkeypatch, dtype):
+    ops = make_triton_ops(dtype, monkeypatch, kv_dtype=torch.float8_e4m3fn)
+    paged = Paged(ops, [LONG, 130], [9, 21], 4, 2, 64, 32)
+    summed = share_keys(paged, monkeypatch)
+    check(paged, paged.attend())
+    assert (summed[0][:, 6] > 1).any()
+
+
+def test_queries_that_see_no_key_of_the_last_chunks(monkeypatch):
+    """A tile of 64 queries with chunks of 32 keys: its first query sees none of the last chunk, which is a 17th one."""
+    case = Case(torch.float32, 1, 1, 64, 16)
+    paged = make(case, monkeypatch, [17 * 32], [33])
+    summed = share_keys(paged, monkeypatch, least=32)
+    paged.ops.launch_options = replace(paged.ops.launch_options, multiprocessors=17)
+    check(paged, paged.attend())
+    assert summed[0][:, 6].tolist() == [17] * 33
+
+
+def test_no_keys_are_shared_in_batch_invariant_mode(monkeypatch):
+    """The kernel sums pieces of a fixed size in order, whatever else is in the step."""
+    paged = make(Case(TRITON_DTYPES[0], 2, 1, 64, 16), monkeypatch, [LONG], [9], batch_invariant=True)
+    summed = share_keys(paged, monkeypatch)
+    check(paged, paged.attend())
+    assert not summed
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -52,10 +53,22 @@ def mix(draw: random.Random) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_replay_computes_any_mix_and_writes_no_page_but_its_own(monkeypatch):
-    """With rubbish wherever nothing was written, and in all that fills the step up."""
+@pytest.mark.parametrize("shares", [False, True], ids=["", "shared-keys"])
+def test_a_replay_computes_any_mix_and_writes_no_page_but_its_own(monkeypatch, shares):
+    """With rubbish wherever nothing was written, and in all that fills the step up.
+
+    shares: programs share the keys of a tile. The device decides that for each replay.
+    """
     ops = make_triton_ops(torch.float32, monkeypatch)
     ops.check_ids = False
+    chunks = []
+    if shares:
+        from quire.kernels.gpu import prefill, prefill_plan
+
+        monkeypatch.setattr(prefill_plan, "MIN_SPLIT_KEYS", 16)
+        ops.launch_options = replace(ops.launch_options, multiprocessors=24)
+        right = prefill.sum_chunks
+        monkeypatch.setattr(prefill, "sum_chunks", lambda rows, *rest: (chunks.append(rows), right(rows, *rest)))
     stack, caches = stacks.make_stack(ops, [0])
     static = {
         "residual": torch.zeros(BUCKET.num_tokens, stacks.HIDDEN),
@@ -76,6 +89,7 @@ def test_a_replay_computes_any_mix_and_writes_no_page_but_its_own(monkeypatch):
     launch()
     graph, _ = recorder()(launch, None)
     rubbish = {"residual": float("nan"), "positions": 7, "slot_mapping": -1, "block_tables": 2**30, "seq_lens": 0}
+    has_cut = set()
     for seed in range(3):
         step = mix(random.Random(seed))
         tokens, sequences = len(step["positions"]), len(step["seq_lens"])
@@ -90,10 +104,13 @@ def test_a_replay_computes_any_mix_and_writes_no_page_but_its_own(monkeypatch):
             static[name].fill_(filler)
             static[name][: len(values)] = values
         graph.replay()
+        if shares:
+            has_cut.add(bool((chunks[1][:, 6] > 1).any()))  # the rows of the capture: its first launch, then it
         torch.testing.assert_close(result[:sequences], expected, rtol=1e-4, atol=1e-5)
         for cache, old, new in zip((cache for pair in caches for cache in pair), before, written, strict=True):
             torch.testing.assert_close(cache, new, rtol=1e-4, atol=1e-5)
             assert torch.equal(cache == old, new == old)
+    assert has_cut == ({False, True} if shares else set())
 
 
 def recorder():

@@ -180,7 +180,8 @@ def make_ops(dtype: str, fp8: bool = False, invariant: bool = False) -> TritonOp
         triton.knobs.runtime.interpret = True  # allows tensors in host memory
         kv_dtype = torch.float8_e4m3fn if fp8 else None
         ops = TritonOps("cpu", DTYPES[dtype], kv_dtype, batch_invariant=invariant)
-    ops.launch_options = replace(ops.launch_options, large_shared_memory=large_shared_memory)
+    # As many multiprocessors as an H200 has: with few, no keys of prefill are cut into chunks.
+    ops.launch_options = replace(ops.launch_options, multiprocessors=132, large_shared_memory=large_shared_memory)
     return ops
 
 
