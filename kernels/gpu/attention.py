@@ -3,12 +3,13 @@
 A step with as many tokens as sequences only decodes: every token is a row of `decode`. In any other step, sequences
 with one query are rows of `decode`, and sequences with more queries are tiles of `prefill`, in a launch of their own.
 Sequences that begin with this step may bring their keys and values along instead of reading them from the cache. The
-device decides which sequence goes where. It also decides, for rows of `decode` and for tiles of `prefill` behind
-cached keys, whether several programs share the keys of one.
+device decides which sequence goes where, and whether several programs share the keys of a row of `decode` or of a
+tile of `prefill` behind cached keys.
 
 In the batch-invariant mode both kernels give a row the same bits: tiles of keys, and the pieces that are summed
-separately, begin at fixed places of the context, whatever else is in the step. Keys of a tile of `prefill` are not
-shared then. With a window all rows go through `prefill`, in one piece. So does float32, because two tiles of this size do not fit into the registers.
+separately, begin at fixed places of the context, whatever else is in the step. Programs do not share the
+keys of a tile of `prefill` then. With a window all rows go through `prefill`, in one piece. So does float32: two
+tiles of this size do not fit into the registers.
 
 A kernel that gives wrong results on a device is replaced: `decode` and `prefill` by torch, and `fresh`, which computes
 prompts from the keys that they bring along, by `prefill`.

@@ -70,8 +70,8 @@ def prefill_kernel(
     scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`.
     ALIGNED: tiles of keys begin at multiples of their size, also at the start of a window. PIECE: keys that are summed
     separately, a multiple of KEYS, without a window only; 0: all keys together.
-    SPLIT: an item may be a chunk of the keys of a tile, neither with ALIGNED nor with PIECE. Its result is written to
-    partial and partial_weights, as that of `decode_kernel` is.
+    SPLIT: an item may be a chunk of the keys of a tile, neither with ALIGNED nor with PIECE. The result of a chunk
+    is written to partial and partial_weights, as by `decode_kernel`.
     grid (items * KV_HEADS,): the items with most keys first, all heads of an item together.
     """
     BLOCK_Q: tl.constexpr = ROWS // GROUP
@@ -126,8 +126,9 @@ def prefill_kernel(
         low = lowest // KEYS * KEYS if ALIGNED else lowest
         inner = tl.minimum(low + tl.cdiv(tl.maximum(stop - window - low, 0), KEYS) * KEYS, stop)
         most, total, mixed = _fold_all(
-            tl.maximum(low, chunk), tl.minimum(inner, chunk_end), most, total, mixed, lowest, stop, queries, keys, values, table, position, window, scale,
-            cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW, True, CAPPED, PRECISION,
+            tl.maximum(low, chunk), tl.minimum(inner, chunk_end), most, total, mixed, lowest, stop, queries, keys,
+            values, table, position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS,
+            PAGED, WINDOW, True, CAPPED, PRECISION,
         )  # fmt: skip
     diagonal = inner + tl.maximum(context + first + 1 - inner, 0) // KEYS * KEYS
     if PIECE:
@@ -217,4 +218,5 @@ def prefill(
         num_warps=tiles.warps, num_stages=tiles.paged_stages if paged else tiles.stages,
     )  # fmt: skip
     if split:
+        assert plan.rows is not None
         sum_chunks(plan.rows, partial, partial_weights, out, sinks)

@@ -35,7 +35,7 @@ class PrefillPlan:
     work: Tensor  # [kinds, bound] int32: keys of the item; -1: the item does not exist
     order: Tensor  # [kinds, bound] int64: items by descending number of keys, for a short tail
     bound: int  # upper bound of the number of items in a list
-    rows: Tensor | None = None  # [R, 8] int32, as of a DecodePlan: first slot (5), chunks (6), token (7); None: no split
+    rows: Tensor | None = None  # [R, 8] int32: first slot (5), chunks (6), token (7), as of a DecodePlan; None: no cuts
     partials: int = 0  # slots for results of tiles with several chunks
 
 
@@ -90,7 +90,7 @@ def plan_tiles_kernel(
 
 @triton.jit
 def _chunks_of(keys, size, MIN_KEYS: tl.constexpr):
-    """Return the number of chunks of tiles with so many keys, for chunks of about `size`; 0: no tile."""
+    """Return the number of chunks of about `size` keys in tiles with these numbers of keys; 0: no tile."""
     most = tl.maximum(keys // MIN_KEYS, 1)
     return tl.where(keys > 0, tl.minimum((keys + size - 1) // size, most), 0)
 
@@ -167,7 +167,7 @@ def plan_chunk_items_kernel(
 ):  # fmt: skip
     """Fill `items`, `work` and `rows` of a PrefillPlan with the chunks of whole tiles. grid (cdiv(most, BLOCK), kinds).
 
-    tiles [kinds, tile_bound, FIELDS]: whole tiles; table: of `plan_chunks_kernel`. most: the larger of bound, row_bound.
+    tiles [kinds, tile_bound, FIELDS]: whole tiles; table: of `plan_chunks_kernel`. most: the larger of both bounds.
     """
     kind = tl.program_id(1)
     tiles += kind * tile_bound * FIELDS
@@ -224,8 +224,8 @@ def plan_prefill(
     seq_lens [S], query_start [S + 1] int32. tokens: of the step. capacity: keys that a row of the block table has room
     for. longest: only sequences with more queries than this are computed. block_q: queries per tile. split: make two
     lists, CACHED and FRESH.
-    places: tiles that the device computes at a time; with less than 2, no keys are cut into chunks. unit: a chunk begins
-    a multiple of this after the first key of its tile.
+    places: tiles that the device computes at a time; with fewer than 2, no keys are cut into chunks. unit: chunks begin
+    multiples of this after the first key of their tile, a multiple of the size of a block and of the tiles of keys.
     """
     sequences, device = seq_lens.shape[0], seq_lens.device
     kinds = 2 if split else 1
@@ -243,9 +243,9 @@ def plan_prefill(
     )  # fmt: skip
     if places < 2:
         return PrefillPlan(tiles, work, work.argsort(dim=-1, descending=True), bound)
-    # Less than `places` tiles are cut, into at most 2 * places chunks: with a fair share of all keys for each place, a
-    # tile that is longer has at most twice as many chunks as shares. These numbers do not depend on the capacity, so
-    # that the largest step that a worker measures at its start has the partial results of any other step.
+    # Fewer than `places` tiles are cut, into at most 2 * places chunks: with a fair share of all keys for each place, a
+    # tile that is longer has at most twice as many chunks as shares. The number of slots does not depend on
+    # lengths, so the largest step, which a worker measures at its start, includes the memory for partial results.
     item_bound, row_bound = bound + 2 * places, min(tokens, places * block_q)
     table = torch.empty((kinds, bound + 1, FIELDS), dtype=torch.int32, device=device)
     items = torch.empty((kinds, item_bound, FIELDS), dtype=torch.int32, device=device)

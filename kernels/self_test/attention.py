@@ -181,7 +181,7 @@ def attention_cases(
         for name, kernel, sequences in steps:
             fitting = fit(sequences, longest)
             if any(is_of(kernel, *one) for one in fitting):
-                yield _case(name, kernel, AttentionInputs(inputs, use, block_size, fitting))
+                yield attention_case(name, kernel, AttentionInputs(inputs, use, block_size, fitting))
 
 
 def fit(sequences: Sequences, longest: int) -> Sequences:
@@ -194,7 +194,9 @@ def is_of(kernel: str, length: int, count: int) -> bool:
     return (count == 1) == (kernel == "decode")
 
 
-def _case(name: str, kernel: str, step: AttentionInputs) -> KernelCase:
+def attention_case(name: str, kernel: str, step: AttentionInputs) -> KernelCase:
+    """Return the case of the rows of a step that a kernel computes: "decode" or "prefill"."""
+
     def wanted(length: int, count: int) -> bool:
         return is_of(kernel, length, count)
 

@@ -38,6 +38,7 @@ def cases_of(
     yield from rotation_cases(inputs, attention, block_size)
     yield from attention_cases(inputs, attention, block_size, uses.max_model_len)
     if is_triton:
+        yield from triton_cases.split_extend_cases(inputs, attention, block_size, uses.max_model_len)
         yield from triton_cases.fresh_cases(inputs, attention, block_size, uses.max_model_len)
     yield from linear_cases(inputs, uses.linears, uses.gate)
     if uses.head is not None:

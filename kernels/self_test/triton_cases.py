@@ -10,13 +10,16 @@ from torch import Tensor
 from quire.kernels.gpu.attention import FRESH_KERNEL, PREFILL_KERNEL, AttentionPlan
 from quire.kernels.gpu.fold_check import attend_whole_tiles
 from quire.kernels.gpu.ops import TritonOps
+from quire.kernels.gpu.prefill_plan import MIN_SPLIT_KEYS
 from quire.kernels.gpu.tile_sizes import AttentionTiles, prefill_tiles
-from quire.kernels.self_test.attention import MIXED, NEW, TOLERANCE, AttentionInputs, fit
+from quire.kernels.self_test.attention import MIXED, NEW, TOLERANCE, AttentionInputs, Sequences, attention_case, fit
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import CaseInputs
 from quire.kernels.self_test.uses import AttentionUse
 
 FOLDED_TILES = 5  # of keys
+# Two and three chunks of keys, a context that is too short to be cut, and a decode row.
+SPLIT_EXTENDING: Sequences = [(2 * MIN_SPLIT_KEYS + 60, 17), (3 * MIN_SPLIT_KEYS + 5, 3), (130, 21), (40, 1)]
 
 
 def fold_cases(inputs: CaseInputs, uses: Sequence[AttentionUse]) -> Iterator[KernelCase]:
@@ -46,6 +49,21 @@ def _of_fold(inputs: CaseInputs, ops: TritonOps, d: int, tiles: AttentionTiles) 
 
     shape = f"{tiles.rows} x {tiles.keys} tiles of {d}, {tiles.warps} warps, {inputs.types}"
     return KernelCase("fold", PREFILL_KERNEL, shape, run, exact, TOLERANCE * inputs.unit)
+
+
+def split_extend_cases(
+    inputs: CaseInputs, uses: Sequence[AttentionUse], block_size: int, longest: int
+) -> Iterator[KernelCase]:
+    """Yield cases of few queries behind contexts whose keys several programs share.
+
+    longest: context of the model, in tokens; without contexts long enough to be cut, there is no case. In the
+    batch-invariant mode, and with key-value heads for at least half of the multiprocessors, one program has all keys.
+    """
+    if max(length for length, _ in SPLIT_EXTENDING) > longest:
+        return
+    for use in uses:
+        step = AttentionInputs(inputs, use, block_size, SPLIT_EXTENDING)
+        yield attention_case("split extend", PREFILL_KERNEL, step)
 
 
 def fresh_cases(

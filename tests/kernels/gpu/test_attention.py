@@ -120,7 +120,7 @@ def test_chunks_on_cached_pages_together_with_decode_rows(case, monkeypatch):
 
 
 def share_keys(paged: Paged, monkeypatch: pytest.MonkeyPatch, least: int = 40) -> list[torch.Tensor]:
-    """Let several programs share the keys of a tile in such small steps. Returns the rows that are summed, as they come.
+    """Let several programs share the keys of a tile in such small steps. Returns a list of the rows that are summed.
 
     least: keys of a chunk.
     """
@@ -163,7 +163,7 @@ def test_programs_share_the_keys_of_a_cache_of_fp8(monkeypatch, dtype):
 
 
 def test_queries_that_see_no_key_of_the_last_chunks(monkeypatch):
-    """A tile of 64 queries with chunks of 32 keys: its first query sees none of the last chunk, which is a 17th one."""
+    """The first query of a tile sees no key of the 17th chunk, and the kernel sums 16 chunks at a time."""
     case = Case(torch.float32, 1, 1, 64, 16)
     paged = make(case, monkeypatch, [17 * 32], [33])
     summed = share_keys(paged, monkeypatch, least=32)

@@ -26,7 +26,7 @@ KERNELS = {
     *("rms_norm_kernel", "silu_mul_kernel", "embed_kernel", "move_kernel", "rope_and_cache_kernel"),
     *("route_kernel", "grouped_kernel", "combine_kernel", "shrink_kernel", "expand_kernel"),
     *("plan_rows_kernel", "plan_items_kernel", "decode_kernel", "reduce_kernel"),
-    *("plan_sequences_kernel", "plan_tiles_kernel", "prefill_kernel"),
+    *("plan_sequences_kernel", "plan_tiles_kernel", "plan_chunks_kernel", "plan_chunk_items_kernel", "prefill_kernel"),
 }
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")

@@ -77,7 +77,9 @@ def test_every_key_of_a_tile_is_in_one_chunk(ops, monkeypatch, seed):
         for first in range(0, count, BLOCK_Q) if count > 1 and not (split and length == count) else ():
             last = length - count + min(first + BLOCK_Q, count)
             tiles[s, first] = max(length - count + first - window + 1, 0) if window else 0, last
-    items = [item for item, keys in zip(plan.items[CACHED].tolist(), plan.work[CACHED].tolist(), strict=True) if keys >= 0]
+    items = [
+        item for item, keys in zip(plan.items[CACHED].tolist(), plan.work[CACHED].tolist(), strict=True) if keys >= 0
+    ]
     chunks = {tile: sorted(item[2:6] for item in items if (*item[:2],) == tile) for tile in tiles}
     assert sum(map(len, chunks.values())) == len(items)
     expected_rows = {}
@@ -103,7 +105,9 @@ def test_every_key_of_a_tile_is_in_one_chunk(ops, monkeypatch, seed):
     rows = {token: (slot, count) for *_, slot, count, token in plan.rows[:, :8].tolist() if count}
     assert rows == expected_rows
     if split:
-        whole = [item for item, keys in zip(plan.items[FRESH].tolist(), plan.work[FRESH].tolist(), strict=True) if keys >= 0]
+        whole = [
+            item for item, keys in zip(plan.items[FRESH].tolist(), plan.work[FRESH].tolist(), strict=True) if keys >= 0
+        ]
         assert all(item[4:6] == [-1, 1] for item in whole)
 
 

@@ -23,5 +23,13 @@ def test_every_query_of_a_prompt_is_in_one_tile(emulator: Emulator, wide_ops: ke
     assert emulator.sources.keys() == {"plan_sequences_kernel", "plan_tiles_kernel"}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_every_key_of_a_tile_is_in_one_chunk(
+    emulator: Emulator, wide_ops: kernels.Ops, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    test_prefill_plan.test_every_key_of_a_tile_is_in_one_chunk(wide_ops, monkeypatch, seed)
+    assert {"plan_chunks_kernel", "plan_chunk_items_kernel"} <= emulator.sources.keys()
+
+
 def test_new_prompts_have_a_list_of_their_own(wide_ops: kernels.Ops) -> None:
     test_prefill_plan.test_new_prompts_have_a_list_of_their_own(wide_ops)

@@ -14,6 +14,7 @@ from quire.kernels.gpu import moe, tile_sizes
 from quire.kernels.grouped_weight import FP8
 from quire.kernels.moe import Routing
 from tests.kernels.gpu import test_decode_plan, test_logits, test_prefill_plan, test_sampling
+from tests.kernels.gpu.test_attention import share_keys
 from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.ptx.fault import PtxFault
 from tests.kernels.ptx.test_attention import LONG, Case, check, make
@@ -60,12 +61,24 @@ def fp8_prefill(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     check(paged, paged.attend())
 
 
+def shared_prefill(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = make(Case(), monkeypatch, [LONG], [33])
+    share_keys(paged, monkeypatch)
+    check(paged, paged.attend())
+
+
 def decode_plan(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     test_decode_plan.test_keys_are_cut_so_that_every_program_has_work_and_no_more(monkeypatch, [1024] * 256, 256)
 
 
 def prefill_plan(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     test_prefill_plan.test_every_query_of_a_prompt_is_in_one_tile(make_triton_ops(torch.float32, monkeypatch), 0)
+
+
+def chunk_plan(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_triton_ops(torch.float32, monkeypatch)
+    keys = test_prefill_plan.chunk_keys([32768, 900], [64, 32], 16)  # 15 places for two tiles: 7 and 8
+    assert (len(keys), keys[0]) == (16, 4736)
 
 
 def norm(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +128,13 @@ KERNELS: list[tuple[str, Run, list[str]]] = [
     ("reduce_kernel", decode, [BARRIER]),
     ("decode_kernel", invariant_decode, [BARRIER, *COPIES, *PRODUCTS]),
     ("prefill_kernel", prefill, [BARRIER, *COPIES, *PRODUCTS]),
+    ("prefill_kernel", shared_prefill, [BARRIER, *COPIES, *PRODUCTS]),
+    ("reduce_kernel", shared_prefill, [BARRIER]),
     ("prefill_kernel", wide_prefill, [BARRIER, *COPIES, *PRODUCTS]),
     ("prefill_kernel", fp8_prefill, [BARRIER, *COPIES, *PRODUCTS]),
     ("plan_rows_kernel", decode_plan, [BARRIER]),
     ("plan_sequences_kernel", prefill_plan, [BARRIER]),
+    ("plan_chunks_kernel", chunk_plan, [BARRIER]),
     ("rms_norm_kernel", norm, [BARRIER]),
     ("argmax_kernel", argmax, [BARRIER, *COPIES]),
     ("sample_kernel", sample, [BARRIER]),

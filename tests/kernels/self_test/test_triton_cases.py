@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire.kernels.self_test.cases import run_cases
+from quire.kernels.self_test.cases import KernelCase, run_cases
 from quire.kernels.self_test.inputs import QUICK, CaseInputs
 from quire.kernels.self_test.registry import cases_of
 from tests.kernels.self_test.conftest import ODD, PLAIN
@@ -46,6 +46,52 @@ def test_if_the_pattern_is_wrong_torch_computes_prompts(triton, monkeypatch):
     assert not triton.launch_options.may_split
     monkeypatch.setattr(attention, "prefill", None)
     assert run_cases(triton, triton_cases.fresh_cases(CaseInputs(triton, QUICK), [PLAIN], 16, 60)).faults == []
+
+
+def split_extend(ops, monkeypatch, use=PLAIN) -> list[KernelCase]:
+    """The case of shared keys, with smaller chunks for the interpreter, and as many multiprocessors as a GPU has."""
+    from quire.kernels.gpu import prefill_plan
+    from quire.kernels.self_test import triton_cases
+
+    monkeypatch.setattr(prefill_plan, "MIN_SPLIT_KEYS", 64)
+    monkeypatch.setattr(triton_cases, "SPLIT_EXTENDING", [(190, 17), (200, 3), (90, 21), (40, 1)])
+    ops.launch_options = replace(ops.launch_options, multiprocessors=132)
+    return [*triton_cases.split_extend_cases(CaseInputs(ops, QUICK), [use], 16, 4096)]
+
+
+@pytest.mark.parametrize("use", [PLAIN, replace(ODD, window=170)], ids=["", "odd"])
+def test_programs_share_the_keys_of_a_case(triton, monkeypatch, use):
+    from quire.kernels.gpu import prefill
+
+    right, summed = prefill.sum_chunks, []
+    monkeypatch.setattr(prefill, "sum_chunks", lambda rows, *rest: (summed.append(rows[:, 6]), right(rows, *rest)))
+    assert run_cases(triton, split_extend(triton, monkeypatch, use)).faults == []
+    assert {int(count) for count in summed[0]} == ({0, 2, 3} if use is PLAIN else {0, 2})
+
+
+def test_a_chunk_that_is_left_out_of_the_sum_is_noticed(triton, monkeypatch):
+    from quire.kernels.gpu import prefill
+
+    right = prefill.sum_chunks
+
+    def wrong(rows, *rest):
+        rows[:, 6] -= (rows[:, 6] > 2).int()
+        right(rows, *rest)
+
+    monkeypatch.setattr(prefill, "sum_chunks", wrong)
+    report = run_cases(triton, cases := split_extend(triton, monkeypatch))
+    assert [fault.kernel for fault in report.faults] == ["prefill"]
+    assert report.faults[0].line.startswith("split extend (4/2 heads of 16")
+    assert run_cases(triton, cases).faults == []
+
+
+def test_a_model_of_short_contexts_has_no_shared_keys(triton):
+    from quire.kernels.gpu.prefill_plan import MIN_SPLIT_KEYS
+    from quire.kernels.self_test.triton_cases import SPLIT_EXTENDING, split_extend_cases
+
+    assert [*split_extend_cases(CaseInputs(triton, QUICK), [PLAIN], 16, 1024)] == []
+    chunks = [length // MIN_SPLIT_KEYS for length, _ in SPLIT_EXTENDING]
+    assert chunks == [2, 3, 0, 0]
 
 
 def test_a_prompt_does_not_read_the_blocks_of_its_own_keys(triton):
