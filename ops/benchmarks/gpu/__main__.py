@@ -271,7 +271,8 @@ def measure_tiles(args: argparse.Namespace, save: Save) -> dict[str, Any]:
     timer = gpu.Timer(1 if args.rehearse else 20, probe.flush_bytes)
     card = gpu.measure_card(timer, probe)
     cases = [one for one in rehearsal.kernel_cases() if one.name in tile_sizes.NAMES] if args.rehearse else None
-    return {"tiles": tile_sizes.measure(timer, card, lambda rows: save({"tiles": rows}), cases)}
+    rows = tile_sizes.measure(timer, card, lambda rows: save({"tiles": rows}), cases)
+    return {"tiles": rows, "suggestions": tile_sizes.suggestions(rows)}
 
 
 def measure_peers(args: argparse.Namespace, save: Save) -> dict[str, Any]:
@@ -351,7 +352,7 @@ PARTS = {
     "stack": CheckPart(140, 90, measure_stack),
     "invariance": CheckPart(60, 25, measure_invariance),
     "peers": CheckPart(130, 80, measure_peers),
-    "tiles": CheckPart(80, 45, measure_tiles),
+    "tiles": CheckPart(100, 50, measure_tiles),
 }
 
 

@@ -67,6 +67,7 @@ def table(report: dict[str, Any]) -> str:
                 f"  {row['model']} {row['count']} CUDA graphs: captured in {row['seconds']:.1f} s, {row['gib']:.2f} GiB"
             )
         lines += [f"  {tiles_line(row)}" for row in part.get("tiles", ())]
+        lines += [f"  {line}" for line in part.get("suggestions", ())]
         for row in part.get("invariance", ()):
             lines.append(f"  batch-invariant, {row['what']}: {row['ratio']:.2f} times as long (asked for 1.6 at most)")
         if "quire" in part:

@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from quire.kernels.gpu.ops import TritonOps  # imports Triton, which --ops cpu does not need
+    # Both import Triton, which --ops cpu does not need.
+    from quire.kernels.gpu.attention import AttentionPlan
+    from quire.kernels.gpu.ops import TritonOps
 
 FLOAT32, INT32, INT64 = 4, 4, 8  # bytes
 FLUSH_BYTES = 256 << 20  # several times the L2 cache of any card
@@ -99,7 +101,8 @@ class AttentionCase(OnDevice):
         values = sum(self.lengths) * h.key_values + 2 * tokens * h.heads * h.d  # q in, result out
         return KernelWork(values * itemsize, 4 * self.pairs * h.heads * h.d)
 
-    def make(self, ops: TritonOps) -> Callable[[], object]:
+    def step(self, ops: TritonOps) -> AttentionStep:
+        """Return a step of this case with random queries, keys and values."""
         from quire.kernels.gpu.attention import AttentionPlan
 
         h, tokens, device = self.heads, sum(self.counts), ops.device
@@ -112,11 +115,50 @@ class AttentionCase(OnDevice):
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
         starts = torch.tensor([0, *self.counts], dtype=torch.int32).cumsum(0).int().to(device)
         qkv = torch.randn(tokens, h.heads + 2 * h.kv_heads, h.d, device=device).to(ops.dtype)
-        q, out = qkv[:, : h.heads].contiguous(), qkv.new_empty(tokens, h.heads, h.d)
+        q = qkv[:, : h.heads].contiguous()
         split = self.queries is None
         k, v = torch.split(qkv[:, h.heads :], h.kv_heads, dim=1)
-        step = AttentionPlan(ops.launch_options, tables, lengths, starts, split=split)
-        return lambda: step.attend(q, *caches, h.d**-0.5, 0, out, (k, v) if split else None)
+        if split:  # the cache has these keys and values, too
+            at = [torch.arange(n, device=device) for n in self.lengths]
+            blocks = torch.cat([row[tokens // h.block_size] for row, tokens in zip(tables.long(), at, strict=True)])
+            for cache, rows in zip(caches, (k, v), strict=True):
+                cache[blocks, :, torch.cat(at) % h.block_size] = rows
+        plan = AttentionPlan(ops.launch_options, tables, lengths, starts, split=split)
+        return AttentionStep(q, caches, plan, (k, v) if split else None, torch.empty_like(q))
+
+    def make(self, ops: TritonOps) -> Callable[[], object]:
+        return self.step(ops).attend
+
+
+class AttentionStep(NamedTuple):
+    """The attention of one layer in one step. fresh: keys and values of new prompts, which the caches have, too."""
+
+    q: Tensor  # [T, H, D]
+    caches: tuple[Tensor, Tensor]
+    plan: AttentionPlan
+    fresh: tuple[Tensor, Tensor] | None
+    out: Tensor  # [T, H, D]
+
+    @property
+    def scale(self) -> float:
+        return float(self.q.shape[-1] ** -0.5)
+
+    def attend(self) -> Tensor:
+        """Compute the step by the kernels. Returns `out`."""
+        self.plan.attend(self.q, *self.caches, self.scale, 0, self.out, self.fresh)
+        return self.out
+
+    def exact(self) -> Tensor:
+        """Return the result in float32, computed by torch."""
+        from quire.kernels.gpu.attention import LayerAttention
+        from quire.kernels.gpu.torch_attention import attend_in_torch
+
+        out = torch.empty_like(self.q, dtype=torch.float32)
+        k_cache, v_cache = (cache.float() for cache in self.caches)
+        call = LayerAttention(self.q.float(), k_cache, v_cache, 1.0, 0, out, None, 0.0)
+        plan = self.plan
+        attend_in_torch(call, self.scale, plan.block_tables, plan.seq_lens, plan.query_start)
+        return out
 
 
 @dataclass(frozen=True)
@@ -243,6 +285,7 @@ CASES: list[GpuKernelCase] = [
     AttentionCase("decode attention, 1 x 1k", (1024,), 1),
     AttentionCase("prefill attention, 8k, nothing cached", (8192,)),
     AttentionCase("prefill attention, 2k on 8k cached", (8192,), 2048),
+    AttentionCase("extend attention, 64 on 32k cached", (32832,), 64),
     RopeAndCache("rotation and cache, 256 tokens", 256),
     RopeAndCache("rotation and cache, 8k tokens", 8192),
     AddRmsNorm("add and norm, 256 tokens", 256),

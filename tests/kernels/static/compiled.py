@@ -87,11 +87,15 @@ class StaticKernel:
         return self.code.loops() if self.name in LOOPING else []
 
 
+CANDIDATES = "candidates"  # in place of a shape: prefill with each candidate for its tiles
+
+
 def compile_served(folder: Path, capability: int, shape: str | None = None) -> list[StaticKernel]:
     """Compile all kernels for the shapes of models that Quire serves; shape: only attention of this one."""
     environ = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.support.kernels.compile_for_cuda", "--capability", str(capability)]
-    command += ["--keep", str(folder), *(["--shape", shape] if shape else ["--served"])]
+    chosen = ["--candidates"] if shape == CANDIDATES else ["--shape", shape] if shape else ["--served"]
+    command += ["--keep", str(folder), *chosen]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,13 +28,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from quire.kernels.gpu import attention
 from quire.kernels.gpu.attention import AttentionPlan
 from quire.kernels.gpu.lora import TritonAdaptedRows
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.rope import rope_and_cache
+from quire.kernels.gpu.tile_sizes import AttentionTiles
 from quire.kernels.grouped_weight import KINDS, MAX_ZEROS, GroupedWeight
 from quire.kernels.lora import LoraPart
 from quire.kernels.moe import CLAMPED, GELU, ExpertWeights, Routing
+from quire.ops.benchmarks.kernels.tile_sizes import PREFILL
 from tests.support.kernels.stacks import make_cache_stack
 
 large_shared_memory = True  # of the GPU that the kernels are compiled for
@@ -180,7 +184,7 @@ def make_ops(dtype: str, fp8: bool = False, invariant: bool = False) -> TritonOp
         triton.knobs.runtime.interpret = True  # allows tensors in host memory
         kv_dtype = torch.float8_e4m3fn if fp8 else None
         ops = TritonOps("cpu", DTYPES[dtype], kv_dtype, batch_invariant=invariant)
-    # As many multiprocessors as an H200 has: with few, no keys of prefill are cut into chunks.
+    # An H200 has 132 multiprocessors. With few, no keys of prefill are cut into chunks.
     ops.launch_options = replace(ops.launch_options, multiprocessors=132, large_shared_memory=large_shared_memory)
     return ops
 
@@ -206,6 +210,19 @@ def attend(shape: Attention) -> None:
         step = AttentionPlan(ops.launch_options, *of_step, split=split)
         extras = (torch.zeros(heads), 30.0) if shape.capped else (None, 0.0)
         step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), fresh if split else None, *extras)
+
+
+def attend_with_candidates(compiler: "Compiler") -> None:
+    """Launch prefill with each candidate of `make gpu-check ARGS="--only tiles"`."""
+    for tiles in PREFILL:
+        compiler.what = f"{LLAMA} {candidate_name(tiles)}"
+        with mock.patch.object(attention, "prefill_tiles", lambda *_, tiles=tiles: tiles):
+            attend(LLAMA)
+
+
+def candidate_name(tiles: AttentionTiles) -> str:
+    """Return a word for the name of a launch: rows, keys, warps and stages."""
+    return f"tiles{tiles.rows}x{tiles.keys}x{tiles.warps}x{tiles.stages}"
 
 
 def rows(dtype: str) -> None:
@@ -306,6 +323,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--capability", type=int, default=90, help="of the GPU: 90 is Hopper, 80 Ampere, 100 Blackwell")
     parser.add_argument("--served", action="store_true", help="shapes of models that Quire serves")
     parser.add_argument("--shape", choices=[str(shape) for shape in SERVED], help="attention of one of these shapes")
+    parser.add_argument("--candidates", action="store_true", help="prefill with each candidate for its tiles")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write PTX and machine code of each kernel there")
     args = parser.parse_args(argv)
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
@@ -317,6 +335,9 @@ def main(argv: list[str] | None = None) -> int:
         shape = next(one for one in SERVED if str(one) == args.shape)
         compiler.what = args.shape
         attend(shape)
+        return 0
+    if args.candidates:
+        attend_with_candidates(compiler)
         return 0
     if part == 0:
         for dtype in DTYPES if args.part else ("bf16",):

@@ -47,6 +47,7 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
                 {"case": "decode", "tiles": "16 x 64", "ms": 1.5, "share": 0.8},
                 {"case": "decode", "tiles": "16 x 128", "ms": None, "error": "OutOfResources: shared"},
             ],
+            "suggestions": ["decode_tiles: keep the table's tiles"],
         },
         "invariance": {"status": "passed", "invariance": [{"what": "m, 4 x 32", "ratio": 1.25}]},
         "parity": {"status": "skipped", "why": "no time"},
@@ -69,6 +70,7 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
         "Quire 900 tok/s, generate 100 (9.0 times slower, asked for 8)",
         "1.500 ms     80 %",
         "failed: OutOfResources: shared",
+        "decode_tiles: keep the table's tiles",
         "batch-invariant, m, 4 x 32: 1.25 times as long",
         "no time",
     ):
