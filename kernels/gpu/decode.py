@@ -10,7 +10,16 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.decode_plan import FIELDS, DecodePlan
-from quire.kernels.gpu.online_softmax import cap_scales, fold, load_tile, merge, normaliser, page_rows
+from quire.kernels.gpu.online_softmax import (
+    cap_scales,
+    computes_in_float16,
+    fold,
+    load_tile,
+    merge,
+    normaliser,
+    page_rows,
+    to_float16,
+)
 from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of_2
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
@@ -22,13 +31,13 @@ def decode_kernel(
     cap_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, FIELDS: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """q, out [T, KV_HEADS * GROUP, D]; caches [blocks, KV_HEADS, BLOCK_SIZE, D]; items, counts of a DecodePlan.
 
     A row of one chunk is written to out. Other chunks write their weighted values to partial [slots, heads, D], and the
     largest score and the sum of weights to partial_weights [slots, heads, 2], all float32, as `fold` returns them.
-    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`.
+    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`; HALF: see `to_float16`.
     grid (programs,): program p computes pieces p, p + programs, ... of the work. Only the last tile of a chunk is
     masked.
     """
@@ -51,6 +60,13 @@ def decode_kernel(
         mine = (of_group < GROUP)[:, None] & (d < D)[None, :]
         queries = tl.load(q + query * (HEADS * D) + head[:, None] * D + d[None, :], mask=mine, other=0.0)
         keys, values = k_cache + kv_head * (BLOCK_SIZE * D), v_cache + kv_head * (BLOCK_SIZE * D)
+        row_scale, row_cap_scale = scale, cap_scale
+        if HALF:
+            queries, inverse = to_float16(queries)
+            if CAPPED:
+                row_cap_scale = cap_scale * inverse
+            else:
+                row_scale = scale * inverse
 
         most = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -62,7 +78,7 @@ def decode_kernel(
             k = load_tile(keys, at, token < end, D, PADDED_D, False, True)
             v = load_tile(values, at, token < end, D, PADDED_D, False, False)
             most, total, mixed = fold(
-                queries, k, v, mine, most, total, mixed, scale, cap_scale, False, CAPPED, PRECISION
+                queries, k, v, mine, most, total, mixed, row_scale, row_cap_scale, False, CAPPED, PRECISION, HALF
             )
         if full < end:
             token = full + lane
@@ -71,7 +87,7 @@ def decode_kernel(
             v = load_tile(values, at, token < end, D, PADDED_D, True, False)
             seen = (token < end)[None, :]
             most, total, mixed = fold(
-                queries, k, v, seen, most, total, mixed, scale, cap_scale, True, CAPPED, PRECISION
+                queries, k, v, seen, most, total, mixed, row_scale, row_cap_scale, True, CAPPED, PRECISION, HALF
             )
 
         if slot < 0:
@@ -153,6 +169,7 @@ def decode(
         q if sinks is None else sinks, block_tables.shape[1], scale, cap_scale,
         KV_HEADS=kv_heads, GROUP=group, D=d, PADDED_D=padded, BLOCK_SIZE=block_size, ROWS=tiles.rows,
         KEYS=tiles.keys, FIELDS=FIELDS, CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=dot_precision(q.dtype),
+        HALF=computes_in_float16(q.dtype, k_cache.dtype, d),
         num_warps=tiles.warps, num_stages=tiles.paged_stages,
     )  # fmt: skip
     if plan.partials:

@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 
@@ -58,10 +59,34 @@ def load_tile(
     return tile
 
 
+def computes_in_float16(q_dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
+    """Return whether products of bfloat16 queries with an fp8 cache are computed in float16; see `to_float16`.
+
+    The compiler keeps converted queries in registers. With heads over 128, 64 more registers of a thread would spill.
+    """
+    return q_dtype == torch.bfloat16 and kv_dtype == torch.float8_e4m3fn and head_dim <= 128
+
+
+@triton.jit
+def to_float16(q):
+    """Return bfloat16 queries [ROWS, D] as float16, each row times a power of two, and the inverse factors [ROWS].
+
+    One instruction converts two e4m3 values to float16; bfloat16 takes two more conversions of each value, one at a
+    time. The largest value of a row becomes 2**14 to 2**15. All normal values that are at least 2**-31 of it are
+    exact, and smaller ones are wrong by at most 2**-39 of it. A row depends on that row alone.
+    """
+    wide = q.to(tl.float32)
+    exponent = tl.max(tl.abs(wide), axis=1).to(tl.int32, bitcast=True) >> 23  # with a bias of 127
+    exponent = tl.maximum(exponent, 15)  # both factors are normal numbers
+    factor = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+    inverse = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+    return (wide * factor[:, None]).to(tl.float16), inverse
+
+
 @triton.jit
 def fold(
     q, k, v, seen, most, total, mixed, scale, cap_scale, MASKED: tl.constexpr, CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, HALF: tl.constexpr = False,
 ):  # fmt: skip
     """Compute one step of the online softmax (FlashAttention, arXiv 2205.14135, algorithm 1), in base 2.
 
@@ -69,16 +94,27 @@ def fold(
     float32: the largest score, the sum of weights and the weighted values so far; returned with these keys added.
     scale includes log2(e) and is positive. CAPPED: it is the factor of tanh(scores); cap_scale: of the scores inside
     tanh, times 2 log2(e), because tanh(x) = 1 - 2 / (exp(2x) + 1).
+    HALF: q is of `to_float16`, and the factor of the scores, cap_scale if CAPPED and scale otherwise, has an entry for
+    each row, [ROWS]. Weights are at most 2**14 then, and not 1, so that float16 has small weights, too: those of at
+    least 2**-28 of the largest are rounded to 11 bits, smaller ones are wrong by at most 2**-39 of it. `most` is the
+    largest score less 14.
 
     The code says with fma whether a product and a sum are rounded once or twice. The compiler would decide it for
     masked and for whole tiles separately, and in the batch-invariant mode a key may be in either.
     """
     scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
     if CAPPED:
+        if HALF:
+            cap_scale = cap_scale[:, None]
         scores = tl.fma(1.0 / (tl.exp2(scores * cap_scale) + 1.0), -2.0, 1.0)
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
-    new_most = tl.maximum(most, tl.max(scores, axis=1) * scale)
+    if HALF:
+        new_most = tl.maximum(most, tl.fma(tl.max(scores, axis=1), scale, -14.0))
+        if not CAPPED:
+            scale = scale[:, None]
+    else:
+        new_most = tl.maximum(most, tl.max(scores, axis=1) * scale)
     if MASKED:  # noqa: SIM108
         # for a row that has seen no key yet: infinity minus itself would be NaN
         base = tl.where(new_most == float("-inf"), 0.0, new_most)

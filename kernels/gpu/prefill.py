@@ -20,7 +20,16 @@ from torch import Tensor
 
 from quire.kernels.gpu.decode import sum_chunks
 from quire.kernels.gpu.decode_plan import FIELDS
-from quire.kernels.gpu.online_softmax import cap_scales, fold, load_tile, merge, normaliser, page_rows
+from quire.kernels.gpu.online_softmax import (
+    cap_scales,
+    computes_in_float16,
+    fold,
+    load_tile,
+    merge,
+    normaliser,
+    page_rows,
+    to_float16,
+)
 from quire.kernels.gpu.prefill_plan import CACHED, PrefillPlan
 from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of_2
 
@@ -30,6 +39,7 @@ def _fold_all(
     first, last, most, total, mixed, lowest, end, queries, keys, values, table, position, window, scale, cap_scale,
     block_stride, row_stride, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
     PAGED: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    HALF: tl.constexpr,
 ):  # fmt: skip
     """Fold the tiles of keys that begin in [first, last). MASKED: keys outside [lowest, end) are not read.
 
@@ -49,7 +59,9 @@ def _fold_all(
         seen = (token[None, :] <= position[:, None]) & inside[None, :]
         if WINDOW:
             seen &= token[None, :] > position[:, None] - window
-        most, total, mixed = fold(queries, k, v, seen, most, total, mixed, scale, cap_scale, MASKED, CAPPED, PRECISION)
+        most, total, mixed = fold(
+            queries, k, v, seen, most, total, mixed, scale, cap_scale, MASKED, CAPPED, PRECISION, HALF
+        )
     return most, total, mixed
 
 
@@ -61,13 +73,13 @@ def prefill_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr, ALIGNED: tl.constexpr,
     PIECE: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
-    FIELDS: tl.constexpr,
+    FIELDS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Compute out [T, KV_HEADS * GROUP, D] from q of the same shape; items, work, order: one list of a PrefillPlan.
 
     PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
     row_stride elements after the previous one, and its heads are contiguous.
-    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`.
+    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`; HALF: see `to_float16`.
     ALIGNED: tiles of keys begin at multiples of their size, also at the start of a window. PIECE: keys that are summed
     separately, a multiple of KEYS, without a window only; 0: all keys together.
     SPLIT: an item may be a chunk of the keys of a tile, neither with ALIGNED nor with PIECE. The result of a chunk
@@ -93,6 +105,12 @@ def prefill_kernel(
     at = (begin + query).to(tl.int64) * (HEADS * D) + (kv_head * GROUP + row % GROUP) * D
     mine = exists[:, None] & (d < D)[None, :]
     queries = tl.load(q + at[:, None] + d[None, :], mask=mine, other=0.0)
+    if HALF:
+        queries, inverse = to_float16(queries)
+        if CAPPED:
+            cap_scale *= inverse
+        else:
+            scale *= inverse
 
     table = block_tables + s.to(tl.int64) * table_width
     if PAGED:
@@ -128,7 +146,7 @@ def prefill_kernel(
         most, total, mixed = _fold_all(
             tl.maximum(low, chunk), tl.minimum(inner, chunk_end), most, total, mixed, lowest, stop, queries, keys,
             values, table, position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS,
-            PAGED, WINDOW, True, CAPPED, PRECISION,
+            PAGED, WINDOW, True, CAPPED, PRECISION, HALF,
         )  # fmt: skip
     diagonal = inner + tl.maximum(context + first + 1 - inner, 0) // KEYS * KEYS
     if PIECE:
@@ -141,24 +159,24 @@ def prefill_kernel(
             piece_most, piece_total, piece_mixed = _fold_all(
                 piece, whole, piece_most, piece_total, piece_mixed, lowest, stop, queries, keys, values, table,
                 position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED,
-                WINDOW, False, CAPPED, PRECISION,
+                WINDOW, False, CAPPED, PRECISION, HALF,
             )  # fmt: skip
             piece_most, piece_total, piece_mixed = _fold_all(
                 whole, piece_end, piece_most, piece_total, piece_mixed, lowest, stop, queries, keys, values, table,
                 position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED,
-                WINDOW, True, CAPPED, PRECISION,
+                WINDOW, True, CAPPED, PRECISION, HALF,
             )  # fmt: skip
             most, total, mixed = merge(most, total, mixed, piece_most, piece_total, piece_mixed)
     else:
         most, total, mixed = _fold_all(
             tl.maximum(inner, chunk), tl.minimum(diagonal, chunk_end), most, total, mixed, lowest, stop, queries, keys,
             values, table, position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS,
-            PAGED, WINDOW, False, CAPPED, PRECISION,
+            PAGED, WINDOW, False, CAPPED, PRECISION, HALF,
         )  # fmt: skip
         most, total, mixed = _fold_all(
             tl.maximum(diagonal, chunk), chunk_end, most, total, mixed, lowest, stop, queries, keys, values, table,
             position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW,
-            True, CAPPED, PRECISION,
+            True, CAPPED, PRECISION, HALF,
         )  # fmt: skip
 
     head = kv_head * GROUP + row % GROUP
@@ -214,7 +232,7 @@ def prefill(
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, D=d, PADDED_D=power_of_2(d),
         BLOCK_SIZE=k.shape[2] if paged else 1, ROWS=tiles.rows, KEYS=tiles.keys, PAGED=paged, WINDOW=window > 0,
         ALIGNED=aligned, PIECE=piece, SPLIT=split, CAPPED=softcap > 0, SINKS=sinks is not None,
-        PRECISION=dot_precision(q.dtype), FIELDS=FIELDS,
+        PRECISION=dot_precision(q.dtype), FIELDS=FIELDS, HALF=computes_in_float16(q.dtype, k.dtype, d),
         num_warps=tiles.warps, num_stages=tiles.paged_stages if paged else tiles.stages,
     )  # fmt: skip
     if split:

@@ -3,6 +3,7 @@
 NaN fills the pages that no sequence owns, the free slots of a partly filled page, and the output before the call.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
@@ -250,3 +251,77 @@ def test_a_cache_of_fp8_is_read(monkeypatch, dtype):
     ops = make_triton_ops(dtype, monkeypatch, kv_dtype=torch.float8_e4m3fn)
     paged = Paged(ops, [LONG, 40, 130], [1, 40, 21], 4, 2, 64, 32)
     check(paged, paged.attend())
+
+
+FP8_STEPS = [([LONG, 40], [1, 1]), ([LONG, 40], [9, 21])]  # rows of decode, tiles of prefill
+
+
+def fp8_step(monkeypatch, lengths: list[int], queries: list[int], **options) -> Paged:
+    ops = make_triton_ops(torch.bfloat16, monkeypatch, kv_dtype=torch.float8_e4m3fn, **options)
+    return Paged(ops, lengths, queries, 4, 2, 64, 16)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 2.5])
+@pytest.mark.parametrize(("lengths", "queries"), FP8_STEPS, ids=["decode", "prefill"])
+def test_queries_of_any_size_give_the_same_bits_with_a_cache_of_fp8(monkeypatch, lengths, queries, softcap):
+    """Products are computed in float16, whose range is smaller than that of bfloat16."""
+    paged = fp8_step(monkeypatch, lengths, queries)
+    paged.softcap = softcap
+    rows, q, scale = paged.attend(), paged.q, paged.scale
+    for exponent in (-100, -30, 20, 90):
+        paged.q = [one * 2.0**exponent for one in q]
+        paged.scale = scale * 2.0**-exponent
+        for found, expected in zip(paged.attend(), rows, strict=True):
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("lengths", "queries"), FP8_STEPS, ids=["decode", "prefill"])
+def test_the_small_weights_of_many_keys_count_with_a_cache_of_fp8(monkeypatch, lengths, queries):
+    """The first key has nearly all of the weight, and the other 571 keys 2**-28 of it each, with far larger values.
+
+    Without a factor, float16 would round such weights to zero.
+    """
+    paged = fp8_step(monkeypatch, lengths, queries)
+    k, v = torch.zeros_like(paged.kv[0])
+    k[0, :, 0] = 28
+    v[0], v[1:] = 2.0**-9, 448
+    paged.kv[0] = torch.stack([k, v])
+    paged.write(0)
+    paged.q[0] = torch.zeros_like(paged.q[0])
+    paged.q[0][..., 0] = math.log(2) / paged.scale
+    assert paged.exact(0).min() > 2.0**-9 + 570 * 2.0**-28 * 448
+    for found in (paged.attend()[0], paged.attend([0])[0]):
+        assert_close(found, paged.exact(0), 1e-2 * 2.0**-9)
+
+
+@pytest.mark.parametrize(("lengths", "queries"), FP8_STEPS, ids=["decode", "prefill"])
+def test_weights_in_float16_are_more_exact_than_in_bfloat16(monkeypatch, lengths, queries):
+    """Before the results are rounded to bfloat16. bfloat16 has 8 bits, float16 has 11."""
+    from quire.kernels.gpu import decode, prefill
+    from quire.kernels.gpu.attention import AttentionPlan
+
+    paged = fp8_step(monkeypatch, lengths, queries)
+    q = torch.cat([rows[length - n :] for rows, length, n in zip(paged.q, lengths, queries, strict=True)])
+    step = paged.tables, torch.tensor(lengths).int(), torch.tensor([0, *queries]).cumsum(0).int()
+    exact = torch.cat([paged.exact(s) for s in range(len(lengths))])
+    deviations = []
+    for half in (True, False):
+        for module in (decode, prefill):
+            monkeypatch.setattr(module, "computes_in_float16", lambda *_, half=half: half)
+        out = torch.empty_like(q, dtype=torch.float32)
+        AttentionPlan(paged.ops.launch_options, *step).attend(q, paged.k_cache, paged.v_cache, paged.scale, 0, out)
+        deviations.append((out.flatten(1) - exact).pow(2).mean().sqrt().item())
+    assert deviations[0] < 0.2 * deviations[1]
+
+
+def test_a_row_has_the_same_bits_with_a_cache_of_fp8_in_batch_invariant_mode(monkeypatch):
+    """Queries and weights in float16 have factors that depend on the row alone."""
+    if not ON_CUDA:
+        make_dot_row_invariant(monkeypatch)
+    monkeypatch.setattr(attention, "INVARIANT_PIECE", 256)
+    paged = fp8_step(monkeypatch, [LONG, 90], [21, 3], batch_invariant=True)
+    together = paged.attend()
+    check(paged, together)
+    for queries in (1, 5):
+        assert torch.equal(paged.attend([0], [queries, 1])[0], together[0][-queries:])
+        assert torch.equal(paged.attend([1, 0], [queries, 1])[1], together[0][-queries:])

@@ -1,4 +1,4 @@
-"""The online softmax: a merge of two ranges of keys gives what one range gives."""
+"""The online softmax: a merge of two ranges of keys gives what one range gives, and float16 holds what it has to."""
 
 import math
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from quire.kernels.gpu.online_softmax import fold, merge
+from quire.kernels.gpu.online_softmax import computes_in_float16, fold, merge, to_float16
 
 SIZE = 16
 
@@ -48,3 +48,62 @@ def test_two_ranges_of_keys_are_merged(ops):
     scores = (q @ k.T).double() * 0.3 * math.log(2)
     weights = scores.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0.0)
     torch.testing.assert_close(out.double(), weights @ v.double(), rtol=1e-5, atol=1e-5)
+
+
+@triton.jit if ON_CUDA else InterpretedFunction
+def to_float16_kernel(q, out, factors, ROWS: tl.constexpr, D: tl.constexpr):
+    """out, factors = to_float16(q)"""
+    row = tl.arange(0, ROWS)
+    square = row[:, None] * D + tl.arange(0, D)[None, :]
+    halves, inverse = to_float16(tl.load(q + square))
+    tl.store(out + square, halves)
+    tl.store(factors + row, inverse)
+
+
+def in_float16(q: torch.Tensor) -> torch.Tensor:
+    """The values that `to_float16` keeps, without the factors of the rows, in float64."""
+    out, factors = torch.empty_like(q, dtype=torch.float16), torch.empty(len(q))
+    to_float16_kernel[(1,)](q, out, factors, ROWS=len(q), D=q.shape[1])
+    largest = out.abs().max(dim=1).values
+    assert ((largest >= 2**14) & (largest < 2**15) | (q.abs().max(dim=1).values < 2**-112)).all()
+    return out.double() * factors.double()[:, None]
+
+
+def test_queries_in_float16_are_exact_if_they_are_not_tiny_beside_the_largest_of_their_row(ops):
+    """Every normal number of bfloat16, with 2**-110 to 2**127 as the largest value of its row."""
+    values = torch.arange(0x80, 0x7F80, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    values = torch.cat([values, values[: -len(values) % 128]]).view(-1, 128)
+    for exponent in (-110, -40, -3, 0, 30, 90, 127):
+        q = values.clone()
+        q[q.abs() > 2.0**exponent] = 0
+        q[:, 0] = 2.0**exponent
+        q = torch.cat([q, -q])[: 1 << (2 * len(q)).bit_length() - 1]
+        kept, given = in_float16(q), q.double()
+        large = given.abs() >= 2.0 ** (exponent - 31)
+        assert torch.equal(kept[large], given[large])
+        assert (kept - given).abs().max() <= 2.0 ** (exponent - 39)
+
+
+def test_a_row_in_float16_depends_on_that_row_alone(ops):
+    q = (torch.randn(64, 32) * 2.0 ** torch.linspace(-90, 90, 64)[:, None]).bfloat16()
+    kept = in_float16(q)
+    for row in (0, 13, 63):
+        alone = q[row].expand(16, -1).contiguous()
+        assert torch.equal(in_float16(alone)[0], kept[row])
+
+
+def test_rows_of_zeros_and_of_the_smallest_numbers_stay_finite(ops):
+    q = torch.zeros(16, 32, dtype=torch.bfloat16)
+    q[1], q[2] = 1e-40, 2.0**-126
+    kept = in_float16(q)
+    assert kept.isfinite().all()
+    assert not kept[0].any()
+    assert ((kept - q.double()).abs() < 2.0**-126).all()  # a device may take such numbers as zeros
+
+
+def test_only_products_of_bfloat16_with_fp8_are_computed_in_float16():
+    fp8 = torch.float8_e4m3fn
+    assert computes_in_float16(torch.bfloat16, fp8, 128)
+    assert not computes_in_float16(torch.bfloat16, fp8, 256)
+    for pair in ((torch.bfloat16, torch.bfloat16), (torch.float16, fp8), (torch.float32, fp8)):
+        assert not computes_in_float16(*pair, 128)
