@@ -151,7 +151,8 @@ class TransformersModel(PagedModel):
                 raise UnsupportedAttention(CHUNKS_NEED_CPU)
             parts = None
             if ranks is not None:
-                parts = split(model, shapes, states is not None, texts[0], ranks, uses.unpackable())
+                stateful = () if states is None else states.modules
+                parts = split(model, shapes, stateful, texts[0], ranks, uses.unpackable())
                 move_part(model, parts, ops.device)
             fused = fuse(model, ops, uses, norms, texts[0], shapes, weights)
             latents: list[LatentLayer] = []
@@ -166,7 +167,7 @@ class TransformersModel(PagedModel):
             loaded = cls(config, ops, model, shapes, max_model_len, uses.left_to_torch(model), fused, states, parts)
             loaded._has_integers = weights.has_integers
             if states is not None:
-                loaded._continues_one_by_one = not states.continue_chunks(loaded)
+                loaded._continues_one_by_one = not _is_agreed(states.continue_chunks(loaded), ranks)
 
             def run() -> torch.Tensor:
                 return trial.over_pages(loaded, texts)
@@ -332,6 +333,13 @@ class TransformersModel(PagedModel):
         except RuntimeError as error:
             log.info("%s makes no embeddings: %s", self.config.architecture, error)
             return 0
+
+
+def _is_agreed(answer: bool, ranks: GatheringGroup | None) -> bool:
+    """Return the answer of rank 0, which alone has logits."""
+    if ranks is None:
+        return answer
+    return bool(ranks.all_reduce(torch.tensor([float(answer and ranks.rank == 0)])).item())
 
 
 def _check_context(config: TransformersConfig, max_model_len: int) -> None:

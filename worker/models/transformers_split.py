@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -230,19 +230,17 @@ class Splitter:
 def split(
     model: Any,
     shapes: list[AttentionShape],
-    has_states: bool,
+    stateful: Collection[nn.Module],
     text: torch.Tensor,
     ranks: GatheringGroup,
     unpackable: set[nn.Module],
 ) -> Parts:
     """Find the parts of a model on the CPU, whose attention is `attention.PAGED`.
 
-    shapes: of its attention calls. has_states: layers keep recurrent states. unpackable: linear layers that stay whole.
-    Raises CannotSplit.
+    shapes: of its attention calls. stateful: modules that keep recurrent states; each rank computes them as a whole,
+    with states of its own. unpackable: linear layers that stay whole. Raises CannotSplit.
     """
     size = ranks.size
-    if has_states:
-        raise CannotSplit(f"{size} ranks cannot share its recurrent states")
     for shape in shapes:
         if not can_share_heads(shape.num_heads, shape.num_kv_heads, size):
             heads = f"{shape.num_heads} heads and {shape.num_kv_heads} key-value heads"
@@ -250,10 +248,11 @@ def split(
     head, names = model.get_output_embeddings(), linear_layers(model)
     layers = {module: (kind_of(name), _widths(module)[1]) for name, module in names}
     dtype = model.dtype
+    whole = {part for module in stateful for part in module.modules()} | unpackable
     usable = {
         module: kind
         for module, kind in layers.items()
-        if module not in unpackable and module is not head and module.weight.dtype is dtype
+        if module not in whole and module is not head and module.weight.dtype is dtype
     }
     probe = DependencyProbe(layers, shapes, size)
     try:

@@ -38,17 +38,20 @@ class BatchSizes(NamedTuple):
     columns: int  # of the block tables
     rows: int
     pooled_rows: int
+    state_slots: int
+    snapshots: int
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> BatchSizes:
         sequences, columns = batch.block_tables.shape
-        pooled_rows = 0 if batch.pooled_rows is None else len(batch.pooled_rows)
-        return cls(len(batch.token_ids), sequences, columns, len(batch.logits_rows), pooled_rows)
+        optional = batch.pooled_rows, batch.state_slots, batch.snapshots
+        counts = [0 if one is None else len(one) for one in optional]
+        return cls(len(batch.token_ids), sequences, columns, len(batch.logits_rows), *counts)
 
     def lengths(self) -> list[int]:
-        """Numbers in each part of a ForwardBatch, in its order."""
-        tokens, sequences, columns, rows, pooled_rows = self
-        return [tokens, tokens, tokens, sequences * columns, sequences, sequences + 1, rows, pooled_rows]
+        """Numbers in each part of a ForwardBatch, in its order, and in its slots and snapshots of states."""
+        tokens, sequences, columns, rows, *optional, snapshots = self
+        return [tokens, tokens, tokens, sequences * columns, sequences, sequences + 1, rows, *optional, 3 * snapshots]
 
     def spans(self) -> list[slice]:
         """The place of each part in the array that is broadcast."""
@@ -100,17 +103,29 @@ class Collectives(ABC):
 
     def send(self, batch: ForwardBatch) -> None:
         """Broadcast a batch. Called by rank 0; the followers know its sizes."""
-        parts = [part.reshape(-1).int() for part in batch.parts()]
+        states = [part.to(self.device) for part in (batch.state_slots, batch.snapshots) if part is not None]
+        parts = [part.reshape(-1).int() for part in (*batch.parts(), *states)]
         pads = torch.zeros(ALIGNMENT, dtype=torch.int32, device=self.device)
         self.broadcast(torch.cat([one for part in parts for one in (part, pads[: -len(part) % ALIGNMENT])]))
 
     def receive(self, sizes: BatchSizes) -> ForwardBatch:
         """Receive a batch that rank 0 sends."""
         values = self.broadcast(torch.empty(sizes.total, dtype=torch.int32, device=self.device))
-        token_ids, positions, slots, tables, lengths, starts, rows, pooled = (values[span] for span in sizes.spans())
-        tables = tables.view(sizes.sequences, sizes.columns)
-        pooled_rows = pooled.long() if sizes.pooled_rows else None
-        return ForwardBatch(token_ids, positions, slots, tables, lengths, starts, rows.long(), pooled_rows)
+        tokens, positions, slots, tables, lengths, starts, rows, pooled, state_slots, snapshots = (
+            values[span] for span in sizes.spans()
+        )
+        return ForwardBatch(
+            tokens,
+            positions,
+            slots,
+            tables.view(sizes.sequences, sizes.columns),
+            lengths,
+            starts,
+            rows.long(),
+            pooled.long() if sizes.pooled_rows else None,
+            state_slots.long() if sizes.state_slots else None,
+            snapshots.view(-1, 3).long() if sizes.snapshots else None,
+        )
 
 
 class SharedMemoryCollectives(CpuRanks, Collectives):

@@ -60,7 +60,9 @@ class Follower:
             "copy_blocks": lambda number, src, dst: self._caches[number].copy_blocks(src, dst),
             "swap_out": lambda number, src, dst: self._caches[number].swap_out(src, dst),
             "swap_in": lambda number, src, dst: self._caches[number].swap_in(src, dst),
+            "copy_state": self._copy_state,
             "cache": self._cache,
+            "states": self._states,
             "self_test": self._self_test,
             "replace_kernels": lambda mask: replace_kernels(model.ops, mask),
             "free_memory": lambda: answer(model.least_free_memory()),
@@ -79,6 +81,14 @@ class Follower:
 
     def _cache(self, number: int, *sizes: int) -> None:
         self._caches[number] = self._model.alloc_kv_cache(*sizes)
+
+    def _states(self, number: int, num_slots: int) -> None:
+        self._caches[number] = self._model.alloc_states(self._caches[number], num_slots)
+
+    def _copy_state(self, number: int, source: int, target: int) -> None:
+        states = self._caches[number].states
+        assert states is not None
+        states.copy(source, target)
 
     def _self_test(self, level: str, block_size: int, has_graphs: bool) -> None:
         """Test the kernels, together with rank 0. Answers which ones this rank has replaced."""

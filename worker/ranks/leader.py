@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +33,7 @@ from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.loader import Progress
 from quire.worker.models.paged import KVCache, PagedModel
+from quire.worker.models.states import StatePool
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, meet, meeting
@@ -173,6 +174,23 @@ class Followers:
         self.ranks.close()
 
 
+class Lifetime:
+    """Lives as long as a cache of this rank refers to the caches of the followers."""
+
+
+class LeadingStates(StatePool):
+    """This rank's recurrent states. A slot is copied on all ranks, which all have whole states."""
+
+    def __init__(self, pool: StatePool, copy: Callable[[int, int], None]) -> None:
+        """copy: has the followers copy a slot."""
+        vars(self).update(vars(pool))
+        self._tell_copy = copy
+
+    def copy(self, source: int, target: int) -> None:
+        self._tell_copy(source, target)
+        super().copy(source, target)
+
+
 @dataclass(frozen=True)
 class LeadingCache(KVCache):
     """This rank's part of the blocks. Blocks are copied and swapped on all ranks."""
@@ -180,6 +198,7 @@ class LeadingCache(KVCache):
     part: KVCache
     number: int
     tell: Callable[..., None]
+    lifetime: Lifetime  # of the followers' parts: the caches that share it
 
     def copy_blocks(self, src: list[int], dst: list[int]) -> None:
         self.tell("copy_blocks", self.number, src, dst)
@@ -236,9 +255,20 @@ class LeadingModel(PagedModel):
         self._tell("cache", number, num_blocks, block_size, num_host_blocks)
         cache = super().alloc_kv_cache(num_blocks, block_size, num_host_blocks)  # type: ignore[safe-super]
         parts = {one.name: getattr(cache, one.name) for one in fields(KVCache)}
-        leading = LeadingCache(**parts, part=cache, number=number, tell=self._tell)
-        weakref.finalize(leading, self._dropped.append, ("drop_cache", number))
-        return leading
+        lifetime = Lifetime()
+        weakref.finalize(lifetime, self._dropped.append, ("drop_cache", number))
+        return LeadingCache(**parts, part=cache, number=number, tell=self._tell, lifetime=lifetime)
+
+    def alloc_states(self, kv_cache: KVCache, num_slots: int) -> KVCache:
+        if not self._leads:
+            return super().alloc_states(kv_cache, num_slots)
+        assert isinstance(kv_cache, LeadingCache), "the cache belongs to another model"
+        number = kv_cache.number
+        self._tell("states", number, num_slots)
+        part = super().alloc_states(kv_cache.part, num_slots)
+        assert part.states is not None
+        states = LeadingStates(part.states, lambda source, target: self._tell("copy_state", number, source, target))
+        return replace(kv_cache, part=part, states=states)
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         if not self._leads:

@@ -17,6 +17,7 @@ from quire.worker.models.transformers_linear import LinearUses
 from quire.worker.models.transformers_parts import ColumnPart, ExpertsPart, HeadPart, Parts, RowPart
 from quire.worker.models.transformers_split import CannotSplit, split
 from quire.worker.models.transformers_weights import load_weights
+from tests.support.hybrid_checkpoints import make_hybrid
 from tests.support.idle_ranks import IdleRanks
 from tests.support.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
 
@@ -29,7 +30,7 @@ def split_for(path: Path, rank: int = 0, size: int = 2, **changes: Any) -> tuple
     with LinearUses(model) as uses:
         trial.by_transformers(model, [text])
     shapes, states, *_ = examine(model, config, text, torch.float32, 64)
-    given = {"has_states": states is not None} | changes
+    given = {"stateful": () if states is None else states.modules} | changes
     parts = split(model, shapes, text=text, ranks=IdleRanks(rank, size), unpackable=uses.unpackable(), **given)
     return model, parts
 
@@ -136,5 +137,11 @@ def test_what_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
     with pytest.raises(CannotSplit, match="3 ranks cannot share 4 heads and 4 key-value heads"):
         split_for(path, size=3)
-    with pytest.raises(CannotSplit, match="2 ranks cannot share its recurrent states"):
-        split_for(path, has_states=True)
+
+
+def test_layers_of_modules_with_states_stay_whole(tmp_path: Path) -> None:
+    model, parts = split_for(make_hybrid(tmp_path / "lfm2", "lfm2"))
+    split = {name for name, module in model.named_modules() if module in parts._parts}
+    assert any(".self_attn." in name for name in split)
+    assert any(".feed_forward." in name for name in split)
+    assert not any(".conv." in name for name in split)

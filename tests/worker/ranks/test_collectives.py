@@ -80,12 +80,21 @@ class Echo(Collectives):
 def test_a_batch_arrives_as_it_was_sent_and_its_parts_begin_where_kernels_want_them() -> None:
     lengths = 5, 5, 5, (3, 2), 3, 4, 1  # most of these sizes are not multiples of 16 bytes
     *parts, rows = (torch.randint(1, 2**31 - 1, shape if isinstance(shape, tuple) else (shape,)) for shape in lengths)
-    for pooled_rows in (None, torch.tensor([3, 4])):
-        sent = ForwardBatch(*(part.int() for part in parts), rows, pooled_rows)
+    slots, snapshots = torch.tensor([4, 0, 7]), torch.tensor([[0, 2, 9], [2, 1, 11]])
+    for optional, counts in (
+        ((), (0, 0, 0)),
+        ((torch.tensor([3, 4]),), (2, 0, 0)),
+        ((None, slots), (0, 3, 0)),
+        ((torch.tensor([3, 4]), slots, snapshots), (2, 3, 2)),
+    ):
+        sent = ForwardBatch(*(part.int() for part in parts), rows, *optional)
         echo = Echo()
         echo.send(sent)
-        assert BatchSizes.of(sent) == (5, 3, 2, 1, 0 if pooled_rows is None else 2)
+        assert BatchSizes.of(sent) == (5, 3, 2, 1, *counts)
         received = echo.receive(BatchSizes.of(sent))
+        states = [(one.state_slots, one.snapshots) for one in (received, sent)]
+        for part, expected in zip(*states, strict=True):
+            assert (part is None and expected is None) or torch.equal(part, expected)
         for part, expected in zip(received.parts(), sent.parts(), strict=True):
             assert part.dtype == expected.dtype
             assert torch.equal(part, expected)

@@ -14,11 +14,10 @@ from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.models.errors import NotSupported
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.ranks.leader import Followers, LeadingTransformersModel
 from quire.worker.settings import WorkerSettings
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import EOS_TOKEN_ID, make_checkpoint
 from tests.support.hybrid_checkpoints import make_hybrid
 from tests.support.quantized import quantize_checkpoint
 from tests.support.transformers_checkpoints import make_kind
@@ -113,11 +112,33 @@ def test_embeddings_are_those_of_one_process(tmp_path: Path) -> None:
         assert (one - other).abs().max() < 1e-4
 
 
-def test_recurrent_states_are_refused_with_a_remedy(tmp_path: Path) -> None:
-    path = make_hybrid(tmp_path / "lfm2", "lfm2")
-    said = r"cannot be split: 2 ranks cannot share its recurrent states; lower --tensor-parallel-size to 1"
-    with pytest.raises(NotSupported, match=said), ranks_of(path):
-        pass
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("qwen3-next", marks=pytest.mark.slow),
+        *(
+            pytest.param(family, marks=pytest.mark.soak)
+            for family in ("lfm2", "nemotron-h", "kimi-linear", "falcon-h1", "bamba", "minimax", "zamba2", "jamba")
+        ),
+    ],
+)
+def test_models_with_recurrent_states_equal_one_process(family: str, preemption: str, tmp_path: Path) -> None:
+    """Each rank has whole states. They are forked, swapped, and found in the prefix cache."""
+    path = make_hybrid(tmp_path / family, family)
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=2)
+    alone = EngineLimits(600, 8, 12, 32, 256, num_state_slots=300, prefix_caching=False)
+    wanted = generate(Engine(load(path), alone, (EOS_TOKEN_ID,), None), prompts(), params)
+    with ranks_of(path) as model:
+        small = EngineLimits(40, 8, 12, 32, 256, 60, num_state_slots=60, snapshot_interval=16, preemption=preemption)
+        engine = Engine(model, small, model.config.eos_token_ids, None)
+        assert generate(engine, prompts(), params) == wanted
+        assert engine.groups.num_preemptions > 0
+        roomy = EngineLimits(600, 8, 12, 32, 256, num_state_slots=300, snapshot_interval=16)
+        engine = Engine(model, roomy, model.config.eos_token_ids, None)
+        for _ in range(2):
+            assert generate(engine, prompts(), params) == wanted
+        assert engine.groups.blocks.counters.prefix_hits > 0
 
 
 @pytest.mark.slow
