@@ -22,7 +22,7 @@ from quire.worker.models import transformers_trial as trial
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
-from quire.worker.models.transformers_quantized import AS_THEY_ARE, RoundedWeights, StoredWeights
+from quire.worker.models.transformers_quantized import AS_THEY_ARE, RoundedWeights, StoredWeights, _content
 from tests.support.checkpoints import EOS_TOKEN_ID
 from tests.support.hybrid_checkpoints import FAMILIES, make_hybrid
 from tests.support.quantized import MIXTRAL_EXPERTS, PROJECTIONS, edit_config, quantize_checkpoint
@@ -176,6 +176,19 @@ def test_stored_weights_are_found_by_their_content(tmp_path: Path) -> None:
         assert isinstance(found, GroupedWeight)
         assert torch.equal(found.dequantized(), torch.cat([gate, up]))
     assert isinstance(weights.joined([gate + 1]), torch.Tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_with_values_in_other_places_have_another_content(dtype: torch.dtype) -> None:
+    weight = torch.randn(12, 30).to(dtype)
+    others = [weight.flip(0), weight.flip(1), weight[:, torch.randperm(30)], weight.t(), weight[:11], weight * 2]
+    swapped = weight.clone()
+    swapped[[3, 5]] = weight[[5, 3]]
+    other = weight.clone()
+    other[7, 9] += 1
+    contents = {_content(one) for one in (weight, *others, swapped, other)}
+    assert len(contents) == 9
+    assert _content(weight.clone()) == _content(weight)
 
 
 def test_formats_that_are_not_read_are_refused(tmp_path: Path) -> None:
