@@ -181,6 +181,59 @@ def test_no_keys_are_shared_in_batch_invariant_mode(monkeypatch):
     assert not summed
 
 
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+def test_any_number_of_programs_gives_the_same_bits(monkeypatch, invariant):
+    """Each piece of work is computed by one program, in one round or another, forwards or backwards."""
+    from quire.kernels.gpu import decode, prefill
+
+    case = Case(TRITON_DTYPES[0], 4, 2, 16, 16)
+    paged = make(case, monkeypatch, [700, 40, 1, 130], [40, 40, 1, 21], batch_invariant=invariant)
+    if not invariant:
+        share_keys(paged, monkeypatch)
+    expected = paged.attend()
+    check(paged, expected)
+    for programs in (1, 2, 3, 5, 8, 1000):
+        monkeypatch.setattr(prefill, "num_programs", lambda full, most, resident, programs=programs: programs)
+        monkeypatch.setattr(decode, "SUMS_PER_SM", programs / 6)
+        for found, rows in zip(paged.attend(), expected, strict=True):
+            assert torch.equal(found, rows)
+
+
+@dataclass
+class Launches:
+    """Replaces kernels, and keeps the number of programs of each launch."""
+
+    programs: list[int]
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        return lambda *args, **constants: self.programs.append(math.prod(grid))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "expected"),
+    # Tiles have 32 tokens of 8 heads of keys. The bounds are 304 x 8 programs of 16 decodes ... and 160 x 8.
+    [(512, 256, [132, 67 * 32, 132]), (2048, 64, [512, 67 * 32, 512]), (16, 15, [132, 16 * 32, 64])],
+)
+def test_a_step_of_any_shape_launches_few_programs_without_work(monkeypatch, tokens, sequences, expected):
+    """Llama-3.1-8B on an H200, with the shapes of graphs of mixed steps."""
+    from quire.kernels.gpu import decode, prefill
+    from quire.kernels.gpu.attention import AttentionPlan
+
+    launches = Launches([])
+    for module, kernel in ((prefill, "prefill_kernel"), (decode, "reduce_kernel"), (decode, "decode_kernel")):
+        monkeypatch.setattr(module, kernel, launches if kernel != "decode_kernel" else Launches([]))
+    ops = make_triton_ops(torch.bfloat16, monkeypatch)
+    options = replace(ops.launch_options, multiprocessors=132)
+    caches = ops.alloc_kv_cache(1, 8, 16, 128)
+    tables = torch.zeros(sequences, 2, dtype=torch.int32)
+    lengths, starts = torch.zeros(sequences, dtype=torch.int32), torch.zeros(sequences + 1, dtype=torch.int32)
+    q = torch.zeros(tokens, 32, 128, dtype=torch.bfloat16)
+    step = AttentionPlan(options, tables, lengths, starts, split=True)
+    fresh = q[:, :8], q[:, :8]
+    step.attend(q, *caches, 0.1, 0, q, fresh)
+    assert launches.programs == expected
+
+
 @pytest.mark.slow
 def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
     """A sequence that begins in this step reads no page, so the test fills the pages of such sequences with NaN."""

@@ -18,8 +18,9 @@ def listed(ops, longest: int, split: bool, window: int = 0) -> list[list[tuple[i
     lengths = torch.tensor(LENGTHS).int()
     plan = plan_prefill(lengths, starts, sum(QUERIES), 128, window, longest, BLOCK_Q, split)
     lists = []
-    for items, work, order in zip(plan.items, plan.work, plan.order, strict=True):
-        chosen = [i for i in order.tolist() if work[i] >= 0]
+    for items, work, order, count in zip(plan.items, plan.work, plan.order, plan.counts[:-1], strict=True):
+        chosen = order[:count].tolist()
+        assert sorted(chosen) == [i for i, keys in enumerate(work.tolist()) if keys >= 0]
         assert [int(work[i]) for i in order] == sorted(work.tolist(), reverse=True)
         lists.append([(*items[i, :2].tolist(), int(work[i])) for i in chosen])
     return lists
@@ -81,7 +82,8 @@ def test_every_key_of_a_tile_is_in_one_chunk(ops, monkeypatch, seed):
         item for item, keys in zip(plan.items[CACHED].tolist(), plan.work[CACHED].tolist(), strict=True) if keys >= 0
     ]
     chunks = {tile: sorted(item[2:6] for item in items if (*item[:2],) == tile) for tile in tiles}
-    assert sum(map(len, chunks.values())) == len(items)
+    assert sum(map(len, chunks.values())) == len(items) == plan.counts[CACHED]
+    assert sorted(plan.order[CACHED, : len(items)].tolist()) == [*range(len(items))]
     expected_rows = {}
     used = []
     for (s, first), (low, end) in tiles.items():
@@ -104,11 +106,22 @@ def test_every_key_of_a_tile_is_in_one_chunk(ops, monkeypatch, seed):
     assert max(used, default=-1) < plan.partials
     rows = {token: (slot, count) for *_, slot, count, token in plan.rows[:, :8].tolist() if count}
     assert rows == expected_rows
+    assert plan.counts[-1] == len(rows)
     if split:
         whole = [
             item for item, keys in zip(plan.items[FRESH].tolist(), plan.work[FRESH].tolist(), strict=True) if keys >= 0
         ]
         assert all(item[4:6] == [-1, 1] for item in whole)
+        assert len(whole) == plan.counts[FRESH]
+
+
+@pytest.mark.parametrize("places", [0, 16])
+def test_errors_of_the_caller_are_no_work(ops, places):
+    """Fewer keys than queries, and more queries than the block table has room for."""
+    starts = torch.tensor([0, 9, 49, 58]).int()
+    plan = plan_prefill(torch.tensor([8, 40, 20]).int(), starts, 58, 32, 0, 1, BLOCK_Q, False, places, 16)
+    assert plan.counts[0] == 2
+    assert {s for s, *_ in plan.items[0, :2].tolist()} == {2}
 
 
 def chunk_keys(lengths: list[int], queries: list[int], places: int) -> list[int]:
