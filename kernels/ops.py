@@ -120,7 +120,8 @@ class Ops(Protocol):
         They have a dtype of `weight_dtypes`, and keep it: products are those of the same weights in `act`. Quantised
         weights have as many bits as `quantized_bits` says, and their products are `quantization.quantized_linear`.
         Codes with scales have a kind of `code_kinds`; products are those of the dequantised weights, which are rounded
-        to bfloat16 if that is the dtype of activations. `WeightRows` are read while they are packed.
+        to bfloat16 if that is the dtype of activations. Operations may be asked to round the activations of FP8 weights
+        instead (`fp8_rows`). `WeightRows` are read while they are packed.
         """
 
     def pack_gate_up(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> PackedLinear:

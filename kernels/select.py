@@ -47,10 +47,17 @@ def latent_ops(ops: Ops) -> LatentOps | None:
     return ReferenceLatentOps(ops) if isinstance(ops, ReferenceOps) else None
 
 
-def triton_ops(device: torch.device, dtype: torch.dtype, fp8_cache: bool = False, batch_invariant: bool = False) -> Ops:
+def triton_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    fp8_cache: bool = False,
+    batch_invariant: bool = False,
+    fp8_activations: bool = False,
+) -> Ops:
     """Return the Triton kernels for a CUDA device, after one trial launch.
 
-    fp8_cache: keep the KV cache as float8_e4m3fn. batch_invariant: see `quire.kernels.gpu.ops.TritonOps`.
+    fp8_cache: keep the KV cache as float8_e4m3fn. batch_invariant, fp8_activations: see
+    `quire.kernels.gpu.ops.TritonOps`.
     Raises KernelsUnavailable if Triton is not installed or cannot compile or launch a kernel here.
     """
     try:
@@ -59,7 +66,7 @@ def triton_ops(device: torch.device, dtype: torch.dtype, fp8_cache: bool = False
         raise KernelsUnavailable(f"Triton cannot be imported ({error})") from error
     use_installed_assembler(torch.version.cuda)
     kv_dtype = torch.float8_e4m3fn if fp8_cache else None
-    ops = TritonOps(device, dtype, kv_dtype, batch_invariant=batch_invariant)
+    ops = TritonOps(device, dtype, kv_dtype, batch_invariant=batch_invariant, fp8_activations=fp8_activations)
     try:
         ops.argmax(torch.zeros(1, 2, device=device))  # the smallest kernel: fail at start, not in the first step
     except torch.OutOfMemoryError:

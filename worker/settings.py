@@ -25,9 +25,10 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
     )
     quantization: str = option(
         "none",
-        choices=("none", "int8", "int4", "fp8"),
-        help="Quantise the weights of linear layers on load. int8 and int4: activations are rounded to 8 bits per "
-        "token. fp8: e4m3 weights with a scale per output channel; activations are not rounded. GPUs: fp8 only.",
+        choices=("none", "int8", "int4", "fp8", "fp8-dynamic"),
+        help="Quantise the weights of linear layers on load. int8 and int4, CPUs only: activations are rounded to 8 "
+        "bits per token. fp8: e4m3 weights with a scale per output channel; activations are not rounded. fp8-dynamic, "
+        "GPUs only: the same weights, and activations are rounded to e4m3 with a scale per token.",
     )
     kv_cache_dtype: str = option(
         "auto",

@@ -15,6 +15,7 @@ from quire.kernels.gpu import logits, logprobs, penalties, rope, rows, sampling,
 from quire.kernels.gpu import moe as experts
 from quire.kernels.gpu.attention import DECODE_KERNEL, FRESH_KERNEL, PREFILL_KERNEL
 from quire.kernels.gpu.block_moves import BlockMover
+from quire.kernels.gpu.fp8_matmul import fp8_matmul
 from quire.kernels.gpu.grouped_matmul import grouped_matmul
 from quire.kernels.gpu.lora import TritonAdaptedRows
 from quire.kernels.lora import AdaptedRows, RowsWithAdapters
@@ -30,6 +31,7 @@ class KernelTable:
     gelu_mul: Callable[..., Tensor] = rows.gelu_mul
     rope_and_cache: Callable[..., Tensor] = rope.rope_and_cache
     grouped_matmul: Callable[..., Tensor] = grouped_matmul
+    fp8_matmul: Callable[..., Tensor] = fp8_matmul
     moe: Callable[..., Tensor] = experts.compute
     argmax: Callable[..., Tensor] = logits.argmax
     sample: Callable[..., Tensor] = sampling.sample
@@ -52,6 +54,7 @@ REPLACEMENTS = {
     **dict.fromkeys(("embed", "rms_norm", "silu_mul", "gelu_mul", "argmax", "sample"), TORCH),
     **dict.fromkeys(("penalise", "best_ids", "logprobs_of", "block_mover", "lora"), TORCH),
     **dict.fromkeys(("rope_and_cache", "grouped_matmul", "moe", DECODE_KERNEL, PREFILL_KERNEL), SLOW_TORCH),
+    "fp8_matmul": "torch with activations that are not rounded",
     FRESH_KERNEL: f"the kernel {PREFILL_KERNEL}",
     GRAPH: "launches without CUDA graphs",
 }

@@ -1,4 +1,4 @@
-"""Linear layers: cuBLAS through torch, `invariant_matmul` in the batch-invariant mode, or `grouped_matmul`."""
+"""Linear layers: cuBLAS through torch, `fp8_matmul`, `grouped_matmul`, or `invariant_matmul` to be batch-invariant."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.gpu.fp8_matmul import TritonFp8Linear, fp8_matmul
 from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear, grouped_matmul
 from quire.kernels.gpu.invariant_matmul import invariant_matmul
 from quire.kernels.reference_linear import ReferenceLinear
@@ -23,8 +24,9 @@ class TritonLinear(ReferenceLinear):
         return self.weight.dtype
 
 
-AnyTritonLinear = TritonLinear | TritonGroupedLinear
+AnyTritonLinear = TritonLinear | TritonGroupedLinear | TritonFp8Linear
 GroupedMatmul = Callable[..., Tensor]  # as `grouped_matmul`
+Fp8Matmul = Callable[..., Tensor]  # as `fp8_matmul`
 
 
 def linear(
@@ -33,11 +35,14 @@ def linear(
     out: Tensor | None,
     invariant: bool = False,
     grouped: GroupedMatmul = grouped_matmul,
+    fp8: Fp8Matmul = fp8_matmul,
 ) -> Tensor:
     """Return x [T, K] times the weights as [T, N] of x's dtype. cuBLAS adds the bias before it rounds.
 
-    grouped: the kernel for weights that are codes.
+    grouped: the kernel for weights that are codes. fp8: that for FP8 weights with activations that are rounded.
     """
+    if isinstance(packed, TritonFp8Linear):
+        return fp8(x, packed, out, x.dtype)
     if isinstance(packed, TritonGroupedLinear):
         return grouped(x, packed, out, x.dtype, invariant)
     if invariant:
@@ -50,9 +55,15 @@ def linear(
 
 
 def linear_float32(
-    x: Tensor, packed: AnyTritonLinear, invariant: bool = False, grouped: GroupedMatmul = grouped_matmul
+    x: Tensor,
+    packed: AnyTritonLinear,
+    invariant: bool = False,
+    grouped: GroupedMatmul = grouped_matmul,
+    fp8: Fp8Matmul = fp8_matmul,
 ) -> Tensor:
     """Return x [R, K] times the weights as [R, N] float32, without rounding to x's dtype in between."""
+    if isinstance(packed, TritonFp8Linear):
+        return fp8(x, packed, None, torch.float32)
     if isinstance(packed, TritonGroupedLinear):
         return grouped(x, packed, None, torch.float32, invariant)
     if invariant:

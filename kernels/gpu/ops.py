@@ -21,10 +21,12 @@ import triton
 from torch import Tensor
 
 from quire.kernels import checks
+from quire.kernels.fp8_rows import channel_scales
 from quire.kernels.gpu import id_checks, linear, supported
 from quire.kernels.gpu.attention import AttentionPlan, LaunchOptions
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
-from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear, pack_grouped
+from quire.kernels.gpu.fp8_matmul import pack_fp8
+from quire.kernels.gpu.grouped_matmul import pack_grouped
 from quire.kernels.gpu.kernel_table import ATTENTION, GRAPH, NEEDED_BY_GRAPHS, REPLACEMENTS, KernelTable
 from quire.kernels.gpu.layers import run_layers
 from quire.kernels.gpu.linear import AnyTritonLinear, TritonLinear
@@ -48,6 +50,8 @@ class TritonOps:
     batch_invariant: the result of a row depends on that row alone, bit for bit, whether it is computed in a prompt or
     as a decode step. Matrix products then sum over K in one order, while cuBLAS chooses by shape, and attention splits
     keys at fixed places and sums them in one order.
+    fp8_activations: round the activations of layers whose FP8 weights have a scale per output channel or tensor
+    (`fp8_rows`). Not with batch_invariant. Needs compute capability 8.9.
     check_ids: wait for the device and check ids, slots, positions and block tables.
     """
 
@@ -61,7 +65,10 @@ class TritonOps:
         kv_dtype: torch.dtype | None = None,
         batch_invariant: bool = False,
         check_ids: bool = False,
+        fp8_activations: bool = False,
     ) -> None:
+        if fp8_activations and batch_invariant:
+            raise ValueError("FP8 products are not batch-invariant: cuBLAS chooses the order of sums by the shape")
         self.dtype, self.kv_dtype = dtype, kv_dtype or dtype
         supported.check_dtypes(dtype, self.kv_dtype)
         self.weight_dtypes: tuple[torch.dtype, ...] = (dtype,)
@@ -80,7 +87,7 @@ class TritonOps:
         else:
             raise ValueError(f"device is {device}: the Triton kernels need a CUDA device (or Triton's interpreter)")
         self.launch_options = LaunchOptions(multiprocessors, batch_invariant, shared_bytes >= LARGE_SHARED_BYTES)
-        self.row_invariant = batch_invariant
+        self.row_invariant, self.fp8_activations = batch_invariant, fp8_activations
         self.check_ids = check_ids
         self.kernels = KernelTable()
         self.replaced: frozenset[str] = frozenset()
@@ -118,6 +125,8 @@ class TritonOps:
         checks.linear_weights(weight, self.weight_dtypes, self.quantized_bits, self.code_kinds, halves=gate_up)
         checks.linear_bias(bias, self.weight_dtypes, weight.shape)
         if isinstance(weight, GroupedWeight):
+            if self.fp8_activations and (scales := channel_scales(weight)) is not None:
+                return pack_fp8(weight, scales, bias, gate_up, self.dtype, self.device)
             return pack_grouped(weight, bias, gate_up, self.dtype, self.device)
         assert isinstance(weight, Tensor)
         return TritonLinear(weight, bias, gate_up)
@@ -157,7 +166,11 @@ class TritonOps:
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         weights = self._check_linear(x, packed, False, out, packed.out_features, self.dtype)
-        return linear.linear(x, weights, out, self.row_invariant, self.kernels.grouped_matmul)
+        return self._linear(x, weights, out)
+
+    def _linear(self, x: Tensor, weights: AnyTritonLinear, out: Tensor | None) -> Tensor:
+        kernels = self.kernels
+        return linear.linear(x, weights, out, self.row_invariant, kernels.grouped_matmul, kernels.fp8_matmul)
 
     def linear_silu_mul(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         return self._gated(x, packed, out, self.kernels.silu_mul)
@@ -171,18 +184,18 @@ class TritonOps:
         inner = packed.out_features // 2
         weights = self._check_linear(x, packed, True, out, inner, self.dtype)
         out = x.new_empty((len(x), inner)) if out is None else out
-        gate_up = linear.linear(x, weights, None, self.row_invariant, self.kernels.grouped_matmul)
-        return activate(gate_up, out)
+        return activate(self._linear(x, weights, None), out)
 
     def linear_logits(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         weights = self._check_linear(x, packed, False, out, packed.out_features, torch.float32)
-        logits = linear.linear_float32(x, weights, self.row_invariant, self.kernels.grouped_matmul)
+        products = self.kernels.grouped_matmul, self.kernels.fp8_matmul
+        logits = linear.linear_float32(x, weights, self.row_invariant, *products)
         return logits if out is None else out.copy_(logits)
 
     def _check_linear(
         self, x: Tensor, packed: PackedLinear, gate_up: bool, out: Tensor | None, width: int, dtype: torch.dtype
     ) -> AnyTritonLinear:
-        if not isinstance(packed, TritonLinear | TritonGroupedLinear) or packed.gate_up != gate_up:
+        if not isinstance(packed, AnyTritonLinear) or packed.gate_up != gate_up:
             raise ValueError("weights of pack_gate_up are for the gated products, and no others are")
         checks.rows(x, packed.in_features, self.dtype)
         if out is not None:

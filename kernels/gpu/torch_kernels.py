@@ -6,10 +6,13 @@ them can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.gpu.fp8_matmul import TritonFp8Linear
 from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear
 from quire.kernels.gpu.moe import PLAIN, ExpertMatrix, TritonMoE
 from quire.kernels.grouped_weight import unpacked_words
@@ -83,14 +86,28 @@ def grouped_matmul(
     assert not invariant, "the batch-invariant mode replaces no kernel"
     if packed.order is not None:
         x = x.index_select(1, packed.order)
-    wide = x.to(out_dtype)
-    parts = [
-        F.linear(wide, unpacked_words(words, packed.kind, packed.in_features).dequantized(x.dtype).to(out_dtype))
+    weights = (
+        unpacked_words(words, packed.kind, packed.in_features).dequantized(x.dtype)
         for words in torch.split(packed.words, COLUMNS_AT_ONCE)
-    ]
-    product = torch.cat(parts, dim=-1)
-    if packed.bias is not None:
-        product += packed.bias
+    )
+    return _product(x, weights, packed.bias, out, out_dtype)
+
+
+def fp8_matmul(x: Tensor, packed: TritonFp8Linear, out: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    """Multiply with activations that are not rounded, as if the user had asked for FP8 weights alone."""
+    parts = (torch.split(whole, COLUMNS_AT_ONCE) for whole in (packed.weight, packed.scales.T))
+    weights = ((codes.float() * scales).to(x.dtype) for codes, scales in zip(*parts, strict=True))
+    return _product(x, weights, packed.bias, out, out_dtype)
+
+
+def _product(
+    x: Tensor, weights: Iterable[Tensor], bias: Tensor | None, out: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """Return x [T, K] times weights of several parts [., K] side by side, as [T, N] of out_dtype."""
+    wide = x.to(out_dtype)
+    product = torch.cat([F.linear(wide, rows.to(out_dtype)) for rows in weights], dim=-1)
+    if bias is not None:
+        product += bias
     return product if out is None else out.copy_(product)
 
 

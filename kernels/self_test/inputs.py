@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from quire.kernels.fp8_rows import FP8_DYNAMIC
 from quire.kernels.grouped_weight import BITS, FP8, GROUP, MAX_ZEROS, GroupedWeight, to_fp8
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
@@ -70,8 +71,18 @@ class CaseInputs:
         if kind in ("int8", "int4"):
             quantised = quantize(plain.cpu(), int(kind[3:]))
             return quantised, quantised.dequantized()
-        grouped = to_fp8(plain) if kind == FP8 else self._codes(n, k, kind, generator)
+        if kind not in (FP8, FP8_DYNAMIC):
+            grouped = self._codes(n, k, kind, generator)
+        elif kind == FP8_DYNAMIC:
+            grouped = to_fp8(plain)
+        else:  # with scales of groups, because weights with a scale per channel may be multiplied by another kernel
+            grouped = to_fp8(plain)
+            grouped = replace(grouped, scales=grouped.scales * self._halves(grouped.scales.shape[1]))
         return grouped, grouped.dequantized(self.ops.dtype).float()
+
+    def _halves(self, groups: int) -> Tensor:
+        """Return 1 and 1/2 in turn."""
+        return (-(torch.arange(groups, device=self.ops.device) % 2)).float().exp2()
 
     def _codes(self, n: int, k: int, kind: str, generator: torch.Generator) -> GroupedWeight:
         groups, device = -(-k // GROUP), self.ops.device

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.grouped_weight import KINDS
+from quire.kernels.fp8_rows import FP8_DYNAMIC, MULTIPLE, fp8_linear
+from quire.kernels.grouped_weight import KINDS, GroupedWeight
+from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.moe import SILU, ExpertWeights, route
 from quire.kernels.ops import PackedLinear
 from quire.kernels.quantization import QuantizedWeight, quantized_linear
@@ -20,6 +22,9 @@ from quire.kernels.self_test.uses import ExpertsUse, LinearUse
 
 # In units of the type of activations: one rounding, three in a gated activation, and more in experts.
 LINEAR, GATED, EXPERTS = 1.5, 5, 8
+# FP8 tensor cores keep about 13 bits of a sum.
+FP8_UNIT = 2.0**-9
+FP8_KERNEL = "fp8_matmul"
 TOKENS = (1, 33)  # of each case: as in a decode step, and as in a prompt
 
 
@@ -44,7 +49,8 @@ def chosen(uses: Iterable[LinearUse], level: str) -> list[LinearUse]:
 
 def _of_linear(inputs: CaseInputs, use: LinearUse, gate: str) -> Iterator[KernelCase]:
     ops, k = inputs.ops, use.in_features
-    columns = max(2, min(use.out_features, inputs.most_elements // k) // 2 * 2)
+    step = MULTIPLE if use.kind == FP8_DYNAMIC else 2
+    columns = max(step, min(use.out_features, inputs.most_elements // k) // step * step)
     fitted = replace(use, out_features=columns)
     generator = inputs.generator(k)
     weight, exact = inputs.weight(columns, k, use.kind, generator)
@@ -52,21 +58,19 @@ def _of_linear(inputs: CaseInputs, use: LinearUse, gate: str) -> Iterator[Kernel
     xs = [inputs.normal(tokens, k, generator=generator) for tokens in TOKENS]
 
     def product(x: Tensor) -> Tensor:
-        if isinstance(weight, QuantizedWeight):
-            return quantized_linear(x, weight, bias)
-        return F.linear(x.float(), exact, None if bias is None else bias.float())
+        return _exact(inputs, use, x, weight, exact, bias)
 
+    unit = _unit(inputs, use)
     plain = ops.pack_linear(weight, bias)
     shape = f"{fitted}, {inputs.types}"
-    # cuBLAS or another library computes the product unless the weights are codes.
-    kernel = "grouped_matmul" if use.kind in KINDS else "linear"
     yield KernelCase(
         "product",
-        kernel,
+        _kernel(use),
         shape,
         lambda: [ops.linear(x, plain) for x in xs],
         lambda: [product(x) for x in xs],
-        LINEAR * inputs.unit,
+        LINEAR * unit,
+        survives_errors=use.kind == FP8_DYNAMIC,  # torch refuses shapes and devices before it launches anything
     )
     if not use.is_gate_up:
         return
@@ -84,31 +88,56 @@ def _of_linear(inputs: CaseInputs, use: LinearUse, gate: str) -> Iterator[Kernel
         shape,
         lambda: [multiply(x, packed) for x in xs],
         lambda: [gated(x) for x in xs],
-        GATED * inputs.unit,
+        GATED * unit,
     )
+
+
+def _kernel(use: LinearUse) -> str:
+    """Return the kernel of a product: "linear" for cuBLAS or another library."""
+    if use.kind == FP8_DYNAMIC:
+        return FP8_KERNEL
+    return "grouped_matmul" if use.kind in KINDS else "linear"
+
+
+def _unit(inputs: CaseInputs, use: LinearUse) -> float:
+    """Return the unit of the tolerance of a product."""
+    return max(inputs.unit, FP8_UNIT) if use.kind == FP8_DYNAMIC else inputs.unit
+
+
+def _exact(
+    inputs: CaseInputs, use: LinearUse, x: Tensor, weight: LinearWeight, exact: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Return the product of x in float32. exact: the values of the weights.
+
+    The replacement of FP8 products does not round activations.
+    """
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear(x, weight, bias)
+    if use.kind == FP8_DYNAMIC and FP8_KERNEL not in getattr(inputs.ops, "replaced", ()):
+        assert isinstance(weight, GroupedWeight)
+        return fp8_linear(x, weight, bias)
+    return F.linear(x.float(), exact, None if bias is None else bias.float())
 
 
 def logits_case(inputs: CaseInputs, use: LinearUse) -> KernelCase:
     """Return the case of the head, whose logits are not rounded."""
     ops, k = inputs.ops, use.in_features
     columns = max(2, min(use.out_features, inputs.most_elements // k))
+    if use.kind == FP8_DYNAMIC:
+        columns = max(MULTIPLE, columns // MULTIPLE * MULTIPLE)
     generator = inputs.generator(k + 1)
     weight, exact = inputs.weight(columns, k, use.kind, generator)
     x = inputs.normal(4, k, generator=generator)
     packed = ops.pack_linear(weight)
 
-    def product() -> Sequence[Tensor]:
-        if isinstance(weight, QuantizedWeight):
-            return [quantized_linear(x, weight)]
-        return [F.linear(x.float(), exact)]
-
     return KernelCase(
         "logits",
-        "grouped_matmul" if use.kind in KINDS else "linear",
+        _kernel(use),
         f"{replace(use, out_features=columns)}, {inputs.types}",
         lambda: [ops.linear_logits(x, packed)],
-        product,
-        LINEAR * min(inputs.unit, 2.0**-11),
+        lambda: [_exact(inputs, use, x, weight, exact)],
+        LINEAR * (FP8_UNIT if use.kind == FP8_DYNAMIC else min(inputs.unit, 2.0**-11)),
+        survives_errors=use.kind == FP8_DYNAMIC,
     )
 
 

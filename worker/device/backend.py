@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from quire import kernels
+from quire.kernels.fp8_rows import FP8_DYNAMIC
 from quire.shared.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.placement import Placement, place
@@ -84,12 +85,16 @@ def make_ops(
         raise StartError(f"--kernels {prefer} do not run on the {device.type} device; use --kernels auto")
     if settings.batch_invariant and prefer == "reference":
         raise StartError("--batch-invariant: the reference kernels are not; use --kernels auto")
+    has_fp8_products = settings.quantization == FP8_DYNAMIC
+    if has_fp8_products and prefer == "reference":  # also where torch computes because heads are too large for Triton
+        raise StartError("--quantization fp8-dynamic: torch computes this model; take --quantization fp8")
     kv_dtype = choose_kv_dtype(settings, device, dtype, stored)
     if is_cuda and prefer != "reference" and (fault := kernels.outdated_triton()):
         raise StartError(f"--kernels {prefer}: {fault}; --kernels reference computes with torch")
     try:
         if is_cuda and prefer != "reference":
-            return kernels.triton_ops(device, dtype, kv_dtype is torch.float8_e4m3fn, settings.batch_invariant)
+            has_fp8_cache = kv_dtype is torch.float8_e4m3fn
+            return kernels.triton_ops(device, dtype, has_fp8_cache, settings.batch_invariant, has_fp8_products)
         return kernels.select_ops(str(device), dtype, prefer, kv_dtype)
     except kernels.KernelsUnavailable as error:
         raise StartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error

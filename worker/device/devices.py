@@ -8,12 +8,15 @@ from dataclasses import replace
 import torch
 
 from quire import kernels
+from quire.kernels.fp8_rows import FP8_DYNAMIC
 from quire.kernels.grouped_weight import FP8
 from quire.shared.errors import StartError
 from quire.worker.device.placement import default_ranks
 from quire.worker.device.topology import read_topology
 from quire.worker.models.config import ModelConfig
 from quire.worker.models.paged import CheckpointConfig
+from quire.worker.models.quantized.fp8 import Fp8
+from quire.worker.models.quantized.layout import Quantization
 from quire.worker.models.sharding import NotDivisible, Shard, can_share
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.settings import WorkerSettings
@@ -85,17 +88,40 @@ def check_quantization(settings: WorkerSettings, device: torch.device, config: C
     given = f"--quantization {settings.quantization}"
     quantization = config.quantization
     is_other = isinstance(config, TransformersConfig)  # then layers that are not quantised are not rounded on load
-    if quantization is not None and (is_other or quantization.stored_as != settings.quantization):
+    stored_as = FP8 if settings.quantization == FP8_DYNAMIC else settings.quantization
+    if quantization is not None and (is_other or quantization.stored_as != stored_as):
         raise StartError(
             f"{given}: the weights of the model are quantised already ({quantization.label}); leave it out, or give "
             "the model that this one was made from, which is not quantised"
         )
-    if device.type == "cuda" and settings.quantization != FP8:
+    if settings.quantization == FP8_DYNAMIC:
+        _check_fp8_products(settings, device, quantization)
+    elif device.type == "cuda" and settings.quantization != FP8:
         raise StartError(f"{given} is for CPUs: on a GPU take --quantization fp8, or leave it out")
     if isinstance(config, TransformersConfig) and settings.num_ranks > 1:
         raise StartError(
             f"{given}: {config.architecture} is computed by Transformers, whose layers are rounded in one process "
             "only; leave it out, or give --tensor-parallel-size 1"
+        )
+
+
+def _check_fp8_products(settings: WorkerSettings, device: torch.device, quantization: Quantization | None) -> None:
+    """Raise StartError unless products of FP8 weights and rounded activations go with device, settings and weights."""
+    given, otherwise = f"--quantization {FP8_DYNAMIC}", "take --quantization fp8, which does not round activations"
+    if device.type != "cuda":
+        raise StartError(f"{given} is for GPUs: on a CPU take --quantization int8, which rounds activations to 8 bits")
+    if not has_fp8(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        raise StartError(f"{given} needs compute capability 8.9, and this GPU has {major}.{minor}; {otherwise}")
+    if settings.batch_invariant:
+        raise StartError(f"{given} does not go with --batch-invariant: cuBLAS multiplies; {otherwise}")
+    if settings.kernels == "reference":
+        raise StartError(f"{given} does not go with --kernels reference; {otherwise}")
+    if isinstance(quantization, Fp8) and quantization.block:
+        rows, columns = quantization.block
+        raise StartError(
+            f"{given}: the weights of the model have scales per block of {rows}x{columns}, whose products do not round "
+            "activations; leave it out, or take a checkpoint with a scale per channel or tensor"
         )
 
 
@@ -106,14 +132,14 @@ def has_integers(settings: WorkerSettings, device: torch.device, config: Checkpo
     """
     of_checkpoint = config.quantization and config.quantization.rounds_activations
     by_default = device.type == "cpu" and settings.dtype != "bfloat16"
-    if settings.quantization == FP8:
+    if settings.quantization in (FP8, FP8_DYNAMIC):
         return False
     return settings.quantization != "none" or bool(of_checkpoint and by_default)
 
 
 def quantized_bits(settings: WorkerSettings) -> int | str:
     """Return what weights are quantised to on load: integers of 8 or 4 bits, or FP8; 0: they are not."""
-    kinds: dict[str, int | str] = {"none": 0, "int8": 8, "int4": 4, FP8: FP8}
+    kinds: dict[str, int | str] = {"none": 0, "int8": 8, "int4": 4, FP8: FP8, FP8_DYNAMIC: FP8}
     return kinds[settings.quantization]
 
 

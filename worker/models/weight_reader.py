@@ -125,13 +125,17 @@ class WeightReader:
         """
         if row_factors is None and input_factor == 1:
             return self._pack(self._ops.pack_linear, weights, self._layer_bits, biases)
-        weight = self.weight(weights)
         bias = self.read(*biases) if biases else None
-        factors = torch.full((weight.shape[0],), input_factor)
-        if row_factors is not None:
-            factors *= row_factors
-            bias = None if bias is None else bias * row_factors.to(bias)
-        return self._ops.pack_linear(scaled_rows(weight, factors), bias)
+        if bias is not None and row_factors is not None:
+            bias = bias * row_factors.to(bias)
+
+        def pack(rows: WeightRows) -> PackedLinear:
+            factors = torch.full((rows.shape[0],), input_factor)
+            if row_factors is not None:
+                factors *= row_factors
+            return self._ops.pack_linear(scaled_rows(whole(rows), factors), bias)
+
+        return self._first_that_holds(weights, self._layer_bits, pack)
 
     def gate_up(self, weights: Sequence[str], biases: Sequence[str] = ()) -> PackedLinear:
         """Read and pack the gate and the up projection of an MLP."""
@@ -210,7 +214,7 @@ class WeightReader:
             except (NotHeld, RowsDiffer):
                 continue
             self._weights.finished(list(dict.fromkeys(names)))  # keys that are values, too, are read once
-            self._note(names, form, last[0])
+            self._note(names, form, last[0], made)
             return made
         raise AssertionError(f"no form holds {names}")  # the last one holds all weights
 
@@ -219,8 +223,11 @@ class WeightReader:
         kept = self._kept(names)
         yield Form(lambda chosen, parts: self._quantized(self._weights.rows(chosen, kept, self._device, parts), bits))
 
-    def _note(self, names: Sequence[str], form: Form, weight: LinearWeight) -> None:
-        """Note how weights are kept, for the log line of `finish`. weight: some rows of them."""
+    def _note(self, names: Sequence[str], form: Form, weight: LinearWeight, made: object) -> None:
+        """Note how weights are kept, for the log line of `finish`.
+
+        weight: some rows of them. made: the packed layer, or weights that are packed with others.
+        """
 
     def _weight_rows(self, names: Sequence[str], read: ReadParts) -> WeightRows:
         """Return weights side by side, of this rank, as rows that `read` returns."""

@@ -18,6 +18,7 @@ KERNELS = {
         "sample_kernel",
         "matmul_kernel",
         "grouped_matmul_kernel",
+        "quantize_rows_kernel",
         "penalties_kernel",
         "normaliser_kernel",
         "keys_kernel",

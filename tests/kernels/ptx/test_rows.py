@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire import kernels
-from tests.kernels.gpu import test_rows
+from tests.kernels.gpu import test_fp8_matmul, test_rows
 from tests.kernels.ptx.emulator import Emulator
 from tests.support.kernels import oracle
 from tests.support.kernels.oracle import assert_close, slack
@@ -26,6 +26,13 @@ def test_norms(emulator: Emulator, emulated_ops: kernels.Ops, width: int) -> Non
 def test_the_activation_takes_the_largest_values(emulator: Emulator, emulated_ops: kernels.Ops) -> None:
     test_rows.test_the_activation_takes_the_largest_values(emulated_ops)
     assert emulator.sources.keys() == {"silu_mul_kernel"}
+
+
+@pytest.mark.parametrize("width", [64, 1440])
+def test_rows_are_rounded_to_fp8(emulator: Emulator, emulated_ops: kernels.Ops, width: int) -> None:
+    test_fp8_matmul.test_rows_are_rounded_as_the_definition_says(emulated_ops, emulated_ops.dtype, width)
+    test_fp8_matmul.test_a_row_with_nan_stays_one(emulated_ops)
+    assert emulator.sources.keys() == {"quantize_rows_kernel"}
 
 
 def test_an_embedding_of_an_id_that_does_not_exist_is_nan(emulator: Emulator, emulated_ops: kernels.Ops) -> None:

@@ -11,7 +11,7 @@ from quire import kernels
 from quire.kernels.self_test.cases import WrongKernel, run_cases
 from quire.kernels.self_test.inputs import FULL, QUICK
 from quire.kernels.self_test.registry import cases_of
-from quire.kernels.self_test.uses import KernelUses
+from quire.kernels.self_test.uses import KernelUses, LinearUse
 from tests.kernels.self_test.conftest import PLAIN
 from tests.support.kernels.implementations import HAS_TRITON, TRITON_DTYPES, make_triton_ops
 from tests.support.selection import one_in
@@ -112,11 +112,57 @@ WRONG: dict[str, Callable] = {
 }
 
 
+FP8_LINEARS = (LinearUse(96, 64, "fp8-dynamic", has_bias=True), LinearUse(64, 128, "fp8-dynamic", is_gate_up=True))
+
+
+@pytest.fixture
+def fp8_uses(uses: KernelUses) -> KernelUses:
+    """A model with layers whose activations are rounded, and one with scales of groups, whose are not."""
+    linears = (*FP8_LINEARS, LinearUse(64, 64, "fp8"))
+    return replace(uses, attention=(), experts=(), linears=linears, head=LinearUse(64, 300, "fp8-dynamic"))
+
+
+@pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
+@pytest.mark.parametrize("level", [QUICK, FULL])
+def test_right_fp8_products_pass(fp8_uses: KernelUses, monkeypatch, dtype, level):
+    ops = make_triton_ops(dtype, monkeypatch, fp8_activations=True)
+    fp8_uses = replace(fp8_uses, embedding_dtype=dtype)
+    cases = [*cases_of(ops, fp8_uses, level)]
+    names = [(case.name, case.kernel) for case in cases if case.kernel == "fp8_matmul"]
+    assert names == [("product", "fp8_matmul")] * 2 + [("logits", "fp8_matmul")]
+    assert run_cases(ops, cases).faults == []
+
+
+def not_supported(*_: object) -> torch.Tensor:
+    raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+
+def without_scales_of_rows(x: torch.Tensor, packed: object, *rest: object) -> torch.Tensor:
+    """Compute as if each row had the scale of the first."""
+    from quire.kernels.gpu.fp8_matmul import fp8_matmul
+
+    factors = x.float().abs().amax(dim=1, keepdim=True)
+    return fp8_matmul((x * (factors[0] / factors)).to(x.dtype), packed, *rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [scaled, lambda _: not_supported, lambda _: without_scales_of_rows])
+def test_wrong_fp8_products_are_replaced_by_those_that_do_not_round(wrong, fp8_uses: KernelUses, monkeypatch, caplog):
+    ops = make_triton_ops(torch.float32, monkeypatch, fp8_activations=True)
+    ops.kernels = replace(ops.kernels, fp8_matmul=wrong(ops.kernels.fp8_matmul))
+    report = run_cases(ops, cases_of(ops, fp8_uses, FULL))
+    assert [fault.kernel for fault in report.faults] == ["fp8_matmul"]
+    assert ops.can_capture
+    (line,) = caplog.messages
+    assert line.endswith("torch with activations that are not rounded instead of the kernel fp8_matmul")
+    assert run_cases(ops, cases_of(ops, fp8_uses, FULL)).faults == []
+
+
 def test_every_kernel_of_the_table_is_tested(uses: KernelUses, triton: kernels.Ops):
     from quire.kernels.gpu.kernel_table import GRAPH, REPLACEMENTS
 
     covered = {case.kernel for case in cases_of(triton, uses, QUICK)}
     covered |= {case.kernel for case in cases_of(triton, replace(uses, gate="gelu_tanh"), QUICK)}
+    covered |= {case.kernel for case in cases_of(triton, replace(uses, linears=FP8_LINEARS), QUICK)}
     assert set(REPLACEMENTS) - {GRAPH} <= covered  # the graph has its test in test_devices.py
 
 

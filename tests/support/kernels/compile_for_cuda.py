@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction
 
 from quire.kernels.gpu import attention
 from quire.kernels.gpu.attention import AttentionPlan
+from quire.kernels.gpu.fp8_matmul import quantize_rows
 from quire.kernels.gpu.lora import TritonAdaptedRows
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.rope import rope_and_cache
@@ -40,7 +41,9 @@ from quire.kernels.moe import CLAMPED, GELU, ExpertWeights, Routing
 from quire.ops.benchmarks.kernels.tile_sizes import PREFILL
 from tests.support.kernels.stacks import make_cache_stack
 
-large_shared_memory = True  # of the GPU that the kernels are compiled for
+# Properties of the GPU for which the kernels are compiled.
+large_shared_memory = True
+compute_capability = 90
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -126,7 +129,8 @@ class Compiler:
         triton.runtime.driver.set_active(Target(capability))
         self.keep = keep
         self.launched: dict[tuple[str, str], list[str]] = {}  # hashes of the kernels of a name and a shape
-        global large_shared_memory
+        global large_shared_memory, compute_capability
+        compute_capability = capability
         large_shared_memory = capability in (90, 100)
         self.run, self.what, self.seen = JITFunction.run, "", set()
         JITFunction.run = lambda kernel, *args, **kwargs: self.compile(kernel, *args, **kwargs)
@@ -237,6 +241,9 @@ def rows(dtype: str) -> None:
     for kind in KINDS:
         for tokens in (2, 80):
             ops.linear(torch.zeros(tokens, 64, dtype=ops.dtype), ops.pack_linear(coded(kind, 96, 64)))
+    if compute_capability >= 89:  # older GPUs have no fp8
+        for width in (1024, 2880, 14336):
+            quantize_rows(torch.zeros(2, width, dtype=ops.dtype))
     gate_up = ops.pack_gate_up(torch.zeros(2 * 384, 64, dtype=ops.dtype))
     ops.linear_silu_mul(torch.zeros(2, 64, dtype=ops.dtype), gate_up)
     invariant = make_ops(dtype, invariant=True)

@@ -116,6 +116,44 @@ def test_weights_are_rounded_on_load_on_cpus_and_where_transformers_computes_in_
         devices.check_quantization(WorkerSettings(quantization="fp8"), CPU, stored)
 
 
+@pytest.mark.parametrize(("capability", "is_refused"), [((8, 6), True), ((8, 9), False), ((12, 0), False)])
+def test_fp8_products_need_a_gpu_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], is_refused: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    config, settings = Mock(spec=ModelConfig, quantization=None), WorkerSettings(quantization="fp8-dynamic")
+    assert devices.quantized_bits(settings) == "fp8"
+    assert not devices.has_integers(settings, CUDA, config)
+    if is_refused:
+        with pytest.raises(StartError, match=r"needs compute capability 8.9, and this GPU has 8.6; take .* fp8, which"):
+            devices.check_quantization(settings, CUDA, config)
+        return
+    devices.check_quantization(settings, CUDA, config)
+    with pytest.raises(StartError, match=r"fp8-dynamic is for GPUs: on a CPU take --quantization int8"):
+        devices.check_quantization(settings, CPU, config)
+    for fields, flag in (({"batch_invariant": True}, "--batch-invariant"), ({"kernels": "reference"}, "--kernels")):
+        with pytest.raises(StartError, match=f"fp8-dynamic does not go with {flag}"):
+            devices.check_quantization(replace(settings, **fields), CUDA, config)
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "mxfp4"])
+def test_fp8_products_take_only_weights_with_a_scale_per_channel_or_tensor(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    stored = {"quant_method": "mxfp4"} if name == "mxfp4" else FORMATS[name][1]
+    quantization = read_quantization(Fields({"quantization_config": stored}, "config.json"))
+    config, settings = Mock(spec=ModelConfig, quantization=quantization), WorkerSettings(quantization="fp8-dynamic")
+    if STORED_AS.get(name) != "fp8":
+        with pytest.raises(StartError, match=r"fp8-dynamic: .* quantised already .*; leave it out"):
+            devices.check_quantization(settings, CUDA, config)
+    elif getattr(quantization, "block", ()):
+        with pytest.raises(StartError, match=r"fp8-dynamic: .* have scales per block of \d+x\d+, .*; leave it out"):
+            devices.check_quantization(settings, CUDA, config)
+    else:
+        devices.check_quantization(settings, CUDA, config)
+
+
 def test_quantised_gguf_files_are_not_quantised_again(tmp_path: Path) -> None:
     from quire.ops.tools.gguf_writer import write_gguf
 

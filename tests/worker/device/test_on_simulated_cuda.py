@@ -99,6 +99,19 @@ def test_requests_that_need_logits_give_the_results_of_a_cpu_and_wait_once_in_a_
             assert [token_id for token_id, _ in mine.top] == [token_id for token_id, _ in theirs.top]
 
 
+@pytest.mark.slow
+def test_fp8_products_with_rounded_activations_are_captured_in_graphs(checkpoint: Path) -> None:
+    found = []
+    for cuda_graphs in (True, False):
+        with simulated_cuda() as driver:
+            engine = make_engine(checkpoint, quantization="fp8-dynamic", cuda_graphs=cuda_graphs)
+            kinds = {use.kind for use in engine.runner.model.kernel_uses(8).linears}
+            assert kinds == {"fp8-dynamic"}
+            found.append(generate(engine, PROMPTS, GREEDY))
+            assert bool(driver.num_replays) is cuda_graphs
+    assert found[0] == found[1]
+
+
 @pytest.mark.soak
 def test_swapped_blocks_and_drawn_tokens_do_not_depend_on_when_operations_run(checkpoint: Path) -> None:
     prompts = [tuple(range(first, first + 17)) for first in (2, 30)]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from quire.kernels.fp8_rows import FP8_DYNAMIC, Fp8Activations
 from quire.kernels.grouped_weight import MXFP4, GroupedWeight
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
@@ -84,6 +85,8 @@ class QuantizedReader(WeightReader):
         self._checkpoint = weights
         self._kinds: Counter[str] = Counter()  # how layers are kept: number of layers
         self._has_float_activations = False
+        self._has_fp8_activations = isinstance(ops, Fp8Activations) and ops.fp8_activations
+        self._has_fp8_product = False
 
     def _forms(self, names: Sequence[str], bits: int) -> Iterator[Form]:
         layouts = [self._checkpoint.layout(name) for name in names]
@@ -111,7 +114,7 @@ class QuantizedReader(WeightReader):
         yield Form(codes, AS_STORED)
         yield Form(lambda chosen, parts: self._weights.rows(chosen, kept, self._device, parts), DEQUANTIZED)
 
-    def _note(self, names: Sequence[str], form: Form, weight: LinearWeight) -> None:
+    def _note(self, names: Sequence[str], form: Form, weight: LinearWeight, made: object) -> None:
         layouts = [self._checkpoint.layout(name) for name in names]
         stored = " and ".join(sorted({layout.label if layout else "not quantised" for layout in layouts}))
         if isinstance(weight, torch.Tensor):
@@ -119,7 +122,10 @@ class QuantizedReader(WeightReader):
         else:
             kept = f"int{weight.bits}" if isinstance(weight, QuantizedWeight) else weight.kind
             kept += " without further rounding" if form.how == AS_STORED else ", rounded on load"
-        if form.how and not isinstance(weight, QuantizedWeight):
+        if getattr(made, "kind", "") == FP8_DYNAMIC:
+            self._has_fp8_product = True
+            kept += ", activations rounded to e4m3"
+        elif form.how and not isinstance(weight, QuantizedWeight):
             self._has_float_activations = True
         self._kinds[f"{stored} as {kept}"] += len(names)
 
@@ -143,7 +149,15 @@ class QuantizedReader(WeightReader):
 
     def finish(self) -> None:
         super().finish()
+        if self._has_fp8_activations and not self._has_fp8_product:
+            raise CheckpointError(
+                self._checkpoint.folder,
+                "no layer has FP8 weights with a scale per output channel or tensor, whose activations "
+                "--quantization fp8-dynamic rounds",
+                "leave it out",
+            )
         kept = "; ".join(f"{count} layers: {kind}" for kind, count in self._kinds.most_common())
-        note = "; activations are not rounded" if self._has_float_activations else ""
+        note = "; other activations are not rounded" if self._has_fp8_product else "; activations are not rounded"
+        note = note if self._has_float_activations else ""
         quantization = self._checkpoint.quantization
         log.info("quantised checkpoint, %s: %s%s", quantization.label if quantization else "", kept, note)

@@ -9,9 +9,12 @@ import torch
 from safetensors.torch import load_file
 
 from quire.kernels.cpu import linear
+from quire.kernels.fp8_rows import FP8_DYNAMIC, quantize_rows
+from quire.kernels.grouped_weight import FP8
 from quire.kernels.quantization import QuantizedWeight, quantized_linear
 from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
+from quire.worker.models.errors import CheckpointError
 from quire.worker.models.quantized.reader import make_reader
 from quire.worker.models.sharding import Shard
 from tests.support.checkpoints import make_checkpoint
@@ -160,3 +163,33 @@ def test_layers_on_gpus_have_the_values_of_the_checkpoint(quantized, name, limit
         x = torch.randn(3, packed.in_features, device=ops.device)
         torch.testing.assert_close(ops.linear(x, packed), x @ plain.T, rtol=1e-4, atol=1e-4)
         assert packed.nbytes == plain.numel() * (limit if limit < 16 else 32) // 8
+
+
+@pytest.mark.parametrize("name", ["fbgemm", "fp8-tensor", "ct-fp8-channel", "ct-fp8-block"])
+def test_activations_of_fp8_layers_on_gpus_are_rounded_if_that_is_asked_for(quantized, name, monkeypatch, caplog):
+    if not HAS_TRITON:
+        pytest.skip("Triton is not installed")
+    ops = make_triton_ops(torch.float32, monkeypatch, fp8_activations=True)
+    folder = quantized(name)
+    checkpoint = open_quantized(folder, ops.weight_dtypes)
+    reader = make_reader(checkpoint, Shard(read_config(folder)), ops, ops.dtype, ops.device, FP8)
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    doubled = reader.linear([weight], row_factors=torch.full((checkpoint.shape(weight)[0],), 2.0))
+    packed = reader.linear([weight])
+    x = torch.randn(3, packed.in_features, device=ops.device)
+    torch.testing.assert_close(ops.linear(x, doubled), 2 * ops.linear(x, packed))
+    if name.endswith("block"):
+        assert packed.kind == FP8
+        with pytest.raises(CheckpointError, match=r"no layer has FP8 weights with a scale per output .*; leave it out"):
+            reader.finish()
+        return
+    assert (packed.kind, doubled.kind) == (FP8_DYNAMIC, FP8_DYNAMIC)
+    plain = load_file(folder / "plain" / "model.safetensors")[weight].to(ops.device)
+    codes, scales = quantize_rows(x)
+    torch.testing.assert_close(ops.linear(x, packed), codes.float() * scales @ plain.T, rtol=1e-4, atol=1e-4)
+    assert reader.weight([weight]).kind == FP8  # as of an expert
+    with caplog.at_level(logging.INFO):
+        reader.finish()
+    kept = "as fp8 without further rounding"
+    assert f"2 layers: FP8 per channel or tensor {kept}, activations rounded to e4m3" in caplog.text
+    assert f"1 layers: FP8 per channel or tensor {kept}; other activations are not rounded" in caplog.text
