@@ -48,7 +48,9 @@ def main() -> None:
     asked, most = (prompts()[:2], 4) if few else (prompts(), MAX_TOKENS)
     outputs = generate(engine, asked, SamplingParams(max_tokens=most, temperature=0.0))
     captured = engine.runner.graphs.num_captured  # type: ignore[attr-defined]
-    print(json.dumps({"ranks": size, "outputs": outputs, "graphs": captured, "buckets": len(buckets)}), flush=True)
+    symmetric = getattr(model.followers.ranks, "has_symmetric_memory", False)
+    found = {"ranks": size, "outputs": outputs, "graphs": captured, "buckets": len(buckets), "symmetric": symmetric}
+    print(json.dumps(found), flush=True)
     model.close()
     leave(0)
 

@@ -1,7 +1,8 @@
 """Collective operations of the ranks: broadcast of batches, all-reduce of products, gather of logits at rank 0.
 
 On CPUs ranks exchange data in shared memory, and the C++ kernels take the sums (kernels/cpu/ranks.h). Otherwise
-torch.distributed does it: with NCCL between GPUs, and with gloo for plain torch on a CPU.
+torch.distributed does it: with NCCL between GPUs, and with gloo for plain torch on a CPU. Small tensors of GPUs are
+summed through symmetric memory where it is right (`symmetric_memory`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from quire import kernels
 from quire.kernels.cpu.ranks import CpuRanks, shared_file
 from quire.worker.models.batch import ForwardBatch
+from quire.worker.ranks.symmetric_memory import symmetric_all_reduce
 
 # Alignment of the parts of a broadcast batch, in numbers of 4 bytes: kernels want addresses aligned to 16 bytes.
 ALIGNMENT = 4
@@ -138,13 +140,16 @@ class SharedMemoryCollectives(CpuRanks, Collectives):
 class DistributedCollectives(Collectives):
     """torch.distributed, between GPUs or between processes that compute with plain torch on a CPU."""
 
-    def __init__(self, rank: int, size: int, file: int, device: torch.device, keeps_order: bool) -> None:
+    def __init__(
+        self, rank: int, size: int, file: int, device: torch.device, keeps_order: bool, is_tested: bool = False
+    ) -> None:
         """Wait for all ranks.
 
         file: descriptor of a file that all ranks have open, empty at first. The descriptor must stay open: torch opens
         the file again by that number for each use, and would otherwise write to another file with the number.
         keeps_order: a sum must not depend on the number of rows that are reduced together. With more than two summands
         the libraries choose their order by the place and the number of values.
+        is_tested: GPUs may test symmetric memory, and sum through it.
         """
         self.rank, self.size, self.device = rank, size, device
         self._keeps_order = keeps_order and size > 2
@@ -158,6 +163,14 @@ class DistributedCollectives(Collectives):
             world_size=size,
             device_id=device if is_cuda else None,
         )
+        self._symmetric = None
+        if is_cuda and is_tested and not keeps_order:
+            self._symmetric = symmetric_all_reduce(rank, size, device)
+
+    @property
+    def has_symmetric_memory(self) -> bool:
+        """True if small tensors are summed through symmetric memory."""
+        return self._symmetric is not None
 
     def give_up(self) -> None:
         """Nothing to do: gloo notices by itself, and waiting for NCCL ends with the process."""
@@ -167,6 +180,8 @@ class DistributedCollectives(Collectives):
             dist.destroy_process_group()
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        if self._symmetric is not None and self._symmetric.takes(values):
+            return self._symmetric.all_reduce(values)
         if not self._keeps_order:
             dist.all_reduce(values)
             return values
@@ -195,10 +210,13 @@ def meeting(size: int, ops: kernels.Ops) -> int:
     return shared_file(size) if isinstance(ops, kernels.CpuOps) else os.memfd_create("quire-ranks")
 
 
-def meet(rank: int, size: int, file: int, ops: kernels.Ops) -> Collectives:
-    """Join the ranks that share a `meeting`. Takes over the descriptor of its file."""
+def meet(rank: int, size: int, file: int, ops: kernels.Ops, is_tested: bool = False) -> Collectives:
+    """Join the ranks that share a `meeting`. Takes over the descriptor of its file.
+
+    is_tested: collective operations may be tested, so that ranks can choose between them (`DistributedCollectives`).
+    """
     if not isinstance(ops, kernels.CpuOps):
-        return DistributedCollectives(rank, size, file, ops.device, ops.row_invariant)
+        return DistributedCollectives(rank, size, file, ops.device, ops.row_invariant, is_tested)
     try:
         return SharedMemoryCollectives(rank, size, file)
     finally:

@@ -168,7 +168,7 @@ def run(rank: int, control: socket.socket, file: int) -> None:
     dtype = devices.DTYPES[settings.dtype]
     ops = backend.make_ops(settings, device, dtype)
     backend.place_threads(settings, ops, rank)
-    ranks = meet(rank, size, file, ops)
+    ranks = meet(rank, size, file, ops, is_tested=settings.self_test != "off")
     model = load_part(settings, ops, device, ranks)
     if isinstance(ops, kernels.CpuOps) and not model.multiplies_in_torch:
         torch.set_num_threads(1)

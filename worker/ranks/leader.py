@@ -112,7 +112,7 @@ class Followers:
                 ours.sendall(msgpack.packb([first, ops.device.type, allowed]))
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
-        self.ranks = meet(0, size, file, ops)
+        self.ranks = meet(0, size, file, ops, is_tested=settings.self_test != "off")
         self._release_ranks = self.ranks.give_up
 
     @staticmethod

@@ -1,4 +1,7 @@
-"""Process groups of simulated devices: "nccl" is gloo on the memory of the devices, in the order of their streams."""
+"""Process groups of simulated devices: "nccl" is gloo on the memory of the devices, in the order of their streams.
+
+So are the kernels of symmetric memory.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from quire.worker.ranks.symmetric_memory import MAX_BYTES, SymmetricBuffer
 from tests.support.simulated_cuda.tensors import SimulatedTensor, memory_of
 
 if TYPE_CHECKING:
@@ -30,6 +34,23 @@ def replace_collectives(driver: Driver, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(dist, "init_process_group", init_process_group)
     for name in ("all_reduce", "broadcast", "gather", "all_gather"):
         patch.setattr(dist, name, _in_stream_order(driver, getattr(dist, name)))
+    patch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: True)
+    for name in ("__init__", "one_shot", "two_shot"):
+        patch.setattr(SymmetricBuffer, name, getattr(SimulatedBuffer, name))
+
+
+class SimulatedBuffer:
+    """The methods of `SymmetricBuffer`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.values = torch.empty(MAX_BYTES, dtype=torch.uint8, device=device)
+
+    def one_shot(self, part: torch.Tensor, out: torch.Tensor) -> None:
+        dist.all_reduce(out.copy_(part))
+
+    def two_shot(self, part: torch.Tensor, out: torch.Tensor) -> None:
+        dist.all_reduce(part)
+        out.copy_(part)
 
 
 def _in_stream_order(driver: Driver, collective: Any) -> Any:
