@@ -1,9 +1,11 @@
-"""Functions that all kernels over logits call, and argmax. One program reads a row, in blocks of the vocabulary."""
+"""Functions that all kernels over logits call, and argmax."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+SEGMENT = 8192  # logits of a program, where several programs read a row
 
 
 @triton.jit
@@ -31,24 +33,40 @@ def row_largest(row, vocabulary, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def argmax_kernel(logits, out, vocabulary, BLOCK: tl.constexpr):
-    """Compute out [R] int32 from logits [R, vocabulary] float32: the lowest id of the largest logits. grid (R,)."""
-    row = logits + tl.program_id(0).to(tl.int64) * vocabulary
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    best_id = tl.arange(0, BLOCK)
-    for start in tl.range(0, vocabulary, BLOCK, num_stages=4):  # prefetches: a single row waits for memory
-        column = start + tl.arange(0, BLOCK)
-        value = load_logits(row, column, vocabulary)
-        best_id = tl.where(value > best, column, best_id)
-        best = tl.maximum(best, value)
-    largest = tl.max(best, axis=0)
-    tl.store(out + tl.program_id(0), tl.min(tl.where(best == largest, best_id, vocabulary - 1), axis=0))
+def best_of_segment_kernel(logits, best, vocabulary, SEGMENT: tl.constexpr):
+    """Compute best [R, segments] int64 of logits [R, vocabulary] float32. grid (R, segments).
+
+    The upper 32 bits are the largest logit of the segment in integer order, the lower bits its lowest id, inverted. So
+    the largest number of a row names the lowest id of its largest logits.
+    """
+    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = segment * SEGMENT + tl.arange(0, SEGMENT)
+    value = load_logits(logits + row * vocabulary, column, vocabulary)
+    largest = tl.max(value, axis=0)
+    lowest = tl.min(tl.where(value == largest, column, vocabulary), axis=0)
+    key = (ordered_bits(largest).to(tl.int64) << 32) | (0x7FFFFFFF - lowest).to(tl.int64)
+    tl.store(best + row * tl.num_programs(1) + segment, key)
+
+
+@triton.jit
+def argmax_kernel(best, out, segments, SEGMENTS: tl.constexpr):
+    """Compute out [R] int32 from best [R, segments], of `best_of_segment_kernel`. grid (R,)."""
+    segment = tl.arange(0, SEGMENTS)
+    at = tl.program_id(0).to(tl.int64) * segments + segment
+    key = tl.max(tl.load(best + at, mask=segment < segments, other=-(2**63)), axis=0)
+    tl.store(out + tl.program_id(0), 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32))
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the id of the largest of logits [R, V], as [R] int32."""
+    """Return the id of the largest of logits [R, V], as [R] int32.
+
+    Several programs read a row. Comparisons are exact, so the split does not change the result.
+    """
     rows, vocabulary = logits.shape
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows:
-        argmax_kernel[(rows,)](logits, out, vocabulary, BLOCK=4096, num_warps=8)
+        segments = triton.cdiv(vocabulary, SEGMENT)
+        best = torch.empty((rows, segments), dtype=torch.int64, device=logits.device)
+        best_of_segment_kernel[(rows, segments)](logits, best, vocabulary, SEGMENT=SEGMENT, num_warps=8)
+        argmax_kernel[(rows,)](best, out, segments, SEGMENTS=triton.next_power_of_2(segments), num_warps=1)
     return out

@@ -75,3 +75,92 @@ def test_a_row_does_not_depend_on_the_others(ops):
     for r in range(4):
         mine = [column[r : r + 1].clone() for column in columns(settings)]
         assert ops.sample(logits[r : r + 1].clone(), *mine, uniform[r : r + 1].clone()) == together[r]
+
+
+SEGMENTED = 20000  # ids of a row that three programs read
+TOP = 1 - 2.0**-53
+
+
+def spread(kind: str) -> torch.Tensor:
+    """Return distinct logits [SEGMENTED] in random order."""
+    number = torch.randperm(SEGMENTED).float()
+    return {
+        "normal": torch.special.ndtri((number + 0.5) / SEGMENTED),
+        "adjacent": 10 + number * 2.0**-20,  # every float32 from 10 on
+        "negative": -torch.exp(number / 2000),
+        "huge": (number - 9000) * 1e34,
+    }[kind]
+
+
+def check_edges(ops, logits: torch.Tensor, settings: tuple, rank: int) -> None:
+    """Check that the `rank` largest logits are kept: the last of them can be drawn, and the next one cannot.
+
+    The first id of a row is drawn with 0 and the last one with nearly 1, if they are kept.
+    """
+    order = logits.argsort(descending=True)
+    last_kept, dropped = order[rank - 1], order[rank]
+    rows = []
+    for first, last in [(last_kept, dropped), (dropped, last_kept)]:
+        others = torch.ones(len(logits), dtype=torch.bool)
+        others[first] = others[last] = False
+        rows.append(torch.cat([logits[first, None], logits[others], logits[last, None]]))
+    uniform = torch.tensor([0.0, TOP, 0.0, TOP], dtype=torch.float64)
+    drawn = ops.sample(torch.stack(rows).repeat_interleave(2, 0), *columns([settings] * 4), uniform).tolist()
+    end = len(logits) - 1
+    assert (drawn[0], drawn[3]) == (0, end)
+    assert drawn[1] != end
+    assert drawn[2] != 0
+
+
+@pytest.mark.parametrize("kind", ["normal", "adjacent", "negative", "huge"])
+@pytest.mark.parametrize("rank", [1, 60, 1500, 19999])
+def test_top_k_keeps_as_many_ids_as_it_says_in_rows_of_several_programs(ops, kind, rank):
+    # At a high temperature the last id that is kept has a mass that rounding does not lose.
+    temperature = {"negative": 1000.0, "huge": 1e38}.get(kind, 1.0)
+    check_edges(ops, spread(kind), (temperature, rank, 1.0, 0.0), rank)
+
+
+@pytest.mark.parametrize("kind", ["normal", "adjacent"])
+@pytest.mark.parametrize("rank", [1, 60, 1500, 19999])
+@pytest.mark.parametrize("top_k", [0, 19999])
+def test_top_p_ends_at_the_id_that_reaches_the_share(ops, kind, rank, top_k):
+    logits = spread(kind)
+    p = (logits.sort(descending=True).values[: top_k or None].double() - float(logits.max())).exp()
+    mass = torch.cat([torch.zeros(1), p.cumsum(0)])
+    top_p = float((mass[rank - 1] + mass[rank]) / 2 / mass[-1])
+    check_edges(ops, logits, (1.0, top_k, top_p, 0.0), rank)
+
+
+def test_top_p_next_to_one_cuts_no_more_than_its_share(ops):
+    """All ids but one together have 2^-23 of the mass. The largest float32 below 1 cuts about half of them."""
+    logits = torch.full((1, 9000), -25.0) - torch.arange(9000) * 2.0**-18  # in descending order
+    logits[0, 0] = 0.0
+    top_p = 1 - 2.0**-24
+    mass = logits[0].double().exp().cumsum(0)
+    last = int((mass < top_p * mass[-1]).sum())
+    assert 4000 < last < 5000
+    drawn = ops.sample(logits, *columns([(1.0, 0, top_p, 0.0)]), torch.tensor([TOP], dtype=torch.float64))
+    assert abs(int(drawn) - last) < 100  # ids of 2^-36 of the mass each
+
+
+def test_the_least_mass_counts_for_a_uniform_number_of_zero(ops):
+    logits = torch.zeros(1, SEGMENTED)
+    logits[0, 0], logits[0, 1] = float("-inf"), -100.0  # exp(-100) is a subnormal float32
+    zero = torch.zeros(1, dtype=torch.float64)
+    assert ops.sample(logits, *columns([(1.0, 0, 1.0, 0.0)]), zero).tolist() == [1]
+    assert ops.sample(logits, *columns([(1.0, 0, 0.5, 0.0)]), zero).tolist() == [2]
+
+
+def test_rows_of_several_programs_follow_the_reference_and_not_their_neighbours(ops):
+    rows = len(SETTINGS)
+    logits, uniform = torch.randn(rows, SEGMENTED) * 3, torch.rand(rows, dtype=torch.float64)
+    logits[:, 8000:9000] = float("-inf")
+    logits[0, :8192] = float("nan")  # a whole segment
+    together = ops.sample(logits, *columns(SETTINGS), uniform)
+    expected = kernels.ReferenceOps(ops.device).sample(logits, *columns(SETTINGS), uniform)
+    for row in (together != expected).nonzero().flatten().tolist():
+        edge = kept(logits[row], *SETTINGS[row]).cumsum(0)[min(int(together[row]), int(expected[row]))]
+        assert abs(edge - uniform[row]) < 1e-5
+    for row in range(rows):
+        mine = [column[row : row + 1].clone() for column in columns(SETTINGS)]
+        assert ops.sample(logits[row : row + 1].clone(), *mine, uniform[row : row + 1].clone()) == together[row]

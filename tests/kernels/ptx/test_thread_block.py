@@ -64,6 +64,17 @@ $L_end:
 """
 
 
+# Threads 2 to 63 add their number to place 0 or 1, and put what they found there into their own place.
+ADDITIONS = """
+	setp.gt.u32 %p1, %r1, 1;
+	and.b32 %r7, %r1, 1;
+	mul.wide.u32 %rd4, %r7, 4;
+	add.s64 %rd5, %rd1, %rd4;
+	@%p1 atom.global.gpu.relaxed.add.u32 %r8, [ %rd5 + 0 ], %r1;
+	@%p1 st.global.b32 [ %rd3 + 0 ], %r8;
+"""
+
+
 def run(body: str) -> torch.Tensor:
     """Execute a program on a tensor with the numbers of the threads, and return the tensor."""
     values = torch.arange(THREADS, dtype=torch.int32)
@@ -88,6 +99,19 @@ def test_warps_exchange_values(body: str) -> None:
 
 def test_threads_take_different_branches_and_meet() -> None:
     assert run(BRANCHES).tolist() == [1001 if t < 5 else 11 if t < 40 else 111 for t in range(THREADS)]
+
+
+def test_atomic_additions_of_threads_meet_in_one_place() -> None:
+    expected = list(range(THREADS))
+    for thread in range(2, THREADS):
+        expected[thread], expected[thread % 2] = expected[thread % 2], expected[thread % 2] + thread
+    assert run(ADDITIONS).tolist() == expected
+
+
+@pytest.mark.parametrize("name", ["atom.global.gpu.relaxed.max.u32", "atom.global.gpu.acq_rel.add.u32"])
+def test_other_atomic_operations_are_refused(name: str) -> None:
+    with pytest.raises(AssertionError, match=f"does not know {name}"):
+        run(f"{name} %r8, [ %rd3 + 0 ], %r1;")
 
 
 def test_a_block_in_braces_has_registers_of_its_own() -> None:

@@ -189,6 +189,7 @@ class ThreadBlock:
         binders = {
             "bra": self._branch, "ret": self._return, "mov": self._move, "ld": self._load, "st": self._store,
             "cp": self._copy, "bar": self._barrier, "barrier": self._barrier, "fence": self._fence,
+            "atom": self._atomic,
             "shfl": self._shuffle, "redux": self._reduce, "ldmatrix": self._load_matrix,
             "stmatrix": self._store_matrix, "mma": self._warp_product, "wgmma": self._product,
         }  # fmt: skip
@@ -302,6 +303,34 @@ class ThreadBlock:
                 self._shared.write(at[active], data, self._warps[active])
             else:
                 self._memory.write(at[active], data)
+
+        return run
+
+    def _atomic(self, instruction: Instruction) -> Run:
+        """Bind an atomic addition to global memory. The threads of a block add one after the other."""
+        parts, kind = instruction.parts, instruction.parts[-1]
+        known = parts[1] == "global" and "relaxed" in parts and "add" in parts and kind in ("u32", "s32", "u64")
+        assert known, f"the emulator does not know {instruction.opcode}"
+        source = self._registers.source(instruction.operands[2], kind)
+        write = self._writer(instruction.operands[0], kind, instruction)
+        addresses, mask, dtype = self._addresses(instruction.operands[1]), self._mask(instruction), DTYPES[kind]
+        threads = self._program.threads
+
+        def run() -> None:
+            at, active = addresses(), mask()
+            places, number = np.unique(at[active], return_inverse=True)
+            added = source[active]
+            before = self._memory.read(places, dtype.itemsize).view(dtype)[:, 0]
+            order = np.argsort(number, kind="stable")
+            sums = np.cumsum(added[order], dtype=dtype)
+            is_first = np.diff(number[order], prepend=-1) != 0
+            start = (sums - added[order])[is_first]  # what the threads of other places have added
+            found = np.zeros(threads, dtype)
+            found[np.flatnonzero(active)[order]] = (before - start)[number[order]] + sums - added[order]
+            total = before.copy()
+            np.add.at(total, number, added)
+            self._memory.write(places, total.view(np.uint8).reshape(len(places), dtype.itemsize))
+            write(found)
 
         return run
 

@@ -30,7 +30,6 @@ LOOPING = (
     "matmul_kernel",
     "grouped_matmul_kernel",
     "grouped_kernel",
-    "sample_kernel",
 )
 # Opcodes of the table: products, exponentials, conversions, copies, shared memory, barriers, and spilled registers.
 NOTED = (

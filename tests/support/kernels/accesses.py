@@ -8,7 +8,8 @@ module records every address, byte by byte, and raises an AssertionError that na
 - a program reads or writes memory that another program of the launch writes,
 - a program reads memory that it has written (these kernels have no barrier), or writes memory twice,
 - a program writes memory that it has read with fewer values than it has threads: several threads read the same value
-  then, and a late thread may find the new value.
+  then, and a late thread may find the new value,
+- a program reads or writes memory that a program of the launch changes atomically. Atomic operations may meet.
 
 The masked lanes of a load without `other` are undefined on a GPU. Here they are NaN or the largest number.
 """
@@ -37,6 +38,7 @@ class Accesses:
 
         builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
         load, store, place = builder.create_masked_load, builder.create_masked_store, builder.set_grid_idx
+        change = builder.create_atomic_rmw
         launch, to_host = executor.__call__, executor._init_args_hst
 
         def watched_load(self_: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
@@ -49,6 +51,10 @@ class Accesses:
         def watched_store(self_: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
             self.write(ptrs, mask)
             return store(self_, ptrs, value, mask, *rest)
+
+        def watched_change(self_: Any, operation: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+            self.change(ptrs, mask)
+            return change(self_, operation, ptrs, value, mask, *rest)
 
         def watched_place(self_: Any, *index: int) -> None:
             self.next_program()
@@ -75,6 +81,7 @@ class Accesses:
                 raise AssertionError(f"{self_.fn.__name__}: {cause}") from error
 
         builder.create_masked_load, builder.create_masked_store = watched_load, watched_store
+        builder.create_atomic_rmw = watched_change
         builder.set_grid_idx, executor.__call__ = watched_place, watched_launch
         executor._init_args_hst = watched_arguments
 
@@ -84,6 +91,7 @@ class Accesses:
         self._read: list[np.ndarray] = []
         self._shared: list[np.ndarray] = []  # the reads that several threads have made
         self._written: list[np.ndarray] = []
+        self._changed: list[np.ndarray] = []  # atomically, by all programs
         self._reads: list[np.ndarray] = []  # of each finished program
         self._writes: list[np.ndarray] = []
 
@@ -104,6 +112,9 @@ class Accesses:
             assert not np.isin(touched, read).any(), "a program writes where several of its threads have read"
         self._written.append(touched)
 
+    def change(self, ptrs: Any, mask: Any) -> None:
+        self._changed.append(np.unique(self._bytes(ptrs, mask)))
+
     def next_program(self) -> None:
         self._reads.append(_unique(self._read))
         self._writes.append(_unique(self._written))
@@ -119,6 +130,8 @@ class Accesses:
         if len(written):
             at = np.minimum(np.searchsorted(written, read), len(written) - 1)
             assert not ((written[at] == read) & (writer[at] != reader)).any(), "a program reads what another one writes"
+        changed = _unique(self._changed)
+        assert not np.isin(changed, np.concatenate([read, written])).any(), "an atomic operation meets another access"
 
     def _bytes(self, ptrs: Any, mask: Any) -> np.ndarray:
         """Return the addresses of all bytes that an operation accesses."""

@@ -44,6 +44,15 @@ def all_kernel(values, out, count, WIDTH: tl.constexpr):
     tl.store(out + i, tl.load(values + i, mask=i < count))
 
 
+@InterpretedFunction
+def count_kernel(values, counts, out, plain, WIDTH: tl.constexpr):
+    """Count each value. If `plain`, the first program also reads the counts. grid (n,)"""
+    value = tl.load(values + tl.program_id(0) * WIDTH + tl.arange(0, WIDTH))
+    tl.atomic_add(counts + value, 1, sem="relaxed")
+    if plain & (tl.program_id(0) == 0):
+        tl.store(out, tl.load(counts))
+
+
 def shift(values: torch.Tensor, out: torch.Tensor, by: int = 0, width: int = WIDTH, again: int = 0, **options) -> None:
     count = len(values)
     shift_kernel[(triton.cdiv(count, width),)](values, out, by, count, again, WIDTH=width, **options)
@@ -98,3 +107,12 @@ def test_what_a_load_leaves_out_is_garbage() -> None:
     all_kernel[(1,)](values, out, len(values), WIDTH=WIDTH)
     assert out[-1].isnan()
     assert not out[:-1].any()
+
+
+def test_atomic_operations_may_meet_but_no_other_access_may_meet_them() -> None:
+    values, counts = torch.arange(2 * WIDTH) % 5, torch.zeros(5, dtype=torch.int32)
+    out = torch.zeros(1, dtype=torch.int32)
+    count_kernel[(2,)](values, counts, out, 0, WIDTH=WIDTH)
+    assert torch.equal(counts, torch.bincount(values).int())
+    with pytest.raises(AssertionError, match="count_kernel: an atomic operation meets another access"):
+        count_kernel[(2,)](values, counts, out, 1, WIDTH=WIDTH)
