@@ -300,6 +300,11 @@ CASES: list[GpuKernelCase] = [
     Logits("draw, top-k 50, 256 x 128k", "sample", top_k=50),
     Logits("draw, top-p 0.9, 256 x 128k", "sample", top_p=0.9),
     Logits("draw, top-k and top-p, 1 x 128k", "sample", rows=1, top_k=50, top_p=0.9),
+    Logits("argmax, 1 x 152k", "argmax", rows=1, vocabulary=151936),
+    Logits("draw, 1 x 152k", "sample", rows=1, vocabulary=151936),
+    Logits("draw, top-k 50, 1 x 152k", "sample", rows=1, vocabulary=151936, top_k=50),
+    Logits("draw, top-p 0.9, 1 x 152k", "sample", rows=1, vocabulary=151936, top_p=0.9),
+    Logits("draw, top-p 0.9, 32 x 152k", "sample", rows=32, vocabulary=151936, top_p=0.9),
     Logits("top 20 log-probabilities, 64 x 128k", "top_logprobs", rows=64),
 ]
 
