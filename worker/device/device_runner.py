@@ -4,8 +4,8 @@ The tokens of a step stay on the device as inputs of the next one, so the host l
 tokens of step N. The block tables are on the device too, and only changes are sent. A step is one small copy to the
 device and, on CUDA, one graph. The sampled tokens come back by an asynchronous copy.
 
-    decode    last tokens, tables -> positions, slots -> model -> sample -> last tokens    one graph, sampling included
-    execute   token ids, positions, slots, ...        -> model -> logits                   one graph; then `sample`
+    decode    last tokens, positions, slots, changes of tables -> model -> sample -> last tokens    one graph
+    execute   token ids, positions, slots, ... -> model -> logits               one graph; then `sample`
 
 All operations are in the order of one stream. So a block may be given to another sequence as soon as the last step that
 uses it has been launched, before it has run. No call here waits for the device: inputs go through pinned memory.
@@ -33,7 +33,8 @@ from quire.worker.models.batch import ForwardBatch, send
 from quire.worker.models.paged import PagedModel
 
 # Values of a row of padding: one token, and the cheapest parameters of a draw. All other columns are 0.
-FILLERS = {"lengths": 1, "top_ps": 1}
+FILLERS = {"lengths": 1, "slots": NOWHERE, "top_ps": 1}
+NO_CHANGES = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
 
 
 def decode_fields(count: int) -> list[StagingField]:
@@ -42,6 +43,10 @@ def decode_fields(count: int) -> list[StagingField]:
         "rows": np.int64,
         "uniforms": np.float64,
         "lengths": np.int32,
+        "positions": np.int32,
+        "slots": np.int32,
+        "changed_cells": np.int64,  # entries of the block tables, as one dimension
+        "changed_blocks": np.int32,
         "temperatures": np.float32,
         "top_ks": np.int32,
         "top_ps": np.float32,
@@ -113,17 +118,16 @@ class DeviceRunner(Runner):
         if step.chunks or not step.decodes or self._has_adapters(step) or self.input_batch.needs_logits[rows].any():
             return None
         self.move_blocks(step)
-        self._send_tables()
         self._send_last_tokens(rows)
         draws = bool(self.input_batch.is_drawn[rows].any())
         count = len(rows)
         if found := self.graphs.find(DRAWN if draws else GREEDY, count, count):
             bucket, graph = found
-            self._staging.send(self._decode_columns(rows, bucket.num_sequences, draws))
+            self._stage_decode(rows, bucket.num_sequences, draws)
             with torch.inference_mode():
                 graph.replay()
         else:
-            self._staging.send(self._decode_columns(rows, count, draws))
+            self._stage_decode(rows, count, draws)
             with torch.inference_mode():
                 self._decode(count, draws)
         return self._fetch(count)
@@ -132,14 +136,32 @@ class DeviceRunner(Runner):
         batch = self.input_batch
         return bool(batch.num_adapted) and any(batch.adapters[row] is not None for row in step.decodes.rows.tolist())
 
-    def _decode_columns(self, rows: np.ndarray, width: int, draws: bool) -> dict[str, np.ndarray]:
-        """Return the columns of a decode step, padded to `width` sequences."""
-        columns = {"rows": rows, "lengths": self.input_batch.lengths[rows]}
+    def _stage_decode(self, rows: np.ndarray, width: int, draws: bool) -> None:
+        """Send the inputs of a decode step, padded to `width` sequences, and the changes of the block tables.
+
+        Usually a sequence gets at most one block. More changes than `width` are sent on their own.
+        """
+        changed = self._changed_cells()
+        if len(changed[0]) > width:
+            self._send_cells(*changed)
+            changed = NO_CHANGES
+        self._staging.send(self._decode_columns(rows, width, draws, *changed))
+
+    def _decode_columns(
+        self, rows: np.ndarray, width: int, draws: bool, cells: np.ndarray, blocks: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return the columns of a decode step, padded to `width` sequences.
+
+        cells, blocks: at most `width` entries of the block tables. The padding writes 0 to the table of the row of
+        padding, whose tokens are not written to the cache.
+        """
+        lengths = self.input_batch.lengths[rows]
+        positions = lengths - 1
+        columns = {"rows": rows, "lengths": lengths, "positions": positions}
+        columns |= {"slots": self._decode_slots(rows, positions), "changed_cells": cells, "changed_blocks": blocks}
         if draws:
             columns |= self._draw_columns(rows)
-        if width == len(rows):
-            return columns
-        fillers = FILLERS | {"rows": self._padding}
+        fillers = FILLERS | {"rows": self._padding, "changed_cells": self._padding * self._tables.shape[1]}
         return {name: padded(column, width, fillers.get(name, 0)) for name, column in columns.items()}
 
     def _draw_columns(self, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -155,17 +177,14 @@ class DeviceRunner(Runner):
     def _decode(self, count: int, draws: bool) -> None:
         """Launch a decode step from the staged columns: one token for each of the first `count` rows."""
         staged = self._staging.on_device
-        rows, lengths = staged["rows"][:count], staged["lengths"][:count]
-        size = self.limits.block_size
-        tables, positions = self._tables[rows], lengths - 1
-        blocks = tables.gather(1, (positions // size).long()[:, None])[:, 0]
-        slots = (blocks * size + positions % size).masked_fill(rows == self._padding, NOWHERE)
+        self._tables.view(-1).index_copy_(0, staged["changed_cells"][:count], staged["changed_blocks"][:count])
+        rows = staged["rows"][:count]
         batch = ForwardBatch(
             token_ids=self._last_tokens[rows],
-            positions=positions,
-            slot_mapping=slots,
-            block_tables=tables,
-            seq_lens=lengths,
+            positions=staged["positions"][:count],
+            slot_mapping=staged["slots"][:count],
+            block_tables=self._tables[rows],
+            seq_lens=staged["lengths"][:count],
             query_start_loc=self._starts[: count + 1],
             logits_rows=self._all_rows[:count],
         )
@@ -208,7 +227,7 @@ class DeviceRunner(Runner):
         memory; then only the blocks have moved.
         """
         self.move_blocks(step)
-        self._send_tables()
+        self._send_cells(*self._changed_cells())
         inputs = self._inputs(step)
         tokens, sequences, sampled = len(inputs.token_ids), len(inputs.rows), len(inputs.sampled)
         graph_rows = max(sequences, sampled)
@@ -310,20 +329,30 @@ class DeviceRunner(Runner):
             )
             self._stage(inputs, bucket)
         else:
-            self._staging.send(self._decode_columns(none.astype(np.int64), bucket.num_sequences, bucket.kind == DRAWN))
+            columns = self._decode_columns(
+                none.astype(np.int64), bucket.num_sequences, bucket.kind == DRAWN, *NO_CHANGES
+            )
+            self._staging.send(columns)
 
     # --- state of the device ------------------------------------------------------------------------------------------
 
-    def _send_tables(self) -> None:
-        """Bring the block tables on the device up to date."""
+    def _changed_cells(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the entries of the block tables that the device does not know yet: places int64 and blocks int32.
+
+        The caller must send them.
+        """
         changes = self.input_batch.changes
         if not changes:
-            return
+            return NO_CHANGES
         num_columns = self._tables.shape[1]
         cells = np.unique(np.concatenate([rows * num_columns + columns for rows, columns in changes]))
         changes.clear()
-        values = self.input_batch.block_tables.reshape(-1)[cells]
-        self._tables.view(-1).index_copy_(0, self._send(cells), self._send(values))
+        return cells, self.input_batch.block_tables.reshape(-1)[cells]
+
+    def _send_cells(self, cells: np.ndarray, blocks: np.ndarray) -> None:
+        """Bring the block tables on the device up to date, apart from the inputs of a step."""
+        if len(cells):
+            self._tables.view(-1).index_copy_(0, self._send(cells), self._send(blocks))
 
     def _send_last_tokens(self, rows: np.ndarray) -> None:
         """Send last tokens that the host knows, since the device may not have them."""

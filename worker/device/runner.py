@@ -136,7 +136,7 @@ class Runner:
         positions = lengths - 1
         self._token_ids[:at] = batch.last_tokens[decoding]
         self._positions[:at] = positions
-        self._slots[:at] = batch.block_tables[decoding, positions // size] * size + positions % size
+        self._slots[:at] = self._decode_slots(decoding, positions)
         if not step.chunks:
             rows, starts, sampled = decoding, np.arange(at + 1, dtype=np.int32), np.arange(at)
         else:
@@ -172,6 +172,12 @@ class Runner:
             pooled = np.concatenate([NO_ROWS, *chunk_pooled])
         token_ids, positions, slots = self._token_ids[:at], self._positions[:at], self._slots[:at]
         return Inputs(token_ids, positions, slots, rows, lengths, starts, sampled, pooled)
+
+    def _decode_slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the cache slot of one position of each row, int32 [S]."""
+        size = self.limits.block_size
+        slots: np.ndarray = self.input_batch.block_tables[rows, positions // size] * size + positions % size
+        return slots
 
     def check(self) -> None:
         """Raise if the device is lost: after some errors all later calls fail until the process ends."""

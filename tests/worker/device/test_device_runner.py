@@ -135,6 +135,42 @@ def test_texts_are_unchanged_and_a_steady_step_waits_only_for_the_previous_one(r
 
 
 @pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
+@pytest.mark.parametrize("many", [False, True], ids=["a block for a row", "more changes than rows"])
+def test_changes_of_block_tables_go_with_the_inputs_of_a_decode(
+    runner: Callable[..., Runner], many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes get a block every four steps. Only changes of which there are more than rows have copies of their own."""
+    sent: list[int] = []  # the number of entries of each such copy
+    staged: list[int] = []  # the number of entries of each decode
+    send_cells, decode_columns = DeviceRunner._send_cells, DeviceRunner._decode_columns
+
+    def watched_cells(self: DeviceRunner, cells: np.ndarray, blocks: np.ndarray) -> None:
+        sent.append(len(cells))
+        send_cells(self, cells, blocks)
+
+    def watched_columns(self: DeviceRunner, *arguments: Any) -> dict[str, np.ndarray]:
+        staged.append(len(arguments[3]))
+        return decode_columns(self, *arguments)
+
+    with simulated_cuda() as late:
+        engine = make_late_engine(LateModel(late), runner)
+        for name in ("r", "s"):
+            engine.add(request(name, (1, 2, 3), max_tokens=40, ignore_eos=True))
+        items = steps(engine, 3)
+        monkeypatch.setattr(DeviceRunner, "_send_cells", watched_cells)
+        monkeypatch.setattr(DeviceRunner, "_decode_columns", watched_columns)
+        while engine.has_work:
+            if many and engine.input_batch.changes is not None:
+                engine.input_batch.changes.append((np.repeat(np.arange(8), 2), np.tile(np.arange(2), 8)))
+            items += engine.step()
+        for name in ("r", "s"):
+            assert text(items, name) == continuation((1, 2, 3), 40, ignore_eos=True)
+    assert bool(sent) is many
+    assert max(staged) == (0 if many else 2)
+    assert all(entries >= 16 for entries in sent)
+
+
+@pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
 def test_prompts_are_embedded_next_to_answers(runner: Callable[..., Runner]) -> None:
     prompts = {f"e{length}": tuple(range(3, 3 + length)) for length in (1, 5, 16, 60)}
     for pooling in ("last", "mean"):
