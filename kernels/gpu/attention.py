@@ -157,7 +157,7 @@ class AttentionPlan:
         if PREFILL_KERNEL in self.options.replaced:
             self._attend_in_torch(call, longest + 1, None)
             return
-        invariant = self.options.invariant
+        invariant, multiprocessors = self.options.invariant, self.options.multiprocessors
         split = self.split and self.options.may_split
         kv_heads = call.k_cache.shape[1]
         tokens, capacity = len(call.q), self._capacity(call)
@@ -172,20 +172,20 @@ class AttentionPlan:
                 longest=longest,
                 block_q=tiles.rows // call.group,
                 split=split,
-                places=0 if invariant else self.options.multiprocessors * tiles.per_sm // kv_heads,
+                places=0 if invariant else multiprocessors * tiles.per_sm // kv_heads,
                 unit=max(tiles.keys, call.k_cache.shape[2]),
             )
         sequences = self.block_tables, self.seq_lens, self.query_start
         prefill(
             call.q, call.k_cache, call.v_cache, *sequences, plan, CACHED, call.out, tiles, call.scale, call.window,
-            aligned=invariant, piece=piece, sinks=call.sinks, softcap=call.softcap,
+            multiprocessors, aligned=invariant, piece=piece, sinks=call.sinks, softcap=call.softcap,
         )  # fmt: skip
         if split:
             assert fresh is not None
             k, v = fresh
             prefill(
                 call.q, k, v, *sequences, plan, FRESH, call.out, tiles, call.scale, call.window,
-                sinks=call.sinks, softcap=call.softcap,
+                multiprocessors, sinks=call.sinks, softcap=call.softcap,
             )  # fmt: skip
 
     def _attend_in_torch(self, call: LayerAttention, least: int, most: int | None) -> None:

@@ -22,6 +22,8 @@ from quire.kernels.gpu.online_softmax import (
 )
 from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of_2
 
+# Programs of `reduce_kernel` for each multiprocessor: half of those that it can hold, which hide the latency of memory.
+SUMS_PER_SM = 16
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
@@ -101,45 +103,50 @@ def decode_kernel(
             tl.store(partial_weights + place * 2 + 1, total, mask=of_group < GROUP)
 
 
-@triton.jit
+# The number of rows is a part of a tensor, at any alignment.
+@triton.jit(do_not_specialize_on_alignment=["count"])
 def reduce_kernel(
-    rows, partial, partial_weights, out, sinks,
+    rows, count, partial, partial_weights, out, sinks,
     HEADS: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PIECES: tl.constexpr, FIELDS: tl.constexpr,
     SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Sum the partial results of the chunks of each row into out. Rows of one chunk are skipped. grid (R, HEADS).
+    """Sum the partial results of the chunks of each row into out. Rows of one chunk are skipped.
 
-    PIECES: chunks that are summed at a time. 1: one after the other in the order of the keys, as `prefill_kernel` sums
-    them. sinks, SINKS: see `normaliser`.
+    count [1] int32: rows. PIECES: chunks that are summed at a time. 1: one after the other in the order of the keys, as
+    `prefill_kernel` sums them. sinks, SINKS: see `normaliser`.
+    grid (programs, HEADS): program p sums rows p, p + programs, ...
     """
-    row, head = rows + tl.program_id(0) * FIELDS, tl.program_id(1)
-    pieces = tl.load(row + 6)
-    if pieces <= 1:
-        return
-    first, token = tl.load(row + 5).to(tl.int64), tl.load(row + 7).to(tl.int64)
+    head = tl.program_id(1)
     d = tl.arange(0, PADDED_D)
-    most = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    mixed = tl.zeros([1, PADDED_D], tl.float32)
-    for start in tl.range(0, pieces, PIECES, num_stages=4 if PIECES == 1 else 1):
-        piece = start + tl.arange(0, PIECES)
-        inside = piece < pieces
-        place = (first + piece) * HEADS + head
-        # A query of a prompt sees no key of chunks after it. With minus infinity, the difference below could be NaN.
-        of_piece = tl.maximum(tl.load(partial_weights + place * 2, mask=inside, other=LOWEST), LOWEST)
-        sums = tl.load(partial_weights + place * 2 + 1, mask=inside, other=0.0)
-        values = tl.load(partial + place[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
-        if PIECES > 1:
-            largest = tl.max(of_piece, axis=0)
-            weights = tl.exp2(of_piece - largest)
-            of_piece = tl.zeros([1], tl.float32) + largest
-            sums = tl.zeros([1], tl.float32) + tl.sum(sums * weights, axis=0)
-            values = tl.sum(values * weights[:, None], axis=0)[None, :]
-        most, total, mixed = merge(most, total, mixed, of_piece, sums, values)
-    one = head + tl.zeros([1], tl.int32)
-    result = mixed * normaliser(most, total, sinks, one, one < HEADS, SINKS)[:, None]
-    at = out + (token * HEADS + head) * D + d[None, :]
-    tl.store(at, result.to(out.dtype.element_ty), mask=(d < D)[None, :])
+    for index in tl.range(tl.program_id(0), tl.load(count), tl.num_programs(0)):
+        row = rows + index * FIELDS
+        pieces = tl.load(row + 6)
+        if pieces > 1:
+            first, token = tl.load(row + 5).to(tl.int64), tl.load(row + 7).to(tl.int64)
+            most = tl.full([1], float("-inf"), tl.float32)
+            total = tl.zeros([1], tl.float32)
+            mixed = tl.zeros([1, PADDED_D], tl.float32)
+            for start in tl.range(0, pieces, PIECES, num_stages=4 if PIECES == 1 else 1):
+                piece = start + tl.arange(0, PIECES)
+                inside = piece < pieces
+                place = (first + piece) * HEADS + head
+                # A query of a prompt sees no key of chunks after it. With minus infinity, the difference below could be
+                # NaN.
+                of_piece = tl.maximum(tl.load(partial_weights + place * 2, mask=inside, other=LOWEST), LOWEST)
+                sums = tl.load(partial_weights + place * 2 + 1, mask=inside, other=0.0)
+                there = inside[:, None] & (d < D)[None, :]
+                values = tl.load(partial + place[:, None] * D + d[None, :], mask=there, other=0.0)
+                if PIECES > 1:
+                    largest = tl.max(of_piece, axis=0)
+                    weights = tl.exp2(of_piece - largest)
+                    of_piece = tl.zeros([1], tl.float32) + largest
+                    sums = tl.zeros([1], tl.float32) + tl.sum(sums * weights, axis=0)
+                    values = tl.sum(values * weights[:, None], axis=0)[None, :]
+                most, total, mixed = merge(most, total, mixed, of_piece, sums, values)
+            one = head + tl.zeros([1], tl.int32)
+            result = mixed * normaliser(most, total, sinks, one, one < HEADS, SINKS)[:, None]
+            at = out + (token * HEADS + head) * D + d[None, :]
+            tl.store(at, result.to(out.dtype.element_ty), mask=(d < D)[None, :])
 
 
 def decode(
@@ -173,14 +180,17 @@ def decode(
         num_warps=tiles.warps, num_stages=tiles.paged_stages,
     )  # fmt: skip
     if plan.partials:
-        sum_chunks(plan.rows, partial, partial_weights, out, sinks, plan.in_order)
+        count = plan.counts[1:]
+        sum_chunks(plan.rows, count, partial, partial_weights, out, multiprocessors, sinks, plan.in_order)
 
 
 def sum_chunks(
     rows: Tensor,
+    count: Tensor,
     partial: Tensor,
     partial_weights: Tensor,
     out: Tensor,
+    multiprocessors: int,
     sinks: Tensor | None,
     in_order: bool = False,
 ) -> None:
@@ -189,8 +199,9 @@ def sum_chunks(
     in_order: one chunk after the other in the order of the keys.
     """
     _, heads, d = out.shape
-    reduce_kernel[(len(rows), heads)](
-        rows, partial, partial_weights, out, out if sinks is None else sinks,
+    programs = min(len(rows), -(-multiprocessors * SUMS_PER_SM // heads))
+    reduce_kernel[(programs, heads)](
+        rows, count, partial, partial_weights, out, out if sinks is None else sinks,
         HEADS=heads, D=d, PADDED_D=power_of_2(d), PIECES=1 if in_order else 16, FIELDS=FIELDS,
         SINKS=sinks is not None, num_warps=2,
     )  # fmt: skip

@@ -31,7 +31,7 @@ class DecodePlan:
 
     items: Tensor  # [bound, 8] int32: token, sequence, first key, end of keys, slot for the result or -1
     rows: Tensor  # [R, 8] int32: sequence, first key, end, keys per chunk, first item, first slot, chunks, token
-    counts: Tensor  # [1] int32: items
+    counts: Tensor  # [2] int32: items, rows
     partials: int  # slots for results of rows with several chunks; 0: no row can have several
     in_order: bool  # chunks have a constant size, and are summed one after the other
 
@@ -104,6 +104,7 @@ def plan_rows_kernel(
         items += tl.sum(pieces, axis=0)
         slots += tl.sum(several, axis=0)
     tl.store(counts, items)
+    tl.store(counts + 1, count)
 
 
 @triton.jit(do_not_specialize=["count", "steps", "bound"])
@@ -155,7 +156,7 @@ def plan_decode(
     bound = partials + decoding
     rows = torch.empty((count, FIELDS), dtype=torch.int32, device=device)
     items = torch.empty((bound, FIELDS), dtype=torch.int32, device=device)
-    counts = torch.empty(1, dtype=torch.int32, device=device)
+    counts = torch.empty(2, dtype=torch.int32, device=device)
     plan_rows_kernel[(1,)](
         seq_lens, query_start, rows, counts, count, sequences, sequences.bit_length(), window, capacity, target,
         piece,

@@ -8,6 +8,9 @@ compilation.
 If a step has few tiles, several programs share the cached keys of one tile (see `prefill_plan`). Each writes a partial
 result, as in `decode`, and the kernel that sums the chunks of decode rows sums these, too.
 
+The shape of a step allows many more pieces of work than most steps have, so a program computes one after the other,
+and their number is read from the plan on the device.
+
 In the batch-invariant mode tiles of keys begin at multiples of their size, also at the start of a window. Without a
 window, pieces of keys are summed separately, as chunks are in `decode`. So the bits of a row depend neither on the
 other rows of its tile nor on the kernel that computes it.
@@ -65,35 +68,19 @@ def _fold_all(
     return most, total, mixed
 
 
-# The lists of a plan are parts of one tensor, at any alignment: each alignment would be a compilation of its own.
-@triton.jit(do_not_specialize=["table_width", "window"], do_not_specialize_on_alignment=["items", "work", "order"])
-def prefill_kernel(
-    q, k, v, block_tables, seq_lens, query_start, items, work, order, out, partial, partial_weights, sinks, table_width,
+@triton.jit
+def _compute_item(
+    item, kv_head, q, k, v, block_tables, seq_lens, query_start, out, partial, partial_weights, sinks, table_width,
     row_stride, window, scale, cap_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr, ALIGNED: tl.constexpr,
     PIECE: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
-    FIELDS: tl.constexpr, HALF: tl.constexpr,
+    HALF: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [T, KV_HEADS * GROUP, D] from q of the same shape; items, work, order: one list of a PrefillPlan.
-
-    PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
-    row_stride elements after the previous one, and its heads are contiguous.
-    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`; HALF: see `to_float16`.
-    ALIGNED: tiles of keys begin at multiples of their size, also at the start of a window. PIECE: keys that are summed
-    separately, a multiple of KEYS, without a window only; 0: all keys together.
-    SPLIT: an item may be a chunk of the keys of a tile, neither with ALIGNED nor with PIECE. The result of a chunk
-    is written to partial and partial_weights, as by `decode_kernel`.
-    grid (items * KV_HEADS,): the items with most keys first, all heads of an item together.
-    """
+    """Compute the query heads of one key-value head for an item of a PrefillPlan. Arguments: see `prefill_kernel`."""
     BLOCK_Q: tl.constexpr = ROWS // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
-    item = tl.load(order + tl.program_id(0) // KV_HEADS)
-    kv_head = tl.program_id(0) % KV_HEADS
-    if tl.load(work + item) < 0:
-        return
-    items += item * FIELDS
-    s, first = tl.load(items), tl.load(items + 1)
+    s, first = tl.load(item), tl.load(item + 1)
     begin, end = tl.load(query_start + s), tl.load(query_start + s + 1)
     context = tl.load(seq_lens + s) - (end - begin)
 
@@ -130,7 +117,7 @@ def prefill_kernel(
     stop = context + tl.minimum(first + BLOCK_Q, end - begin)
     chunk, chunk_end = 0, stop
     if SPLIT:
-        chunk, chunk_end = tl.load(items + 2), tl.load(items + 3)
+        chunk, chunk_end = tl.load(item + 2), tl.load(item + 3)
         if not WINDOW:
             # Positions relative to the first key of the chunk, where a block begins: the loops begin at the constant 0,
             # so that they compile as without chunks.
@@ -182,15 +169,65 @@ def prefill_kernel(
     head = kv_head * GROUP + row % GROUP
     slot = -1
     if SPLIT:
-        slot = tl.load(items + 4)
+        slot = tl.load(item + 4)
     if slot < 0:
         result = mixed * normaliser(most, total, sinks, head, exists, SINKS)[:, None]
         tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=mine)
     else:
-        place = (slot + row // GROUP * tl.load(items + 5)).to(tl.int64) * HEADS + head
+        place = (slot + row // GROUP * tl.load(item + 5)).to(tl.int64) * HEADS + head
         tl.store(partial + place[:, None] * D + d[None, :], mixed, mask=mine)
         tl.store(partial_weights + place * 2, most, mask=exists)
         tl.store(partial_weights + place * 2 + 1, total, mask=exists)
+
+
+# The lists of a plan are parts of one tensor, at any alignment: each alignment would be a compilation of its own.
+@triton.jit(do_not_specialize=["table_width", "window"], do_not_specialize_on_alignment=["items", "order", "counts"])
+def prefill_kernel(
+    q, k, v, block_tables, seq_lens, query_start, items, order, counts, out, partial, partial_weights, sinks,
+    table_width, row_stride, window, scale, cap_scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr, ALIGNED: tl.constexpr,
+    PIECE: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    FIELDS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Compute out [T, KV_HEADS * GROUP, D] from q of the same shape; items, order, counts: one list of a PrefillPlan.
+
+    PAGED: k, v are caches [blocks, KV_HEADS, BLOCK_SIZE, D]. Otherwise they begin with token 0 of the step, a token is
+    row_stride elements after the previous one, and its heads are contiguous.
+    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`; HALF: see `to_float16`.
+    ALIGNED: tiles of keys begin at multiples of their size, also at the start of a window. PIECE: keys that are summed
+    separately, a multiple of KEYS, without a window only; 0: all keys together.
+    SPLIT: an item may be a chunk of the keys of a tile, neither with ALIGNED nor with PIECE. The result of a chunk
+    is written to partial and partial_weights, as by `decode_kernel`.
+    grid (programs,): the work is the items with most keys first, all heads of an item together. A round is one head of
+    an item for each program. Odd rounds are in reverse order, so that programs compute about equal numbers of keys.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    work = tl.load(counts) * KV_HEADS
+    backwards = programs - 1 - program
+    rounds = work // programs
+    rounds += tl.where(rounds % 2 == 0, program, backwards) < work % programs
+    for one in tl.range(0, rounds):
+        index = one * programs + tl.where(one % 2 == 0, program, backwards)
+        _compute_item(
+            items + tl.load(order + index // KV_HEADS) * FIELDS, index % KV_HEADS, q, k, v, block_tables, seq_lens,
+            query_start, out, partial, partial_weights, sinks, table_width, row_stride, window, scale, cap_scale,
+            KV_HEADS, GROUP, D, PADDED_D, BLOCK_SIZE, ROWS, KEYS, PAGED, WINDOW, ALIGNED, PIECE, SPLIT, CAPPED, SINKS,
+            PRECISION, HALF,
+        )  # fmt: skip
+
+
+def num_programs(full: int, most: int, resident: int) -> int:
+    """Return the size of the grid of prefill, which follows from shapes alone.
+
+    full: pieces of work if all tokens are of one prompt; most: pieces of work that a step of this shape may have;
+    resident: programs that the device holds at a time.
+
+    Few steps have as many tiles as `most`, with a partial tile for each sequence and with chunks. Programs without work
+    take time, so there are as many as the tokens fill tiles. If these are fewer than the device holds, a loop of each
+    program is enough. If they are more, the device starts the next program where one ends.
+    """
+    return max(1, min(most, max(full, resident)))
 
 
 def prefill(
@@ -206,6 +243,7 @@ def prefill(
     tiles: AttentionTiles,
     scale: float,
     window: int,
+    multiprocessors: int,
     aligned: bool = False,
     piece: int = 0,
     sinks: Tensor | None = None,
@@ -225,8 +263,10 @@ def prefill(
     partials = plan.partials if split else 0
     partial = torch.empty((partials, heads, d), dtype=torch.float32, device=q.device)
     partial_weights = torch.empty((partials, heads, 2), dtype=torch.float32, device=q.device)
-    prefill_kernel[(plan.bound * kv_heads,)](
-        q, k, v, block_tables, seq_lens, query_start, plan.items[kind], plan.work[kind], plan.order[kind], out,
+    block_q = tiles.rows // (heads // kv_heads)
+    programs = num_programs(len(q) // block_q * kv_heads, plan.bounds[kind] * kv_heads, multiprocessors * tiles.per_sm)
+    prefill_kernel[(programs,)](
+        q, k, v, block_tables, seq_lens, query_start, plan.items[kind], plan.order[kind], plan.counts[kind:], out,
         partial, partial_weights, q if sinks is None else sinks, block_tables.shape[1], 0 if paged else k.stride(0),
         window, scale, cap_scale,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, D=d, PADDED_D=power_of_2(d),
@@ -237,4 +277,5 @@ def prefill(
     )  # fmt: skip
     if split:
         assert plan.rows is not None
-        sum_chunks(plan.rows, partial, partial_weights, out, sinks)
+        count = plan.counts[-1:]
+        sum_chunks(plan.rows, count, partial, partial_weights, out, multiprocessors, sinks)

@@ -34,16 +34,22 @@ class PrefillPlan:
     items: Tensor  # [kinds, bound, 8] int32: sequence, first query, first key, end of keys, slot or -1, chunks
     work: Tensor  # [kinds, bound] int32: keys of the item; -1: the item does not exist
     order: Tensor  # [kinds, bound] int64: items by descending number of keys, for a short tail
-    bound: int  # upper bound of the number of items in a list
+    counts: Tensor  # [kinds + 1] int32: items of each list, and rows
+    bounds: tuple[int, ...]  # upper bound of the number of items of each list
     rows: Tensor | None = None  # [R, 8] int32: first slot (5), chunks (6), token (7), as of a DecodePlan; None: no cuts
     partials: int = 0  # slots for results of tiles with several chunks
 
 
-@triton.jit(do_not_specialize=["sequences", "longest"])
+@triton.jit(do_not_specialize=["sequences", "longest", "capacity"])
 def plan_sequences_kernel(
-    seq_lens, query_start, starts, sequences, longest, BLOCK_Q: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Fill starts [kinds, sequences + 1] int32: the tiles before each sequence, and the total. grid (kinds,)."""
+    seq_lens, query_start, starts, counts, sequences, longest, capacity,
+    BLOCK_Q: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Fill starts [kinds, sequences + 1] int32: the tiles before each sequence, and the total, also in counts [kinds].
+
+    grid (kinds,). A sequence with fewer keys than queries, or more queries than `capacity`, is an error of the caller:
+    it is skipped.
+    """
     kind = tl.program_id(0)
     before = 0
     for first in range(0, sequences, BLOCK):
@@ -51,13 +57,14 @@ def plan_sequences_kernel(
         inside = s < sequences
         queries = tl.load(query_start + s + 1, mask=inside, other=0) - tl.load(query_start + s, mask=inside, other=0)
         length = tl.load(seq_lens + s, mask=inside, other=0)
-        mine = queries > longest
+        mine = (queries > longest) & (queries <= tl.minimum(length, capacity))
         if SPLIT:
             mine &= (queries == length) == (kind == 1)
         tiles = tl.where(mine, (queries + BLOCK_Q - 1) // BLOCK_Q, 0)
         tl.store(starts + kind * (sequences + 1) + s, before + tl.cumsum(tiles, axis=0) - tiles, mask=inside)
         before += tl.sum(tiles, axis=0)
     tl.store(starts + kind * (sequences + 1) + sequences, before)
+    tl.store(counts + kind, before)
 
 
 @triton.jit(do_not_specialize=["sequences", "steps", "window", "capacity", "bound"])
@@ -84,8 +91,7 @@ def plan_tiles_kernel(
     tl.store(at + 3, end, mask=inside & exists)
     tl.store(at + 4, -1, mask=inside & exists)
     tl.store(at + 5, 1, mask=inside & exists)
-    # A context that is shorter than its queries, or longer than the table, is an error of the caller: it is skipped.
-    tl.store(work + kind * bound + item, tl.where(exists & (context >= 0), end - lowest, -1), mask=inside)
+    tl.store(work + kind * bound + item, tl.where(exists, end - lowest, -1), mask=inside)
 
 
 @triton.jit
@@ -95,17 +101,18 @@ def _chunks_of(keys, size, MIN_KEYS: tl.constexpr):
     return tl.where(keys > 0, tl.minimum((keys + size - 1) // size, most), 0)
 
 
-@triton.jit(do_not_specialize=["sequences", "steps", "bound", "places"])
+@triton.jit(do_not_specialize=["kinds", "sequences", "steps", "bound", "places"])
 def plan_chunks_kernel(
-    query_start, starts, items, work, table, sequences, steps, bound, places,
+    query_start, starts, items, work, table, counts, kinds, sequences, steps, bound, places,
     BLOCK_Q: tl.constexpr, UNIT: tl.constexpr, MIN_KEYS: tl.constexpr, FIELDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Cut the keys of tiles into chunks. items, work: whole tiles, of `plan_tiles_kernel`. grid (kinds,).
 
     Fills table [kinds, bound + 1, FIELDS] int32: items, slots and rows before each tile, its chunks and their size. The
-    entry after the last tile has the sums. Only tiles of list CACHED are cut, and only if that shortens the longest
-    item: with at most `places` tiles, chunks are as small as `places` items in all allow; with more tiles, those that
-    are longer than a fair share of all keys are cut into such shares.
+    entry after the last tile has the sums. counts [kinds + 1] are the numbers of items and of rows. Only tiles of list
+    CACHED are cut, and only if that shortens the longest item: with at most `places` tiles, chunks are as small as
+    `places` items in all allow; with more tiles, those that are longer than a fair share of all keys are cut into such
+    shares.
     """
     kind = tl.program_id(0)
     items += kind * bound * FIELDS
@@ -158,6 +165,9 @@ def plan_chunks_kernel(
     tl.store(at, items_before)
     tl.store(at + 1, slots_before)
     tl.store(at + 2, rows_before)
+    tl.store(counts + kind, items_before)
+    if kind == 0:
+        tl.store(counts + kinds, rows_before)
 
 
 @triton.jit(do_not_specialize=["sequences", "steps", "tile_bound", "bound", "row_bound"])
@@ -234,15 +244,16 @@ def plan_prefill(
     starts = torch.empty((kinds, sequences + 1), dtype=torch.int32, device=device)
     tiles = torch.empty((kinds, bound, FIELDS), dtype=torch.int32, device=device)
     work = torch.empty((kinds, bound), dtype=torch.int32, device=device)
+    counts = torch.empty(kinds + 1, dtype=torch.int32, device=device)
     plan_sequences_kernel[(kinds,)](
-        seq_lens, query_start, starts, sequences, longest, BLOCK_Q=block_q, SPLIT=split, BLOCK=512
+        seq_lens, query_start, starts, counts, sequences, longest, capacity, BLOCK_Q=block_q, SPLIT=split, BLOCK=512
     )
     plan_tiles_kernel[(triton.cdiv(bound, 256), kinds)](
         seq_lens, query_start, starts, tiles, work, sequences, sequences.bit_length(), window, capacity, bound,
         BLOCK_Q=block_q, FIELDS=FIELDS, BLOCK=256,
     )  # fmt: skip
     if places < 2:
-        return PrefillPlan(tiles, work, work.argsort(dim=-1, descending=True), bound)
+        return PrefillPlan(tiles, work, work.argsort(dim=-1, descending=True), counts, (bound,) * kinds)
     # Fewer than `places` tiles are cut, into at most 2 * places chunks: with a fair share of all keys for each place, a
     # tile that is longer has at most twice as many chunks as shares. The number of slots does not depend on
     # lengths, so the largest step, which a worker measures at its start, includes the memory for partial results.
@@ -252,7 +263,7 @@ def plan_prefill(
     item_work = torch.empty((kinds, item_bound), dtype=torch.int32, device=device)
     rows = torch.empty((row_bound, FIELDS), dtype=torch.int32, device=device)
     plan_chunks_kernel[(kinds,)](
-        query_start, starts, tiles, work, table, sequences, capacity.bit_length(), bound, places,
+        query_start, starts, tiles, work, table, counts, kinds, sequences, capacity.bit_length(), bound, places,
         BLOCK_Q=block_q, UNIT=unit, MIN_KEYS=MIN_SPLIT_KEYS, FIELDS=FIELDS, BLOCK=512,
     )  # fmt: skip
     plan_chunk_items_kernel[(triton.cdiv(max(item_bound, row_bound), 256), kinds)](
@@ -260,4 +271,4 @@ def plan_prefill(
         item_bound, row_bound, FIELDS=FIELDS, BLOCK=256,
     )  # fmt: skip
     order = item_work.argsort(dim=-1, descending=True)
-    return PrefillPlan(items, item_work, order, item_bound, rows, 2 * places * block_q)
+    return PrefillPlan(items, item_work, order, counts, (item_bound, bound)[:kinds], rows, 2 * places * block_q)

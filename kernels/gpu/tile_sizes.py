@@ -22,7 +22,7 @@ class AttentionTiles:
     keys: int
     warps: int
     stages: int
-    per_sm: int = 1  # programs that one multiprocessor holds at a time; for the persistent grid of decoding
+    per_sm: int = 1  # programs that one multiprocessor holds at a time; for persistent grids
 
     @property
     def paged_stages(self) -> int:

@@ -194,7 +194,7 @@ def test_any_number_of_programs_gives_the_same_bits(monkeypatch, invariant):
     check(paged, expected)
     for programs in (1, 2, 3, 5, 8, 1000):
         monkeypatch.setattr(prefill, "num_programs", lambda full, most, resident, programs=programs: programs)
-        monkeypatch.setattr(decode, "SUMS_PER_SM", programs / 6)
+        monkeypatch.setattr(decode, "SUMS_PER_SM", programs)
         for found, rows in zip(paged.attend(), expected, strict=True):
             assert torch.equal(found, rows)
 
@@ -211,8 +211,9 @@ class Launches:
 
 @pytest.mark.parametrize(
     ("tokens", "sequences", "expected"),
-    # Tiles have 32 tokens of 8 heads of keys. The bounds are 304 x 8 programs of 16 decodes ... and 160 x 8.
-    [(512, 256, [132, 67 * 32, 132]), (2048, 64, [512, 67 * 32, 512]), (16, 15, [132, 16 * 32, 64])],
+    # Prompts with cached keys, sums of their chunks, new prompts. A tile has 32 tokens of one sequence: the first step
+    # may have 272 tiles, and 32 more chunks, for each of 8 heads.
+    [(512, 256, [132, 66 * 32, 132]), (2048, 64, [512, 66 * 32, 512]), (16, 15, [132, 16 * 32, 64])],
 )
 def test_a_step_of_any_shape_launches_few_programs_without_work(monkeypatch, tokens, sequences, expected):
     """Llama-3.1-8B on an H200, with the shapes of graphs of mixed steps."""
