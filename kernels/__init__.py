@@ -7,7 +7,7 @@ Triton for CUDA devices.
 from quire.kernels.cpu.library import bind_threads, interleave_memory, num_threads, set_num_threads, unbind_threads
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.gpu.cuda import PinningFailed
-from quire.kernels.gpu.supported import MAX_HEAD_DIM as TRITON_MAX_HEAD_DIM
+from quire.kernels.gpu.supported import max_head_dim as max_triton_head_dim
 from quire.kernels.gpu.triton_support import TritonFailure, outdated_assembler, outdated_triton, triton_failure
 from quire.kernels.interrupt import Interrupt, StepInterrupted
 from quire.kernels.mkl_warmup import warm_up_mkl
@@ -18,7 +18,6 @@ from quire.kernels.self_test.cases import KernelFault, ReplaceableKernels, SelfT
 from quire.kernels.unavailable import KernelsUnavailable
 
 __all__ = [
-    "TRITON_MAX_HEAD_DIM",
     "CpuOps",
     "Interrupt",
     "KernelFault",
@@ -35,6 +34,7 @@ __all__ = [
     "bind_threads",
     "interleave_memory",
     "latent_ops",
+    "max_triton_head_dim",
     "num_threads",
     "outdated_assembler",
     "outdated_triton",

@@ -61,7 +61,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     has_integers = devices.has_integers(settings, device, config)
     dtype = devices.choose_dtype(settings.dtype, device, has_integers)
     if isinstance(config, ModelConfig):
-        settings = backend.choose_kernels(settings, device, config.largest_head_dim)
+        settings = backend.choose_kernels(settings, device, dtype, config.largest_head_dim)
     stored = config.dtype if isinstance(config, ModelConfig) else None
     ops = backend.make_ops(settings, device, dtype, stored)
     warn_of_assembler(device, settings)

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.gpu.supported import WIDE_HEAD_DIM
+
 LOG2_E = math.log2(math.e)
 
 
@@ -62,9 +64,11 @@ def load_tile(
 def computes_in_float16(q_dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> bool:
     """Return whether products of bfloat16 queries with an fp8 cache are computed in float16; see `to_float16`.
 
-    The compiler keeps converted queries in registers. With heads over 128, 64 more registers of a thread would spill.
+    The compiler keeps converted queries in registers. With heads of 144 to 256, 64 more registers of a thread would
+    spill. Larger heads have small tiles, with room for them.
     """
-    return q_dtype == torch.bfloat16 and kv_dtype == torch.float8_e4m3fn and head_dim <= 128
+    is_wide = head_dim > WIDE_HEAD_DIM
+    return q_dtype == torch.bfloat16 and kv_dtype == torch.float8_e4m3fn and (head_dim <= 128 or is_wide)
 
 
 @triton.jit

@@ -330,14 +330,14 @@ class TritonOps:
 
     def _check_caches(self, k_cache: Tensor, v_cache: Tensor, kv_heads: int | None) -> torch.Size:
         shape = checks.caches(k_cache, v_cache, kv_heads, self.kv_dtype)
-        supported.check_cache_shape(shape[2], shape[3])
+        supported.check_cache_shape(shape[2], shape[3], self.dtype)
         return shape
 
     def alloc_kv_cache(
         self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int
     ) -> tuple[Tensor, Tensor]:
         checks.cache_shape(block_size, head_dim)
-        supported.check_cache_shape(block_size, head_dim)
+        supported.check_cache_shape(block_size, head_dim, self.dtype)
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
         k, v = (torch.zeros(shape, dtype=self.kv_dtype, device=self.device) for _ in range(2))
         return k, v
@@ -346,7 +346,7 @@ class TritonOps:
         return k_cache.clone(), v_cache.clone()
 
     def stack_caches(self, kv_cache: Sequence[tuple[Tensor, Tensor]]) -> TritonCaches:
-        return TritonCaches(Caches(kv_cache), self.kv_dtype, self.kernels)
+        return TritonCaches(Caches(kv_cache), self.dtype, self.kv_dtype, self.kernels)
 
     def copy_blocks(self, stack: CacheStack, src: Tensor, dst: Tensor) -> None:
         assert isinstance(stack, TritonCaches)

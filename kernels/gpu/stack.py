@@ -10,9 +10,9 @@ from quire.kernels.stack import Caches, Stack
 class TritonCaches:
     """The checked caches of all layers, and the mover of their blocks."""
 
-    def __init__(self, stack: Caches, kv_dtype: torch.dtype, kernels: KernelTable) -> None:
+    def __init__(self, stack: Caches, dtype: torch.dtype, kv_dtype: torch.dtype, kernels: KernelTable) -> None:
         shape = stack.check_caches(None, kv_dtype)
-        check_cache_shape(shape[2], shape[3])
+        check_cache_shape(shape[2], shape[3], dtype)
         self.num_blocks, self.block_shape = stack.num_blocks, stack.block_shape
         self._kept = stack
         self.mover = kernels.block_mover(stack.tensors)
@@ -25,7 +25,7 @@ class TritonStack:
         self.hidden = stack.check(dtype, kv_dtype)
         stack.check_packing(dtype)
         for k, _ in stack.kv_cache:
-            check_cache_shape(k.shape[2], k.shape[3])
+            check_cache_shape(k.shape[2], k.shape[3], dtype)
             check_group(stack.num_heads, k.shape[1], k.shape[3], dtype)
         self.num_blocks, _, self.block_size, _ = stack.kv_cache[0][0].shape
         self.stack = stack

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.kernels.gpu.supported import WIDE_HEAD_DIM
 from quire.kernels.grouped_weight import GROUP
 
 
@@ -50,6 +51,8 @@ def decode_tiles(head_dim: int, group: int, dtype: torch.dtype) -> AttentionTile
     group: query heads per key-value head. A group of more than 64 (of more than 16, if a row has more than 512 bytes)
     is split over several tiles.
     """
+    if head_dim > WIDE_HEAD_DIM:  # 8 warps: with 4, a thread has 64 sums and spills registers
+        return AttentionTiles(MIN_ROWS, 16, 8, 3)
     width = power_of_2(head_dim) * dtype.itemsize  # bytes of one key in a tile
     rows = min(64 if width <= 512 else MIN_ROWS, max(MIN_ROWS, power_of_2(group)))
     stages = 3 if rows == MIN_ROWS and dtype.itemsize == 2 else 2
@@ -66,6 +69,10 @@ def prefill_tiles(
     LARGE_SHARED_BYTES.
     """
     width = power_of_2(head_dim) * dtype.itemsize
+    if head_dim > WIDE_HEAD_DIM:
+        # This fits into 99 KB, and uses no warpgroup products, whose left matrix would be in registers: see below. A
+        # tile of 64 rows would use them, with half of the traffic from the L2 cache. With 32 keys it spills 136 bytes.
+        return AttentionTiles(32, 32, 8, 2)
     if not large_shared and width > 256 and group <= 64:
         if dtype.itemsize == 2:
             return AttentionTiles(64, 32, 8, 2)
@@ -110,6 +117,9 @@ def invariant_tiles(
     """
     tiles = prefill_tiles(head_dim, group, dtype, window, large_shared)
     if dtype.itemsize == 4:
+        return tiles, tiles
+    if head_dim > WIDE_HEAD_DIM:  # tiles of 32 rows spill up to 576 bytes
+        tiles = AttentionTiles(MIN_ROWS, 32, 8, 2)
         return tiles, tiles
     if head_dim > 128:  # sums of pieces take registers
         tiles = AttentionTiles(64, 32, 8, 3 if large_shared else 2)

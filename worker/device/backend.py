@@ -56,15 +56,18 @@ def choose_kv_dtype(
     return wanted
 
 
-def choose_kernels(settings: WorkerSettings, device: torch.device, head_dim: int) -> WorkerSettings:
+def choose_kernels(settings: WorkerSettings, device: torch.device, dtype: torch.dtype, head_dim: int) -> WorkerSettings:
     """Return the settings with the kernels that compute heads of this size. Raises StartError if they are not to be.
 
-    head_dim: the largest of the model. The Triton kernels have a largest size, beyond which torch computes.
+    dtype: of the activations. head_dim: the largest of the model. The Triton kernels have a largest size, beyond which
+    torch computes.
     """
-    most = kernels.TRITON_MAX_HEAD_DIM
+    most = kernels.max_triton_head_dim(dtype)
     if device.type != "cuda" or settings.kernels == "reference" or head_dim <= most:
         return settings
-    what = f"the model has heads of {head_dim}, and the Triton kernels compute heads of up to {most}"
+    what = (
+        f"the model has heads of {head_dim}, and the Triton kernels compute heads of up to {most} in {str(dtype)[6:]}"
+    )
     if settings.kernels == "triton":
         raise StartError(f"--kernels triton: {what}; --kernels auto computes with torch")
     if settings.batch_invariant:

@@ -1,9 +1,13 @@
 """All layers of a step against the reference."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from quire import kernels
+from quire.worker.models.decoder import Decoder
+from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.stacks import (
     BLOCK,
@@ -19,6 +23,7 @@ from tests.support.kernels.stacks import (
     stack_arguments,
     step,
 )
+from tests.worker.models.test_decoder import Stepper
 
 
 @pytest.mark.parametrize("extras", [False, True])
@@ -79,6 +84,26 @@ def test_layers_of_several_shapes_are_those_of_the_reference(monkeypatch, num_sh
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     for one, other in zip(caches, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_gemma_4_with_heads_of_512_deviates_from_float32_at_most_twice_as_far_as_in_torch(
+    monkeypatch, tmp_path: Path
+):
+    if torch.bfloat16 not in TRITON_DTYPES:
+        pytest.skip("Triton is not installed")
+    ops = make_triton_ops(torch.bfloat16, monkeypatch)
+    torch.set_default_device(None)
+    path = make_checkpoint(tmp_path, "gemma4", global_head_dim=512)
+    prompts = [torch.arange(3, 3 + length, dtype=torch.int32) for length in (1, 20)]
+
+    def logits(one: kernels.Ops) -> torch.Tensor:
+        model = Decoder.load(path, one, one.dtype, one.device)
+        return torch.cat(Stepper(model, prompts).run([{s: len(prompt)} for s, prompt in enumerate(prompts)])).cpu()
+
+    # In bfloat16 the layers of random weights magnify each rounding, in torch as well.
+    exact, plain = (logits(kernels.ReferenceOps(ops.device, dtype)) for dtype in (torch.float32, torch.bfloat16))
+    assert (logits(ops) - exact).norm() < 2 * (plain - exact).norm() < 0.2 * exact.norm()
 
 
 def test_all_layers_add_up_over_ranks_in_both_products(gpu_ops):

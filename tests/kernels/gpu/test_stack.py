@@ -20,7 +20,7 @@ def test_weights_that_were_packed_for_another_use_are_refused(ops):
 def test_caches_are_refused_that_no_kernel_reads():
     k, v = torch.zeros(2, 3, 1, 16, 320)
     with pytest.raises(Unsupported, match="head_dim is 320"):
-        TritonCaches(Caches([(k, v)]), torch.float32, KernelTable())
+        TritonCaches(Caches([(k, v)]), torch.float32, torch.float32, KernelTable())
 
 
 def test_a_stack_moves_blocks_of_all_its_caches(ops):

@@ -83,27 +83,39 @@ def test_page_sizes(gpu_ops, block_size):
         gpu_ops.alloc_kv_cache(2, 1, block_size, 64)
 
 
-@pytest.mark.parametrize("head_dim", [0, 8, 40, 72, 272, 512])
+@pytest.mark.parametrize("head_dim", [0, 8, 40, 72, 528, 1024])
 def test_head_sizes(gpu_ops, head_dim):
     with pytest.raises(ValueError, match=rf"head_dim is {head_dim}: .* multiple"):
         gpu_ops.alloc_kv_cache(2, 1, 16, head_dim)
 
 
+def test_large_heads_in_16_bits_alone(gpu_ops):
+    for head_dim in (272, 512):
+        if gpu_ops.dtype.itemsize == 2:
+            assert gpu_ops.alloc_kv_cache(2, 1, 16, head_dim)[0].shape == (2, 1, 16, head_dim)
+            continue
+        with pytest.raises(ValueError, match=rf"head_dim is {head_dim}: .* multiples of 16 up to 256 in torch.float32"):
+            gpu_ops.alloc_kv_cache(2, 1, 16, head_dim)
+
+
 def test_caches_of_another_maker(gpu_ops):
     """The operation refuses caches of an unsupported shape, which another implementation may have allocated."""
-    wide = torch.zeros(2, 1, 16, 320, dtype=gpu_ops.dtype)
-    q, one = torch.zeros(1, 1, 320, dtype=gpu_ops.dtype), torch.tensor([1], dtype=torch.int32)
+    wide = torch.zeros(2, 1, 16, 640, dtype=gpu_ops.dtype)
+    q, one = torch.zeros(1, 1, 640, dtype=gpu_ops.dtype), torch.tensor([1], dtype=torch.int32)
     where = torch.zeros(1, 1, dtype=torch.int32), one, torch.tensor([0, 1], dtype=torch.int32)
-    with pytest.raises(ValueError, match="head_dim is 320"):
+    with pytest.raises(ValueError, match="head_dim is 640"):
         gpu_ops.paged_attention(q, wide, wide, *where, 0.1)
 
 
-def test_groups_of_heads(gpu_ops):
-    caches = gpu_ops.alloc_kv_cache(2, 1, 16, 256)
-    most = 64 if gpu_ops.dtype.itemsize == 2 else 32
-    q, one = torch.zeros(1, most + 1, 256, dtype=gpu_ops.dtype), torch.tensor([1], dtype=torch.int32)
+@pytest.mark.parametrize(("head_dim", "most"), [(256, 64), (512, 16)])
+def test_groups_of_heads(gpu_ops, head_dim, most):
+    if gpu_ops.dtype.itemsize == 4:
+        head_dim, most = 256, 32
+    caches = gpu_ops.alloc_kv_cache(2, 1, 16, head_dim)
+    q, one = torch.zeros(1, most + 1, head_dim, dtype=gpu_ops.dtype), torch.tensor([1], dtype=torch.int32)
     where = torch.zeros(1, 1, dtype=torch.int32), one, torch.tensor([0, 1], dtype=torch.int32)
-    with pytest.raises(ValueError, match=rf"{most + 1} heads over 1 key-value heads .* support {most} of head_dim 256"):
+    message = rf"{most + 1} heads over 1 key-value heads .* support {most} of head_dim {head_dim}"
+    with pytest.raises(ValueError, match=message):
         gpu_ops.paged_attention(q, *caches, *where, 0.1)
 
 

@@ -18,6 +18,7 @@ from quire.kernels.gpu.tile_sizes import (
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SHAPES = [*itertools.product((16, 64, 80, 128, 256), (1, 4, 20, 64), DTYPES)]
+SHAPES += [*itertools.product((272, 512), (1, 4, 16), (torch.bfloat16, torch.float16))]
 
 
 def test_powers_of_2():

@@ -44,7 +44,7 @@ class Case:
         return "-".join([*names, f"{self.heads}of{self.kv_heads}", f"d{self.d}", *extra])
 
 
-FAST = [Case(), Case(torch.float16, 2, 1, 64), Case(torch.float32, 2, 1, 64), Case(kv_dtype=FP8)]
+FAST = [Case(), Case(torch.float16, 2, 1, 64), Case(torch.float32, 2, 1, 64), Case(kv_dtype=FP8), Case(d=512)]
 MORE = [
     Case(heads=16, kv_heads=2),
     Case(heads=8, d=64),
@@ -55,6 +55,8 @@ MORE = [
     Case(torch.float16, 4, 1, 128, FP8),
     Case(torch.float32, 8, 2, 128),
     Case(torch.float32, 2, 1, 256),
+    Case(d=512, kv_dtype=FP8),
+    Case(torch.float16, 4, 1, 272, window=100),
 ]
 CASES = [*FAST, *one_in(2, MORE)]
 
@@ -150,7 +152,7 @@ def test_new_prompts_are_computed_from_their_own_keys(
         (torch.bfloat16, 64, 0, 0.0),
         *(
             pytest.param(dtype, d, window, softcap, marks=pytest.mark.slow)
-            for dtype, d in ((torch.float16, 128), (torch.bfloat16, 256))
+            for dtype, d in ((torch.float16, 128), (torch.bfloat16, 256), (torch.bfloat16, 512))
             for window, softcap in ((0, 0.0), (50, 0.0), (0, 2.5))
         ),
     ],

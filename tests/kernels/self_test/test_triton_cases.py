@@ -1,5 +1,6 @@
 """The pattern that old assemblers compile wrongly, and prompts that bring their keys along."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from quire.kernels.self_test.cases import KernelCase, run_cases
 from quire.kernels.self_test.inputs import QUICK, CaseInputs
 from quire.kernels.self_test.registry import cases_of
+from quire.kernels.self_test.uses import AttentionUse
 from tests.kernels.self_test.conftest import ODD, PLAIN
-from tests.support.kernels.implementations import HAS_TRITON
+from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
@@ -46,6 +48,23 @@ def test_if_the_pattern_is_wrong_torch_computes_prompts(triton, monkeypatch):
     assert not triton.launch_options.may_split
     monkeypatch.setattr(attention, "prefill", None)
     assert run_cases(triton, triton_cases.fresh_cases(CaseInputs(triton, QUICK), [PLAIN], 16, 60)).faults == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn], ids=["", "fp8"])
+def test_all_cases_of_attention_with_heads_of_512(monkeypatch, kv_dtype):
+    """Gemma 4, layers without a window."""
+    ops = make_triton_ops(torch.bfloat16, monkeypatch, kv_dtype=kv_dtype)
+    from quire.kernels.self_test.attention import attention_cases
+    from quire.kernels.self_test.triton_cases import fold_cases, fresh_cases
+
+    ops.check_ids = False
+    use = AttentionUse(8, 1, 512, 1.0, has_norms=True, has_v_norm=True)
+    inputs = CaseInputs(ops, QUICK)
+    of_steps = (cases(inputs, [use], 16, 300) for cases in (attention_cases, fresh_cases))
+    cases = [*fold_cases(inputs, [use]), *itertools.chain(*of_steps), *split_extend(ops, monkeypatch, use)]
+    assert {"fold", "decode", "extend", "new prompts", "split extend"} <= {case.name for case in cases}
+    assert run_cases(ops, cases).faults == []
 
 
 def split_extend(ops, monkeypatch, use=PLAIN) -> list[KernelCase]:

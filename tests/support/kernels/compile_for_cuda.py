@@ -70,6 +70,7 @@ class Attention:
 
 QWEN = Attention("bf16", 128, 16, 8, norms=True)  # Qwen3-0.6B
 LLAMA = Attention("bf16", 128, 32, 8)  # Llama-3.1-8B
+GEMMA_4 = Attention("bf16", 512, 16, 2)  # Gemma 4 26B-A4B, layers without a window
 # Heads of models that Quire serves, in each mode of the cache and of the arithmetic.
 SERVED = [
     LLAMA,
@@ -83,11 +84,15 @@ SERVED = [
     Attention("bf16", 64, 32, 8, invariant=True),
     Attention("bf16", 64, 64, 8, window=128, capped=True),  # gpt-oss
     Attention("bf16", 256, 8, 2),  # Gemma
+    GEMMA_4,
+    replace(GEMMA_4, fp8=True),
+    replace(GEMMA_4, invariant=True),
 ]
 FEW = [QWEN, replace(QWEN, invariant=True), replace(QWEN, capped=True)]
 
 # Shapes for which the tiles for Hopper do not fit into the shared memory of other devices.
 WIDE = [Attention("bf16", 256, 8, 2), Attention("bf16", 256, 8, 2, invariant=True), Attention("fp32", 128, 8, 2)]
+WIDE += [GEMMA_4, replace(GEMMA_4, invariant=True)]
 
 
 def many() -> list[Attention]:
@@ -95,6 +100,10 @@ def many() -> list[Attention]:
     for dtype, d in product(DTYPES, (64, 80, 96, 128, 256)):
         found.append(Attention(dtype, d, 8, 2))
         found.append(Attention(dtype, d, 12, 2, block_size=128, window=100, fp8=True, norms=True, invariant=True))
+    for dtype, window, capped in product(("bf16", "fp16"), (0, 100), (False, True)):
+        found.append(Attention(dtype, 512, 16, 1, window=window, capped=capped, norms=True))
+        found.append(Attention(dtype, 512, 6, 2, 64, window, fp8=True, invariant=True, capped=capped))
+    found += [Attention("bf16", d, 4, 1, fp8=fp8) for d, fp8 in product((272, 512), (False, True))]
     # Groups that fill a part of a tile, one tile or several tiles; every block size.
     found += [Attention("bf16", 128, heads, 1, invariant=True) for heads in (1, 7, 16, 48, 64, 71)]
     for d, invariant in product((64, 128, 256), (False, True)):

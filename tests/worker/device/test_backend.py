@@ -72,16 +72,19 @@ def test_the_triton_kernels_round_activations_if_they_are_asked_to(monkeypatch: 
 
 def test_heads_that_are_too_large_for_triton_are_left_to_torch(caplog: pytest.LogCaptureFixture) -> None:
     settings = WorkerSettings()
-    assert backend.choose_kernels(settings, CUDA, 256) is settings
-    assert backend.choose_kernels(settings, torch.device("cpu"), 512) is settings  # the C++ kernels compute them
+    assert backend.choose_kernels(settings, CUDA, torch.float32, 256) is settings
+    assert backend.choose_kernels(settings, CUDA, torch.bfloat16, 512) is settings
+    assert backend.choose_kernels(settings, torch.device("cpu"), torch.float32, 512) is settings  # the C++ kernels do
     assert not caplog.text
-    found = backend.choose_kernels(settings, CUDA, 512)
+    assert backend.choose_kernels(settings, CUDA, torch.bfloat16, 528).kernels == "reference"
+    caplog.clear()
+    found = backend.choose_kernels(settings, CUDA, torch.float32, 512)
     assert found.kernels == "reference"
-    assert "heads of 512, and the Triton kernels compute heads of up to 256: torch computes" in caplog.text
-    assert backend.choose_kernels(found, CUDA, 512) is found
+    assert "heads of 512, and the Triton kernels compute heads of up to 256 in float32: torch computes" in caplog.text
+    assert backend.choose_kernels(found, CUDA, torch.float32, 512) is found
     for fields, flag in (({"kernels": "triton"}, "--kernels triton"), ({"batch_invariant": True}, "--batch-invariant")):
         with pytest.raises(StartError, match=f"{flag}: the model has heads of 512"):
-            backend.choose_kernels(WorkerSettings(**fields), CUDA, 512)
+            backend.choose_kernels(WorkerSettings(**fields), CUDA, torch.float32, 512)
 
 
 def test_a_worker_on_cuda_accumulates_matrix_products_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
