@@ -207,7 +207,8 @@ def prefill_kernel(
     backwards = programs - 1 - program
     rounds = work // programs
     rounds += tl.where(rounds % 2 == 0, program, backwards) < work % programs
-    for one in tl.range(0, rounds):
+    # Values that do not change between pieces of work are computed again, because registers are scarce.
+    for one in tl.range(0, rounds, disable_licm=True):
         index = one * programs + tl.where(one % 2 == 0, program, backwards)
         _compute_item(
             items + tl.load(order + index // KV_HEADS) * FIELDS, index % KV_HEADS, q, k, v, block_tables, seq_lens,
