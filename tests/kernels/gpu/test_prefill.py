@@ -34,6 +34,6 @@ def test_rows_are_those_of_dense_attention_from_pages_and_from_fresh_keys(ops, m
         out = torch.full_like(q, float("nan"))
         steps = paged.tables, lengths, starts
         aligned = places == 0 or kind == FRESH
-        prefill(q, k, v, *steps, plan, kind, out, TILES, scale, window, aligned=aligned, piece=piece)
+        prefill(q, k, v, *steps, plan, kind, out, TILES, scale, window, 2, aligned=aligned, piece=piece)
         for s, rows in enumerate(out.flatten(1).split(paged.lengths)):
             assert_close(rows, paged.exact(s), 1)
