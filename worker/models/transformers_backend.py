@@ -361,9 +361,8 @@ def _prepare(
     weights: LayerWeights,
 ) -> nn.Module:
     """Load the model without the modules that `text` does not use. Raises CheckpointError or NotSupported."""
-    model: nn.Module = load_weights(
-        config, ops.dtype, read, weights.tensors() if isinstance(weights, StoredWeights) else None
-    )
+    tensors = weights.tensors() if isinstance(weights, StoredWeights) else None  # reports its own progress
+    model: nn.Module = load_weights(config, ops.dtype, read if tensors is None else None, tensors)
     keep_frequencies(model, config, max_model_len)
     model.to(device)
     if has_alibi(model) and ops.kv_dtype.itemsize < 2:

@@ -8,7 +8,6 @@ Transformers changes some of them, and stacks the weights of experts.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,8 +26,6 @@ from quire.worker.models.quantized.weight import joined
 from quire.worker.models.sharding import Unsplit
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.models.weight_reader import HEAD_BITS
-
-log = logging.getLogger(__name__)
 
 WORD_BYTES = 8
 # Names of linear layers that choose experts, and are never rounded: rounding would change the choice.

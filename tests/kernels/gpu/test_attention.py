@@ -87,7 +87,7 @@ def test_a_plan_does_for_all_layers_of_a_step(case, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [64, 128, 256, 512] if ON_CUDA else [64, 512])
+@pytest.mark.parametrize("d", [64, 128, 256, 512] if ON_CUDA else [64, pytest.param(512, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (50, 0.0), (0, 2.5), (50, 2.5)])
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
 def test_a_row_has_the_same_bits_in_any_batch_and_chunk_in_batch_invariant_mode(monkeypatch, dtype, window, softcap, d):
@@ -185,6 +185,7 @@ def test_no_keys_are_shared_in_batch_invariant_mode(monkeypatch):
     assert not summed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
 def test_any_number_of_programs_gives_the_same_bits(monkeypatch, invariant):
     """Each piece of work is computed by one program, in one round or another, forwards or backwards."""

@@ -65,6 +65,7 @@ def test_all_layers_of_a_mixed_step_are_those_of_the_reference(monkeypatch, wind
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shared", [0, 2])
 def test_layers_of_several_shapes_are_those_of_the_reference(monkeypatch, num_shared):
     """A decode row, and a prompt whose keys a later layer reads from the step or from the cache."""

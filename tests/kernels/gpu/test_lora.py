@@ -34,6 +34,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.float(), expected, rtol=unit, atol=unit * float(expected.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINEARS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_get_the_updates_of_their_adapters(monkeypatch, dtype, name):
@@ -70,6 +71,7 @@ def test_factors_of_several_types_become_float32(monkeypatch):
     assert_near(found, expected)
 
 
+@pytest.mark.slow
 def test_bits_of_a_row_do_not_depend_on_the_batch(monkeypatch):
     if not ON_CUDA:
         make_dot_row_invariant(monkeypatch)

@@ -120,6 +120,7 @@ def test_top_k_keeps_as_many_ids_as_it_says_in_rows_of_several_programs(ops, kin
     check_edges(ops, spread(kind), (temperature, rank, 1.0, 0.0), rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normal", "adjacent"])
 @pytest.mark.parametrize("rank", [1, 60, 1500, 19999])
 @pytest.mark.parametrize("top_k", [0, 19999])
@@ -151,6 +152,7 @@ def test_the_least_mass_counts_for_a_uniform_number_of_zero(ops):
     assert ops.sample(logits, *columns([(1.0, 0, 0.5, 0.0)]), zero).tolist() == [2]
 
 
+@pytest.mark.slow
 def test_rows_of_several_programs_follow_the_reference_and_not_their_neighbours(ops):
     rows = len(SETTINGS)
     logits, uniform = torch.randn(rows, SEGMENTED) * 3, torch.rand(rows, dtype=torch.float64)

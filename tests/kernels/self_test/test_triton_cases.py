@@ -50,7 +50,7 @@ def test_if_the_pattern_is_wrong_torch_computes_prompts(triton, monkeypatch):
     assert run_cases(triton, triton_cases.fresh_cases(CaseInputs(triton, QUICK), [PLAIN], 16, 60)).faults == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn], ids=["", "fp8"])
 def test_all_cases_of_attention_with_heads_of_512(monkeypatch, kv_dtype):
     """Gemma 4, layers without a window."""

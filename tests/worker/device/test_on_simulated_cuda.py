@@ -99,7 +99,7 @@ def test_requests_that_need_logits_give_the_results_of_a_cpu_and_wait_once_in_a_
             assert [token_id for token_id, _ in mine.top] == [token_id for token_id, _ in theirs.top]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_fp8_products_with_rounded_activations_are_captured_in_graphs(checkpoint: Path) -> None:
     found = []
     for cuda_graphs in (True, False):

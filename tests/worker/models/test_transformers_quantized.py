@@ -168,8 +168,12 @@ def test_layers_with_the_same_input_are_joined_as_codes_if_all_are_codes() -> No
 def test_stored_weights_are_found_by_their_content(tmp_path: Path) -> None:
     source = make_other(tmp_path / "plain", "stablelm", **LLAMA_LIKE)
     folder = quantize_checkpoint(source, tmp_path / "gptq", "gptq")
-    weights = StoredWeights(read_transformers_config(folder), kernels.select_ops("cpu", torch.float32, "reference"))
+    progress: list[tuple[int, int]] = []
+    ops = kernels.select_ops("cpu", torch.float32, "reference")
+    weights = StoredWeights(read_transformers_config(folder), ops, lambda *now: progress.append(now))
     tensors = weights.tensors()
+    assert progress == sorted(progress)
+    assert progress[-1][0] == progress[-1][1] > 0
     gate, up = (tensors[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up"))
     for given in ([gate, up], [torch.cat([gate, up])]):
         found = weights.joined(given)

@@ -105,6 +105,7 @@ def run_ranks(mode: str) -> list[dict[str, Any]]:
             process.wait()
 
 
+@pytest.mark.slow
 def test_small_tensors_are_summed_by_symmetric_memory_if_its_sums_are_right() -> None:
     for rank, found in enumerate(run_ranks("right")):
         assert found["is_used"]

@@ -56,13 +56,10 @@ class DequantizedCheckpoint(QuantizedCheckpoint):
         finite.
         """
         for name in self._shapes:
-            if self.layout(name) is None:
-                yield name, self.read_plain(name), False
-            else:
-                rows, _ = self._rows(name, ())
-                values = rows.dequantized(dtype)
-                self.finished([name])
-                yield name, values, True
+            is_quantized = self.layout(name) is not None
+            values = self._rows(name, ())[0].dequantized(dtype) if is_quantized else self.read_plain(name)
+            self.finished([name])
+            yield name, values, is_quantized
 
     def _rename(self) -> None:
         """Keep the stored names: Transformers has its own rules for them."""
