@@ -52,7 +52,8 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=CASES, ids=str)
+# The interpreter takes long for wide heads.
+@pytest.fixture(params=[pytest.param(one, marks=[pytest.mark.slow] * (one.d > 256)) for one in CASES], ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
     if request.param.dtype not in TRITON_DTYPES:
         pytest.skip("Triton is not installed")
