@@ -16,7 +16,7 @@ from quire.ops.tools.compose import VARIABLES
 from quire.shared.settings import options
 from quire.worker.settings import WorkerSettings
 from tests.conftest import clean_environ
-from tests.support.containers import compose_command
+from tests.support.containers import PINNED_COMPOSE
 
 TEXT = (PROJECT_ROOT / "docker-compose.yml").read_text()
 STACK: dict[str, Any] = yaml.safe_load(TEXT)
@@ -45,14 +45,15 @@ def test_a_service_has_no_rights_that_it_does_not_need(name: str) -> None:
     assert service["user"].split(":")[0] not in ("", "0", "root")
     assert service["init"] is True
     assert not {"privileged", "cap_add", "network_mode", "pid", "ipc", "env_file"} & service.keys()
-    assert service["pids_limit"] > 0
     assert service["healthcheck"]["test"][0] == "CMD"
     assert service["restart"] == "unless-stopped"
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name != "worker-gpu"])
-def test_a_service_has_a_limit_of_memory(name: str) -> None:
-    assert SERVICES[name]["deploy"]["resources"]["limits"]["memory"]
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_has_limits_of_memory_and_processes(name: str) -> None:
+    limits = SERVICES[name]["deploy"]["resources"]["limits"]
+    assert limits["pids"] > 0
+    assert name == "worker-gpu" or limits["memory"]
 
 
 def test_the_queue_can_be_reached_by_nobody_outside() -> None:
@@ -195,30 +196,63 @@ def test_the_password_of_grafana_is_named_where_grafana_is(document: str) -> Non
     assert "GRAFANA_PASSWORD=" in text
 
 
-@pytest.mark.parametrize(
-    "document", ["README.md", "docs/quickstart.md", "docs/how-to/containers.md", "docker-compose.yml"]
+def compose(*arguments: str, cwd: Path = PROJECT_ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Compose v2 without an engine, and with an empty .env."""
+    command = [*PINNED_COMPOSE, "--env-file", "/dev/null", *arguments]
+    return subprocess.run(command, cwd=cwd, env=clean_environ(**variables), capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("profiles", [(), ("gpu",), ("dashboards",), ("gpu", "dashboards")])
+def test_compose_accepts_the_file_with_each_profile(profiles: tuple[str, ...]) -> None:
+    done = compose(*(word for profile in profiles for word in ("--profile", profile)), "config", "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_variables_reach_the_services() -> None:
+    done = compose("--profile", "*", "config", GATEWAY_PORTS="18000-18009", CPU_WORKERS="3", QUIRE_MAX_NUM_SEQS="5")
+    understood = yaml.safe_load(done.stdout)["services"]
+    assert {*understood} == {*SERVICES}
+    assert understood["worker"]["environment"]["QUIRE_MAX_NUM_SEQS"] == "5"
+    assert int(understood["worker"]["scale"]) == 3
+    assert understood["gateway"]["ports"][0]["published"] == "18000-18009"
+    assert all(service["deploy"]["resources"]["limits"]["pids"] == 1024 for service in understood.values())
+
+
+DOCUMENTS = [PROJECT_ROOT / "README.md", *sorted((PROJECT_ROOT / "docs").rglob("*.md"))]
+COMMANDS = sorted(
+    {
+        command.split("#")[0].strip()
+        for path in (*DOCUMENTS, PROJECT_ROOT / "docker-compose.yml", PROJECT_ROOT / "ops/cli/commands.py")
+        for command in re.findall(r"docker compose ((?:--profile \S+ )?[a-z]+ [^`\n\";,)]*)", path.read_text())
+    }
 )
-def test_commands_that_are_shown_name_what_there_is(document: str) -> None:
-    text = (PROJECT_ROOT / document).read_text()
-    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
-    commands = re.findall(r"docker compose [^`\n]+", text)
-    assert commands
-    for command in commands:
-        assert {*re.findall(r"--scale (\S+)=", command)} <= {*SERVICES}
-        assert {*re.findall(r"--profile (\S+)", command)} <= profiles
 
 
-@pytest.mark.skipif(not compose_command(), reason="needs docker compose")
-@pytest.mark.slow
-def test_compose_understands_the_file() -> None:
-    environ = clean_environ(GATEWAY_PORTS="18000-18009", CPU_WORKERS="3", QUIRE_MAX_NUM_SEQS="5")
-    for profiles, names in (([], {*SERVICES} - {"worker-gpu", "grafana"}), (["gpu", "dashboards"], {*SERVICES})):
-        arguments = [word for profile in profiles for word in ("--profile", profile)]
-        done = subprocess.run(
-            [*compose_command(), *arguments, "config"], cwd=PROJECT_ROOT, env=environ, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        understood = yaml.safe_load(done.stdout)["services"]
-        assert names <= {*understood}
-        assert understood["worker"]["environment"]["QUIRE_MAX_NUM_SEQS"] == "5"
-        assert int(understood["worker"]["scale"]) == 3
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_documented_command_names_options_services_and_profiles_that_exist(command: str) -> None:
+    words = command.split()
+    if words[0] == "--profile":
+        assert words[1] in {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
+        words = words[2:]
+    options = {word for word in words if word.startswith("-")}
+    known = compose(words[0], "--help").stdout
+    assert f"docker compose {words[0]}" in known, "Compose has no such command"
+    assert all(re.search(rf"{option}\b", known) for option in options)
+    services = re.findall(r"--scale (\S+)=", command) + [words[1] for _ in "e" if words[0] in ("exec", "logs")]
+    assert {*services} - {"SERVICE"} <= {*SERVICES}
+
+
+EXAMPLES = [
+    (path, text)
+    for path in DOCUMENTS
+    for text in re.findall(r"^```yaml\n(services:\n.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example[0].name)
+def test_compose_accepts_the_overrides_of_the_documents(example: tuple[Path, str], tmp_path: Path) -> None:
+    (tmp_path / "docker-compose.yml").write_text(TEXT)
+    (tmp_path / "compose.override.yaml").write_text(example[1])
+    done = compose("config", "--services", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {*yaml.safe_load(example[1])["services"]} <= {*done.stdout.split()}
