@@ -1,21 +1,27 @@
-"""`quire keys`: makes, lists, limits, rotates and revokes API keys. Only `create` and `rotate` print a secret, once."""
+"""`quire keys`: makes, lists, limits, rotates, revokes, backs up and restores API keys.
+
+Only `create` and `rotate` print a secret, once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import getpass
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from quire.gateway.admin.key_settings import KeySettings
 from quire.shared.accounts.account import DEFAULT_NAME, Account
+from quire.shared.accounts.backup import back_up, restore
 from quire.shared.accounts.limits import LIMITS, AccountLimits
 from quire.shared.accounts.store import AccountStore, UnknownAccount
 from quire.shared.accounts.usage import as_csv, read_usage
@@ -80,6 +86,11 @@ async def _act(store: AccountStore, settings: KeySettings) -> None:
     elif action == "usage":
         rows = await read_usage(store.client, store.keys.prefix, settings.days, settings.id)
         print(json.dumps([row.shown() for row in rows], indent=1) if settings.json else as_csv(rows), end="")
+    elif action == "backup":
+        _write_file(settings.file, json.dumps(await back_up(store.client), indent=1))
+    elif action == "restore":
+        count = await restore(store.client, _read_json(settings.file), store.actor)
+        print(f"restored: API keys: {count}, with their limits, usage and audit log", file=sys.stderr)
     elif action == "audit":
         for entry in await store.audit(MAX_AUDIT_LINES):
             print(f"{_time(entry.at_ms // 1000)}  {entry.actor}  {entry.action}  {entry.accounts}  {entry.change}")
@@ -88,6 +99,28 @@ async def _act(store: AccountStore, settings: KeySettings) -> None:
         if action == "limit":
             account = await store.limit(account.place, _limits(account.limits, settings))
         _print_one(account)
+
+
+def _write_file(path: str, content: str) -> None:
+    """Write a new file that only its user can read, or to standard output. Raises CommandError."""
+    if path == "-":
+        print(content)
+        return
+    try:
+        with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600), encoding="utf-8") as file:
+            file.write(content + "\n")
+    except OSError as error:
+        raise CommandError(f"--file {path} cannot be written: {error.strerror}; give the name of a new file") from error
+
+
+def _read_json(path: str) -> Any:
+    """Read JSON from a file or from standard input. Raises CommandError."""
+    try:
+        return json.loads(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise CommandError(f"--file {path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        raise CommandError(f"--file {path} is not JSON: give a file of `quire keys backup`") from None
 
 
 def _limits(limits: AccountLimits, settings: KeySettings) -> AccountLimits:

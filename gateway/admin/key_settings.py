@@ -9,7 +9,7 @@ from quire.shared.redis.url import DEFAULT_REDIS_URL
 from quire.shared.settings import option
 from quire.shared.share import DEFAULT_WEIGHT, MAX_WEIGHT
 
-ACTIONS = ("list", "create", "show", "revoke", "rotate", "limit", "audit", "usage")
+ACTIONS = ("list", "create", "show", "revoke", "rotate", "limit", "audit", "usage", "backup", "restore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +22,14 @@ class KeySettings:
         variable="QUIRE_KEYS_ACTION",
         metavar="ACTION",
         choices=ACTIONS,
-        help="List all keys; create one; show, revoke, rotate or limit one; show the audit log of changes; or "
-        "print the usage as CSV.",
+        help="List all keys; create one; show, revoke, rotate or limit one; show the audit log of changes; "
+        "print the usage as CSV; or back up all accounts to a file and restore them from it.",
+    )
+    file: str = option(
+        "-",
+        variable="QUIRE_KEYS_FILE",
+        metavar="FILE",
+        help="File of `backup` and `restore`; - is standard output or standard input.",
     )
     id: str = option(
         "",

@@ -82,7 +82,7 @@ PARKING = Command(
 )
 
 KEYS = Command(
-    "Create, list, limit, rotate or revoke API keys.",
+    "Create, list, limit, rotate, revoke or back up API keys.",
     "API keys of projects and organisations, with their limits. A secret is shown once, when it is created or rotated; "
     "Redis has only its hash. Gateways know a change within a second.",
     (
@@ -92,6 +92,7 @@ KEYS = Command(
         "{prog} limit --organisation acme --tokens-per-day 10000000",
         "{prog} rotate --id 0123456789abcdef --grace-s 3600",
         "{prog} revoke --id 0123456789abcdef",
+        "{prog} backup --file keys.json    # and `restore` into an empty Redis",
     ),
     KeySettings,
     run_keys,

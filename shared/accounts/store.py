@@ -44,7 +44,7 @@ class AccountStore:
         """client: made for the lane ACCOUNTS_TAG. actor: the name of the caller in the audit log."""
         self.client = client
         self.keys = AccountKeys()
-        self._actor = actor
+        self.actor = actor
         self._change = load_script(client, "change_account")
 
     async def has_keys(self) -> bool:
@@ -163,7 +163,7 @@ class AccountStore:
 
     async def _write(self, action: str, shown: dict[str, Any], changes: Sequence[tuple[str, Account]]) -> bool:
         parts = [part for before, account in changes for part in (account.place, before, account.encode())]
-        args = [self._actor, action, json.dumps(shown), *parts]
+        args = [self.actor, action, json.dumps(shown), *parts]
         return bool(await self._change(keys=[self.keys.accounts, self.keys.audit], args=args))
 
 

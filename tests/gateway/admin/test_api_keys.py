@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.gateway.admin.api_keys import run
 from quire.gateway.admin.key_settings import KeySettings
+from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.secret import key_id_of
+from quire.shared.accounts.store import AccountStore
 from quire.shared.command_line import CommandError
+from tests.gateway.conftest import Start
+from tests.support.gateway.fake_worker import emit
+from tests.support.gateway.running import MODEL, tokens, until
 
 
 def act(redis_url: str, **settings: Any) -> int:
@@ -66,3 +73,37 @@ def test_faults_are_named(settings: dict[str, Any], message: str, redis_url: str
 def test_a_redis_that_does_not_answer_is_named() -> None:
     with pytest.raises(CommandError, match="--redis-url"):
         act("redis://127.0.0.1:1/0")
+
+
+async def test_a_key_works_after_its_backup_is_restored_and_its_budget_goes_on(
+    start_gateway: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = await start_gateway()
+    store, url = gateway.gateway.process.key_ring.store, gateway.settings.redis_url
+    _, secret = await store.create("acme", "web", "ci", AccountLimits(tokens_per_day=40))
+    body = {"model": MODEL, "prompt": "Hello", "max_tokens": 10}
+    async with gateway.worker(emit(tokens("abc"))):
+        first = await gateway.post("/v1/completions", body, Authorization=f"Bearer {secret}")
+    assert first.status == 200
+    # A request that waits has reserved a part of the budget; the backup does not contain it.
+    waiting = asyncio.create_task(gateway.post("/v1/completions", body, Authorization=f"Bearer {secret}"))
+    await until(lambda: has_open_request(store))
+    file = tmp_path / "keys.json"
+    await asyncio.to_thread(act, url, action="backup", file=str(file))
+    waiting.cancel()
+    assert secret[26:] not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(CommandError, match="give the name of a new file"):
+        await asyncio.to_thread(act, url, action="backup", file=str(file))
+
+    await store.client.flushall()
+    await asyncio.to_thread(act, url, action="restore", file=str(file))
+    assert "restored: API keys: 1" in capsys.readouterr().err
+    async with gateway.worker(emit(tokens("abc"))):
+        assert (await gateway.post("/v1/completions", body, Authorization=f"Bearer {secret}")).status == 200
+        refused = await gateway.post("/v1/completions", {**body, "max_tokens": 37}, Authorization=f"Bearer {secret}")
+    assert (refused.status, refused.error["code"]) == (402, "insufficient_quota")
+
+
+async def has_open_request(store: AccountStore) -> bool:
+    return await store.client.hget(store.keys.spent("project:acme/web"), "open") == b"1"
