@@ -136,8 +136,8 @@ def document(model: str) -> Schema:
             "title": "Quire",
             "version": installed_version("0 (not installed)"),
             "description": "Generates text. A parameter is honoured, refused with a 400 that names it, or named in the "
-            f"header {NO_EFFECT_HEADER}. Calls need an API key (`Authorization: Bearer` or `x-api-key`) unless the gateway "
-            "accepts anonymous calls, as it does by default on a loopback address.",
+            f"header {NO_EFFECT_HEADER}. Calls need an API key (`Authorization: Bearer` or `x-api-key`) unless the "
+            "gateway accepts anonymous calls, as it does by default on a loopback address.",
             "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

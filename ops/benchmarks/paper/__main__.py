@@ -1,7 +1,7 @@
 """`make paper`: repeat the evaluation of the PagedAttention paper (Kwon et al., SOSP'23) on this engine.
 
 make paper                                     all experiments; minutes
-make paper ARGS="--quick"                      all experiments, with runs too short for good numbers; no beams in figure 14
+make paper ARGS="--quick"                      all experiments, runs too short for good numbers, no beams in figure 14
 make paper ARGS="--only memory,sharing"        some experiments
 python -m quire.ops.benchmarks.paper --only batch --jobs 4 --seed 1
 
