@@ -159,7 +159,7 @@ COMMANDS: dict[str, Command[Any]] = {
         KEYS.description,
         (
             *KEYS.examples,
-            "{prog} --state-dir ~/quire-state            # of a `quire serve` with this --state-dir",
+            "{prog} --state-dir ~/quire-state            # of a `quire serve` with this --state-dir, running or not",
             "docker compose exec gateway quire-start keys create    # of the stack in containers",
         ),
         ApiKeySettings,

@@ -102,12 +102,11 @@ class ParkedSettings(ParkingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ApiKeySettings(KeySettings):
-    """The API keys in a Redis, by default that of a running `quire serve`."""
+    """The API keys in a Redis, by default that of a state folder of `quire serve`."""
 
     redis_url: str = option(
         "",
-        help=f"Redis that holds the keys; by default that of the running `quire serve`, or {DEFAULT_REDIS_URL} if "
-        "none runs.",
+        help="Redis that holds the keys; by default that of `quire serve`, also while it does not run.",
         metavar="URL",
         secret=True,
     )
@@ -116,7 +115,7 @@ class ApiKeySettings(KeySettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ApiUsageSettings(ApiKeySettings):
-    """The usage of API keys in a Redis, by default that of a running `quire serve`."""
+    """The usage of API keys in a Redis, by default that of a state folder of `quire serve`."""
 
     action: str = option("usage", variable="QUIRE_USAGE_ACTION", choices=("usage",), help="Print the usage as CSV.")
 
