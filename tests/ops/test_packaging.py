@@ -52,7 +52,7 @@ def test_no_module_imports_a_folder_by_its_own_name() -> None:
 
 def test_the_links_of_the_package_lead_to_the_folders() -> None:
     links = {path.name: path.resolve() for path in (PROJECT_ROOT / "src" / "quire").iterdir() if path.is_symlink()}
-    assert links == {name: Path(PROJECT_ROOT, name).resolve() for name in FOLDERS.split("|")}
+    assert links == {name: Path(PROJECT_ROOT, name).resolve() for name in (*FOLDERS.split("|"), "models")}
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -71,7 +71,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheels of both services and of the complete package, built from a copy of the sources."""
     tree, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheels")
     not_sources = shutil.ignore_patterns("__pycache__", "_build", "build", "*.egg-info", "results")
-    for name in ("src", *FOLDERS.split("|")):
+    for name in ("src", "models", *FOLDERS.split("|")):
         shutil.copytree(PROJECT_ROOT / name, tree / name, symlinks=True, ignore=not_sources)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT_ROOT / name, tree)
