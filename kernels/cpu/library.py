@@ -164,7 +164,9 @@ def _load(name: str) -> ctypes.CDLL:
     from quire.kernels.cpu import build  # not at the top: `python -m quire.kernels.cpu.build` imports this module first
 
     try:
-        [path] = build.build([name], _report_build)
+        # The common library is compiled first and quickly. The progress is that of a level.
+        report = _report_build if name != build.COMMON else lambda done, total: _report_build(0, 1)
+        [path] = build.build([name], report)
         return ctypes.CDLL(str(path))
     except (build.BuildError, OSError) as error:
         raise KernelsUnavailable(str(error)) from error

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.gateway.admin.api_keys import carry_out, run
-from quire.ops.cli.settings import ApiKeySettings
+from quire.ops.cli.settings import ApiKeySettings, ApiUsageSettings
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.ops.local.preconditions import find_redis, lock_state_dir
 from quire.ops.paths import resolve_state_dir
@@ -16,7 +16,7 @@ from quire.shared.command_line import CommandError
 from quire.shared.interrupts import raise_at_ctrl_c
 
 
-def keys(settings: ApiKeySettings, environ: Mapping[str, str]) -> int:
+def keys(settings: ApiKeySettings | ApiUsageSettings, environ: Mapping[str, str]) -> int:
     """Carry out one action; prints what it found. Raises CommandError.
 
     Without --redis-url it uses the Redis of the `quire serve` that runs with the state folder. If none runs, it starts
@@ -32,7 +32,7 @@ def keys(settings: ApiKeySettings, environ: Mapping[str, str]) -> int:
     return _offline(settings, state_dir)
 
 
-def _offline(settings: ApiKeySettings, state_dir: Path) -> int:
+def _offline(settings: ApiKeySettings | ApiUsageSettings, state_dir: Path) -> int:
     if settings.action != "create" and not (state_dir / "redis").is_dir():
         raise CommandError(
             f"no `quire serve` has run with the state folder {state_dir}, so it holds no keys; pass the --state-dir "
