@@ -91,7 +91,7 @@ def _units(library: str) -> list[Unit]:
     """Return the units of a library, the one that takes longest first."""
     if library == COMMON:
         return [Unit(path, 0) for path in _sources() if path.suffix == ".cpp" and not path.stem.startswith("level_")]
-    parts = (1, 0) if library in BFLOAT16_LEVELS else (3, 2, 1, 0)
+    parts = (1, 0) if library in BFLOAT16_LEVELS else (1, 2, 0, 3)
     return [Unit(SOURCE_DIR / f"level_{library}.cpp", part) for part in parts]
 
 
