@@ -18,6 +18,8 @@ from quire.ops.local.first_key import first_key
 from quire.shared.command_line import CommandError
 from tests.conftest import QuireProcess, StartQuire, clean_environ
 
+pytestmark = pytest.mark.timeout(240)
+
 REDIS_URL = "redis://127.0.0.1:1/0"  # nothing answers there
 
 
