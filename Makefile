@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/tools/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup test test-levels lint format bench paper faults soak containers clients gpu-check clean distclean
+.PHONY: help run setup test test-all test-levels lint format bench paper faults soak containers clients gpu-check wheel clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,13 +31,13 @@ setup: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install only what serving ne
 # since its load would distort their figures. ARGS="-n 0" runs all tests in one process.
 IN_PARALLEL = $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Install what tests need, then run the quick tests, two files at a time.
+test: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Install what tests need, then run the quick tests, two files at a time.
 	@$(IN_PARALLEL) $(ARGS)
 
-test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run the slow tests too, and those that CI has no time for; an hour or two.
+test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the slow tests too, and those that CI has no time for; an hour or two.
 	@$(IN_PARALLEL) -m "not faults and not gpu and not alone" --ignore tests/clients $(ARGS)
 
-test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run the tests with each instruction set up to this processor's; half an hour.
+test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the tests with each instruction set up to this processor's; half an hour.
 	@$(BIN)/python -m tests.support.levels $(ARGS)
 
 lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of imports.
@@ -79,9 +79,12 @@ clients: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try real clients and write
 gpu-check: ## Run the tests and measurements that need a GPU; under 9 minutes (ARGS="--rehearse": without one).
 	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" exec $$python -m quire.ops.benchmarks.gpu $(ARGS)
 
+wheel: $(VENV)/.stamp-run ## Build dist/quire-...-linux_x86_64.whl, with compiled kernels for every x86-64 processor.
+	@ops/tools/wheel.sh $(BIN)/python
+
 clean: ## Remove caches and compiled kernels.
 	@rm -rf kernels/cpu/_build build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	@rm -f $(VENV)/.stamp-kernels
+	@rm -f $(VENV)/.stamp-kernels $(VENV)/.stamp-levels
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean ## Also remove the virtual environment, and the queue and logs of `quire serve`.
@@ -102,5 +105,10 @@ $(VENV)/.stamp-bench: $(SETUP)
 
 # Without a compiler the worker computes with torch alone, which is slower and gives the same answers.
 $(VENV)/.stamp-kernels: $(VENV)/.stamp-run $(KERNELS)
-	@$(BIN)/python -m quire.kernels.cpu.build || echo "make: no compiled kernels; the worker will compute with torch, which is slower" >&2
+	@$(BIN)/python kernels/cpu/build.py
+	@touch $@
+
+# Tests compare the levels that this processor runs.
+$(VENV)/.stamp-levels: $(VENV)/.stamp-kernels
+	@$(BIN)/python kernels/cpu/build.py --supported
 	@touch $@

@@ -4,7 +4,14 @@
 Triton for CUDA devices.
 """
 
-from quire.kernels.cpu.library import bind_threads, interleave_memory, num_threads, set_num_threads, unbind_threads
+from quire.kernels.cpu.library import (
+    bind_threads,
+    interleave_memory,
+    num_threads,
+    report_builds,
+    set_num_threads,
+    unbind_threads,
+)
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.gpu.cuda import PinningFailed
 from quire.kernels.gpu.supported import max_head_dim as max_triton_head_dim
@@ -38,6 +45,7 @@ __all__ = [
     "num_threads",
     "outdated_assembler",
     "outdated_triton",
+    "report_builds",
     "select_ops",
     "set_num_threads",
     "triton_failure",

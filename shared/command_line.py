@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from quire.shared.interrupts import EXIT_CODE, end_at_ctrl_c
 from quire.shared.settings import SettingError, load, with_sources
-from quire.shared.version import installed_version
+from quire.shared.version import install_command, installed_version
 
 Settings = TypeVar("Settings")
 
@@ -119,7 +119,7 @@ def _exit_code(prog: str, environ: Mapping[str, str], run: Callable[[], int]) ->
 
 def _explain(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"the Python package {error.name} is missing: `make setup` installs everything"
+        return f"the Python package {error.name} is missing: `{install_command()}` installs everything"
     if isinstance(error, ConnectionError):
         return str(error)
     where = traceback.extract_tb(error.__traceback__)[-1]

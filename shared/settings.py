@@ -25,6 +25,8 @@ PREFIX = "QUIRE_"
 # itself, and passes them to its services in the environment.
 FROM_FLAGS = "_QUIRE_FROM_FLAGS"
 EXIT_CODE = 2
+# The width of help in columns.
+MIN_HELP_WIDTH, MAX_HELP_WIDTH = 40, 110
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -274,24 +276,36 @@ def to_environ(settings: Any) -> dict[str, str]:
 
 def render_help(declared: Sequence[Option], *, prog: str, description: str, examples: Sequence[str]) -> str:
     """Return the text of `--help`."""
-    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 110))
     positional = [item for item in declared if item.positional]
     usage = " ".join([f"usage: {prog}", *(f"[{item.metavar}]" for item in positional), "[options]"])
     parts = [usage]
     if description:
-        parts += ["", *textwrap.wrap(description, width)]
+        parts += ["", wrap(description)]
     parts += ["", "options:"]
     for item in declared:
         heads = [item.metavar] if item.positional else []
         heads += [f"{item.flag}, {item.flags[1]}"] if item.kind is bool else [f"{item.flag} {_argument(item)}"]
         parts.append("  " + ", ".join(heads))
-        parts += textwrap.wrap(
-            f"{item.help} [{_default(item)}; {item.variable}]", width, initial_indent=" " * 6, subsequent_indent=" " * 6
-        )
+        parts.append(wrap(f"{item.help} [{_default(item)}; {item.variable}]", " " * 6))
     parts += ["  -h, --help", "      Show this help."]
     if examples:
         parts += ["", "examples:", *(f"  {example}" for example in examples)]
     return "\n".join(parts)
+
+
+def wrap(text: str, indent: str = "", first_indent: str | None = None) -> str:
+    """Return the text in lines as wide as the terminal, within limits. Words, flags and paths are never broken.
+
+    first_indent: of the first line, if it differs.
+    """
+    return textwrap.fill(
+        text,
+        max(MIN_HELP_WIDTH, min(shutil.get_terminal_size((100, 24)).columns, MAX_HELP_WIDTH)),
+        initial_indent=indent if first_indent is None else first_indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _asks_for_help(argv: Sequence[str]) -> bool:

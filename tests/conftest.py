@@ -65,7 +65,10 @@ class QuireProcess:
         cwd: Path | None,
         module: str = "quire",
         prefix: tuple[str, ...] = (),
+        terminal: bool = False,
     ) -> None:
+        """terminal: make standard error a terminal."""
+        ours, its_own = os.openpty() if terminal else (-1, subprocess.PIPE)
         self.process = subprocess.Popen(
             dying_with_parent(
                 [*prefix, sys.executable, "-m", module, *arguments]
@@ -74,10 +77,13 @@ class QuireProcess:
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=its_own,
             text=True,
             start_new_session=True,
         )
+        if terminal:
+            os.close(its_own)
+            self.process.stderr = open(ours, encoding="utf-8")  # noqa: SIM115
         self._lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._changed = threading.Condition()
         self._open = 2
@@ -147,10 +153,11 @@ class QuireProcess:
             stream.close()
 
     def _read(self, name: str) -> None:
-        for line in getattr(self.process, name):
-            with self._changed:
-                self._lines[name].append(line.rstrip("\n"))
-                self._changed.notify_all()
+        with suppress(OSError):  # the other end of a terminal was closed
+            for line in getattr(self.process, name):
+                with self._changed:
+                    self._lines[name].append(line.rstrip("\n"))
+                    self._changed.notify_all()
         with self._changed:
             self._open -= 1
             self._changed.notify_all()
@@ -203,8 +210,10 @@ def quire_processes() -> Iterator[StartQuire]:
     """Start `quire ARGUMENTS`, and end the processes afterwards; `environ={"QUIRE_...": ...}` passes settings."""
     started: list[QuireProcess] = []
 
-    def start(*arguments: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> QuireProcess:
-        process = QuireProcess(arguments, clean_environ(**(environ or {})), cwd)
+    def start(
+        *arguments: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None, terminal: bool = False
+    ) -> QuireProcess:
+        process = QuireProcess(arguments, clean_environ(**(environ or {})), cwd, terminal=terminal)
         started.append(process)
         return process
 
@@ -217,7 +226,10 @@ def quire_processes() -> Iterator[StartQuire]:
 
 @pytest.fixture
 def start_quire() -> Iterator[StartQuire]:
-    """Start `quire ARGUMENTS` for one test; `environ={"QUIRE_...": ...}` passes settings."""
+    """Start `quire ARGUMENTS` for one test; `environ={"QUIRE_...": ...}` passes settings.
+
+    With `terminal=True` its standard error is a terminal.
+    """
     with quire_processes() as start:
         yield start
 

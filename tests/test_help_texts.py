@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.ops.cli.commands import COMMANDS
+from quire.ops.cli.commands import COMMANDS, run
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.settings import options
 
@@ -56,3 +56,26 @@ def test_a_text_can_be_read_alone(name: str, text: str) -> None:
     assert text[:1].isupper(), f"{name}: begins with no capital letter: {text!r}"
     assert not OPENINGS.match(text), f"{name}: does not name its subject: {text!r}"
     assert not UNCLEAR.search(text), f"{name}: {text!r}"
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_help_is_as_wide_as_the_terminal_and_breaks_no_word(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Examples are commands to paste, and stay on one line."""
+    for arguments in ([], *([name, "--help"] for name in COMMANDS)):
+        monkeypatch.setenv("COLUMNS", "2000")
+        run(arguments, {})
+        whole = capsys.readouterr().out.split()
+        monkeypatch.setenv("COLUMNS", str(width))
+        run(arguments, {})
+        shown = capsys.readouterr().out
+        assert shown.split() == whole
+        texts = [line for line in shown.partition("\nexamples:")[0].splitlines() if not re.match("  [-A-Z]", line)]
+        assert [line for line in texts if len(line) > width] == [], arguments
+
+
+def test_the_help_of_usage_has_only_what_it_uses(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["usage", "--help"], {})
+    flags = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert flags == ["--action", "--id", "--days", "--json", "--redis-url", "--state-dir"]

@@ -21,7 +21,7 @@ from quire.shared.telemetry.logs import give_up, setup_logging
 from quire.shared.telemetry.tracing import start as start_tracing
 from quire.worker.interpreter import leave, settle, without_collections
 from quire.worker.lean_torch import import_torch
-from quire.worker.progress import progress
+from quire.worker.progress import BuildProgress, progress
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,10 @@ def run_to_the_end(settings: WorkerSettings) -> int:
         import_torch()
         # Imported here because they import torch, which takes seconds, and `quire worker --help` is to be quick.
         import quire.worker.service  # noqa: F401
+        from quire import kernels
         from quire.worker.ranks.leader import OutOfStep
+
+        kernels.report_builds(BuildProgress())
 
     try:
         with closing(progress):

@@ -145,6 +145,20 @@ class StartProgress:
 progress = StartProgress()
 
 
+class BuildProgress:
+    """Reports the build of kernels as a phase of the start, which begins with the first call."""
+
+    def __init__(self) -> None:
+        self._began = False
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` units are compiled."""
+        if not self._began:
+            self._began = True
+            progress.phase("building the C++ kernels, once for this machine")
+        progress.share(done, total)
+
+
 class LoadingLog:
     """Reports how far the loading of a checkpoint is: as progress of the start, and every two seconds in the log.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from quire.gateway.admin.key_settings import KeySettings
+from quire.gateway.admin.key_settings import KeySettings, UsageSettings
 from quire.shared.accounts.account import DEFAULT_NAME, Account
 from quire.shared.accounts.backup import back_up, restore
 from quire.shared.accounts.limits import LIMITS, AccountLimits
@@ -35,7 +35,7 @@ from quire.shared.validators import InvalidValue
 MAX_AUDIT_LINES = 1000
 
 
-def run(settings: KeySettings, environ: Mapping[str, str]) -> int:
+def run(settings: KeySettings | UsageSettings, environ: Mapping[str, str]) -> int:
     """Carry out the action at `settings.redis_url`, and print what it found. Raises CommandError."""
     raise_at_ctrl_c()
     return carry_out(
@@ -43,12 +43,12 @@ def run(settings: KeySettings, environ: Mapping[str, str]) -> int:
     )
 
 
-def carry_out(settings: KeySettings, where: str, remedy: str) -> int:
+def carry_out(settings: KeySettings | UsageSettings, where: str, remedy: str) -> int:
     """Like `run`. `where` and `remedy` begin and end the error for a Redis that does not answer."""
     return asyncio.run(_carry_out(settings, where, remedy))
 
 
-async def _carry_out(settings: KeySettings, where: str, remedy: str) -> int:
+async def _carry_out(settings: KeySettings | UsageSettings, where: str, remedy: str) -> int:
     client = command_client(settings.redis_url, ACCOUNTS_TAG, connections=1)
     try:
         await _act(AccountStore(client, f"quire keys of {_user()}"), settings)
@@ -65,9 +65,12 @@ async def _carry_out(settings: KeySettings, where: str, remedy: str) -> int:
         await client.aclose()
 
 
-async def _act(store: AccountStore, settings: KeySettings) -> None:
+async def _act(store: AccountStore, settings: KeySettings | UsageSettings) -> None:
     action = settings.action
-    if action == "list":
+    if isinstance(settings, UsageSettings) or action == "usage":
+        rows = await read_usage(store.client, store.keys.prefix, settings.days, settings.id)
+        print(json.dumps([row.shown() for row in rows], indent=1) if settings.json else as_csv(rows), end="")
+    elif action == "list":
         _print_all([one for one in await store.all() if one.kind == "key"], settings.json)
     elif action == "create":
         days = settings.expires_in_days
@@ -83,9 +86,6 @@ async def _act(store: AccountStore, settings: KeySettings) -> None:
         _print_secret(*await store.rotate(_key_id(settings), settings.grace_s), settings.json)
     elif action == "revoke":
         _print_one(await store.revoke(_key_id(settings)))
-    elif action == "usage":
-        rows = await read_usage(store.client, store.keys.prefix, settings.days, settings.id)
-        print(json.dumps([row.shown() for row in rows], indent=1) if settings.json else as_csv(rows), end="")
     elif action == "backup":
         _write_file(settings.file, json.dumps(await back_up(store.client), indent=1))
     elif action == "restore":

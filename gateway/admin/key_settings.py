@@ -140,7 +140,15 @@ class KeySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UsageSettings(KeySettings):
-    """The settings of `quire usage`."""
+class UsageSettings:
+    """The settings of `quire usage`: those of `quire keys usage`."""
 
     action: str = option("usage", variable="QUIRE_USAGE_ACTION", choices=("usage",), help="Print the usage as CSV.")
+    id: str = option(
+        "", variable="QUIRE_KEYS_ID", metavar="ID", help="Key whose usage is printed; by default all keys."
+    )
+    days: int = option(
+        31, minimum=1, maximum=400, variable="QUIRE_KEYS_DAYS", metavar="N", help="Days of the usage, today included."
+    )
+    json: bool = option(False, variable="QUIRE_KEYS_JSON", help="Print JSON instead of lines.")
+    redis_url: str = option(DEFAULT_REDIS_URL, help="Redis that holds the keys.", metavar="URL", secret=True)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from quire.gateway.files.storage import CHUNK, ObjectWriter, StorageError, check_names
 from quire.shared.errors import StartError
+from quire.shared.version import install_command
 
 # Bytes of a part of an upload: S3 refuses smaller parts, except for the last one. 10,000 parts are an object of 80 GB.
 PART_BYTES = 8 * 1024 * 1024
@@ -40,7 +41,8 @@ class S3Storage:
             from aiobotocore.session import get_session
         except ModuleNotFoundError as error:
             raise StartError(
-                "--files-bucket (QUIRE_FILES_BUCKET) needs the package aiobotocore: install quire with its extra `s3`"
+                "--files-bucket (QUIRE_FILES_BUCKET) needs the Python package aiobotocore: "
+                f"`{install_command('s3')}` installs it"
             ) from error
         config = AioConfig(
             connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries={"total_max_attempts": ATTEMPTS}

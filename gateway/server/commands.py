@@ -27,7 +27,7 @@ def run_dead_letters(settings: DeadLetterSettings, environ: Mapping[str, str]) -
     return run(settings, environ)
 
 
-def run_keys(settings: KeySettings, environ: Mapping[str, str]) -> int:
+def run_keys(settings: KeySettings | UsageSettings, environ: Mapping[str, str]) -> int:
     """Carry out one action on API keys."""
     from quire.gateway.admin.api_keys import run
 

@@ -63,12 +63,7 @@ async def _serve(settings: GatewaySettings) -> None:
     model = None if settings.discover_models else await asyncio.to_thread(_load, settings)
     tracer = start_tracing("gateway", settings.gateway_id, settings.otlp_endpoint, os.environ)
     server = await check_redis(settings.redis_url, model.name if model else REGISTRY_LANE)
-    await check_start(
-        settings.redis_url,
-        settings.host,
-        is_open=settings.is_open,
-        has_admin_key=bool(settings.admin_key or settings.admin_key_file),
-    )
+    await check_start(settings)
     process = GatewayProcess(settings, tracer)
     directory = ModelDirectory(process, Gateway(settings, model, process=process) if model else None)
     runner = GatewayRunner(create_app(directory))

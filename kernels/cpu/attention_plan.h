@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shared_symbols.h"
+
 namespace quire {
 
 constexpr int kChunkKeys = 128;  // keys of one softmax chunk; in every call, chunks start at multiples of it
@@ -34,6 +36,6 @@ struct AttentionPlan {
 };
 
 // Returns 0, or 1 + the index of a sequence with invalid lengths or an invalid block table.
-int64_t plan_attention(const AttentionShape& shape, AttentionPlan* plan);
+SHARED int64_t plan_attention(const AttentionShape& shape, AttentionPlan* plan);
 
 }  // namespace quire

@@ -6,9 +6,7 @@
 #define LEVEL_TILES
 #define ACT_BF16
 
-EXPORT(int, _is_supported)() { return quire::supports_amx(); }
-
-// Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
+// Every function below has these instructions. Python calls them only if quire_supports has returned 1 for the level.
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
 
 namespace quire_amx {

@@ -5,9 +5,7 @@
 #define LEVEL_VNNI
 #define LEVEL_TILES
 
-EXPORT(int, _is_supported)() { return quire::supports_amxint8(); }
-
-// Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
+// Every function below has these instructions. Python calls them only if quire_supports has returned 1 for the level.
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 
 namespace quire_amxint8 {

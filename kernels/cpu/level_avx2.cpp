@@ -4,9 +4,7 @@
 #define LEVEL avx2
 #define LEVEL_AVX2
 
-EXPORT(int, _is_supported)() { return quire::supports_avx2(); }
-
-// Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
+// Every function below has these instructions. Python calls them only if quire_supports has returned 1 for the level.
 #pragma GCC target("avx2,fma,f16c")
 
 namespace quire_avx2 {

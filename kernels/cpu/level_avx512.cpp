@@ -3,9 +3,7 @@
 
 #define LEVEL avx512
 
-EXPORT(int, _is_supported)() { return quire::supports_avx512(); }
-
-// Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
+// Every function below has these instructions. Python calls them only if quire_supports has returned 1 for the level.
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 
 namespace quire_avx512 {

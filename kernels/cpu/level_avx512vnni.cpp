@@ -4,9 +4,7 @@
 #define LEVEL avx512vnni
 #define LEVEL_VNNI
 
-EXPORT(int, _is_supported)() { return quire::supports_avx512vnni(); }
-
-// Every function below has these instructions. Python calls them only if `is_supported` has returned 1.
+// Every function below has these instructions. Python calls them only if quire_supports has returned 1 for the level.
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 
 namespace quire_avx512vnni {

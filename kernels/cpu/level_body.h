@@ -3,6 +3,8 @@
 // A level_*.cpp file selects the instructions and the type of the activations, and then includes this file inside its
 // namespace. Later includes use names of earlier ones.
 //
+// build.py compiles each level in parts, see parts.h.
+//
 // Python has checked sizes, types and pointers. Ids, slots and block tables are checked here: a function returns 0, or
 // 1 + the index of the first invalid token or sequence, and has then written nothing.
 
@@ -28,7 +30,13 @@
 
 #include "gemm_grouped.h"
 
+#include "parts.h"
+
 #include "linear.h"
+
+#include "grouped_linear.h"
+
+#if LEVEL_PART == 0
 
 #include "embed.h"
 
@@ -163,3 +171,5 @@ EXPORT(void, _top_logprobs)(const void* logits, size_t rows, size_t n, size_t co
 EXPORT(int64_t, _logprobs_of)(const void* logits, size_t rows, size_t n, const void* ids, void* out) {
     return logprobs_of((const float*)logits, rows, n, (const int64_t*)ids, (float*)out);
 }
+
+#endif  // LEVEL_PART == 0

@@ -21,14 +21,3 @@
 #define CONCATENATE(a, b) a##b
 #define SYMBOL(prefix, name) CONCATENATE(prefix, name)
 #define EXPORT(type, name) extern "C" __attribute__((visibility("default"))) type SYMBOL(LEVEL, name)
-
-namespace quire {
-
-bool supports_avx2();        // with FMA and F16C
-bool supports_avx512();      // F, BW, DQ and VL, with AVX2
-bool supports_avx512vnni();  // with the features of supports_avx512
-bool supports_avx512bf16();  // with the features of supports_avx512
-bool supports_amxint8();     // tiles of bytes, with the features of supports_avx512vnni
-bool supports_amx();         // tiles of bf16, with the features of supports_avx512bf16
-
-}  // namespace quire

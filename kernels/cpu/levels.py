@@ -21,13 +21,13 @@ class Level(IntEnum):
 
     @property
     def functions(self) -> library.LevelFunctions:
-        """The functions of this level. Calling one other than `is_supported` needs a processor of this level."""
+        """The functions of this level, which need a processor of this level. Raises KernelsUnavailable."""
         return library.load().level(self.name)
 
     @property
     def is_supported(self) -> bool:
         """True if this processor and operating system run the level. Raises KernelsUnavailable without the library."""
-        return bool(self.functions.is_supported())
+        return bool(library.load().common.supports(self))
 
 
 # The levels for each dtype of activations, best first. A level has kernels for one dtype only.

@@ -1,4 +1,4 @@
-"""The C++ library and its functions with their C types, read from the annotations below.
+"""The C++ libraries and their functions with their C types, read from the annotations below.
 
 Tensors cross as addresses (`Tensor.data_ptr()`). ctypes releases the GIL during a call. Functions that check ids, slots
 or block tables return 0, or 1 + the index of the first invalid one, and have then written nothing.
@@ -6,12 +6,13 @@ or block tables return 0, or 1 + the index of the first invalid one, and have th
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
 from types import NoneType, SimpleNamespace
 from typing import Annotated, Protocol, cast, get_type_hints
+
+from quire.kernels.unavailable import KernelsUnavailable
 
 Pointer = Annotated[int | ctypes.Array[ctypes.c_void_p] | None, ctypes.c_void_p]
 Size = Annotated[int, ctypes.c_size_t]
@@ -22,9 +23,7 @@ Float = Annotated[float, ctypes.c_float]
 
 
 class LevelFunctions(Protocol):
-    """The functions that each instruction-set level has, `LEVEL_name` in the library; level_body.h defines them."""
-
-    def is_supported(self) -> Int: ...
+    """The functions that each instruction-set level has, `LEVEL_name` in its library; level_body.h defines them."""
 
     def linear(self, x: Pointer, t: Size, k: Size, weights: Pointer, n: Size, out: Pointer, output: Int) -> None: ...
 
@@ -85,7 +84,9 @@ class LevelFunctions(Protocol):
 
 
 class CommonFunctions(Protocol):
-    """The functions that need no level, `quire_name` in the library."""
+    """The functions that need no level, `quire_name` in the common library."""
+
+    def supports(self, level: Int) -> Int: ...
 
     def set_threads(self, count: Int) -> None: ...
 
@@ -131,43 +132,68 @@ class CommonFunctions(Protocol):
 
 
 class Library:
-    """The loaded library: `common` functions, and those of each instruction-set level."""
+    """The loaded libraries: `common` functions, and those of each instruction-set level."""
 
-    def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        self.common = cast(CommonFunctions, self._bind("quire", CommonFunctions))
+    def __init__(self) -> None:
+        """Build and load the common library. Raises KernelsUnavailable."""
+        self.common = cast(CommonFunctions, _bind(_load("common"), "quire", CommonFunctions))
         self._levels: dict[str, LevelFunctions] = {}
 
     def level(self, name: str) -> LevelFunctions:
-        """Return the functions of the level that level_NAME.cpp defines."""
+        """Return the functions of the level that level_NAME.cpp defines. Raises KernelsUnavailable."""
         if name not in self._levels:
-            self._levels[name] = cast(LevelFunctions, self._bind(name, LevelFunctions))
+            self._levels[name] = cast(LevelFunctions, _bind(_load(name), name, LevelFunctions))
         return self._levels[name]
 
-    def _bind(self, prefix: str, signatures: type) -> SimpleNamespace:
-        """Return the functions `PREFIX_NAME` for all methods of `signatures`, with the C types of their annotations."""
-        bound = SimpleNamespace()
-        for name, method in vars(signatures).items():
-            if name.startswith("_"):
-                continue
-            types = get_type_hints(method, include_extras=True)
-            result = types.pop("return")
-            function = getattr(self._library, f"{prefix}_{name}")
-            function.restype = None if result is NoneType else result.__metadata__[0]
-            function.argtypes = [kind.__metadata__[0] for kind in types.values()]
-            setattr(bound, name, function)
-        return bound
+
+def _ignore(done: int, total: int) -> None:
+    pass
+
+
+_report_build: Callable[[int, int], None] = _ignore
+
+
+def report_builds(report: Callable[[int, int], None]) -> None:
+    """Call `report` with the numbers of compiled units and of all units while this process builds, or waits for one."""
+    global _report_build
+    _report_build = report
+
+
+def _load(name: str) -> ctypes.CDLL:
+    """Build the library if needed, and load it. Raises KernelsUnavailable."""
+    from quire.kernels.cpu import build  # not at the top: `python -m quire.kernels.cpu.build` imports this module first
+
+    try:
+        # The common library is compiled first and quickly. The progress is that of a level.
+        report = _report_build if name != build.COMMON else lambda done, total: _report_build(0, 1)
+        [path] = build.build([name], report)
+        return ctypes.CDLL(str(path))
+    except (build.BuildError, OSError) as error:
+        raise KernelsUnavailable(str(error)) from error
+
+
+def _bind(library: ctypes.CDLL, prefix: str, signatures: type) -> SimpleNamespace:
+    """Return the functions `PREFIX_NAME` for all methods of `signatures`, with the C types of their annotations."""
+    bound = SimpleNamespace()
+    for name, method in vars(signatures).items():
+        if name.startswith("_"):
+            continue
+        types = get_type_hints(method, include_extras=True)
+        result = types.pop("return")
+        function = getattr(library, f"{prefix}_{name}")
+        function.restype = None if result is NoneType else result.__metadata__[0]
+        function.argtypes = [kind.__metadata__[0] for kind in types.values()]
+        setattr(bound, name, function)
+    return bound
 
 
 @cache
 def load() -> Library:
-    """Load the library, after building it if needed, and set as many threads as the process may use processors.
+    """Load the common library, after building it if needed, and set as many threads as the process may use processors.
 
     Raises KernelsUnavailable if the library cannot be built.
     """
-    from quire.kernels.cpu import build  # not at the top: `python -m quire.kernels.cpu.build` imports this module first
-
-    library = Library(build.build())
+    library = Library()
     library.common.set_threads(len(os.sched_getaffinity(0)))
     return library
 

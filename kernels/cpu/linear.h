@@ -59,6 +59,9 @@ void linear_of(const Linear& job) {
                            [&](size_t begin, size_t end) { linear_range<Format>(job, tiling, rows, begin, end); });
 }
 
+#define INSTANCE_OF_LINEAR(Format) INSTANCE void linear_of<Format>(const Linear&);
+EACH_FORMAT(INSTANCE_OF_LINEAR)
+
 INLINE void linear(const Linear& job) {
     if (job.T == 0) return;
 #ifndef ACT_BF16

@@ -7,12 +7,14 @@
 #pragma once
 #include <cstddef>
 
+#include "shared_symbols.h"
+
 namespace quire {
 
 struct Ranks;
 
 // Replaces values[i] by its sum over all ranks. element_bytes: 4 for float32, 2 for bfloat16. Values of bfloat16 are
 // summed in float32 and rounded once. Returns false if a rank has given up.
-bool all_reduce(Ranks* ranks, void* values, size_t count, size_t element_bytes);
+SHARED bool all_reduce(Ranks* ranks, void* values, size_t count, size_t element_bytes);
 
 }  // namespace quire

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shared_symbols.h"
+
 namespace quire {
 
 struct Candidate {
@@ -13,12 +15,12 @@ struct Candidate {
 };
 
 // Returns the k-th largest value. Reorders the values. 1 <= k <= count; no NaN.
-float kth_largest_of(float* values, size_t count, size_t k);
+SHARED float kth_largest_of(float* values, size_t count, size_t k);
 
 // Sorts values of at least zero.
-void sort_descending(float* values, size_t count);
+SHARED void sort_descending(float* values, size_t count);
 
 // Moves the k best candidates to the front, in order: by descending logit, of equal logits the lower id first.
-void sort_best_first(Candidate* candidates, size_t count, size_t k);
+SHARED void sort_best_first(Candidate* candidates, size_t count, size_t k);
 
 }  // namespace quire

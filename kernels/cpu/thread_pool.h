@@ -8,15 +8,17 @@
 #pragma once
 #include <cstddef>
 
+#include "shared_symbols.h"
+
 namespace quire {
 
-int thread_count();
-void run(size_t parts, void (*fn)(void*, size_t), void* ctx);
+SHARED int thread_count();
+SHARED void run(size_t parts, void (*fn)(void*, size_t), void* ctx);
 
 // Returns thread-local memory of at least `bytes`, 64-byte aligned, contents undefined. There is one buffer per thread
 // and slot. A later call for the same slot may free it and allocate a larger one.
 enum Slot { kPackedRows, kPlan, kPartials, kTile, kCandidates, kProbabilities, kActivations, kExperts, kSlots };
-void* scratch(Slot slot, size_t bytes);
+SHARED void* scratch(Slot slot, size_t bytes);
 
 template <class Body>
 void parallel(size_t parts, Body body) {

@@ -1,24 +1,50 @@
-"""`quire keys`: the API keys in a Redis, by default that of a running `quire serve`."""
+"""`quire keys` and `quire usage`: the API keys in a Redis, by default that of a state folder of `quire serve`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from quire.gateway.admin.api_keys import carry_out, run
-from quire.ops.cli.settings import ApiKeySettings
-from quire.ops.local.preconditions import redis_of
+from quire.ops.cli.settings import ApiKeySettings, ApiUsageSettings
+from quire.ops.local.embedded_redis import EmbeddedRedis
+from quire.ops.local.preconditions import find_redis, lock_state_dir
 from quire.ops.paths import resolve_state_dir
+from quire.shared.command_line import CommandError
 from quire.shared.interrupts import raise_at_ctrl_c
 
 
-def keys(settings: ApiKeySettings, environ: Mapping[str, str]) -> int:
+def keys(settings: ApiKeySettings | ApiUsageSettings, environ: Mapping[str, str]) -> int:
     """Carry out one action; prints what it found. Raises CommandError.
 
-    Without --redis-url it uses the Redis of the `quire serve` that runs with the state folder, else DEFAULT_REDIS_URL.
+    Without --redis-url it uses the Redis of the `quire serve` that runs with the state folder. If none runs, it starts
+    the embedded Redis of that folder for the time of the action, so that the first key can be made before the start.
     """
     raise_at_ctrl_c()
     if settings.redis_url:
         return run(settings, environ)
-    found = redis_of(resolve_state_dir(settings.state_dir, environ))
-    return carry_out(replace(settings, redis_url=found.url), found.where, found.remedy)
+    state_dir = resolve_state_dir(settings.state_dir, environ)
+    if url := find_redis(state_dir):
+        where = f"the Redis of the `quire serve` with the state folder {state_dir} does not answer"
+        return carry_out(replace(settings, redis_url=url), where, "wait until that `quire serve` is ready")
+    return _offline(settings, state_dir)
+
+
+def _offline(settings: ApiKeySettings | ApiUsageSettings, state_dir: Path) -> int:
+    if settings.action != "create" and not (state_dir / "redis").is_dir():
+        raise CommandError(
+            f"no `quire serve` has run with the state folder {state_dir}, so it holds no keys; pass the --state-dir "
+            "(QUIRE_STATE_DIR) of one that has, or the URL of another Redis with --redis-url (QUIRE_REDIS_URL)"
+        )
+    lock = lock_state_dir(state_dir)
+    redis = EmbeddedRedis(state_dir)
+    try:
+        redis.start()
+        print(f"no `quire serve` runs: using the Redis data of the state folder {state_dir}", file=sys.stderr)
+        where = f"the Redis of the state folder {state_dir} does not answer"
+        return carry_out(replace(settings, redis_url=redis.url), where, f"see {redis.log_path}")
+    finally:
+        redis.stop()
+        lock.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from quire.ops.cli.server_url import parse_url
+from quire.ops.cli.server_url import parse_url, with_remedy
 from quire.shared.command_line import CommandError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -142,9 +142,8 @@ class BatchClient:
             message = str(json.loads(text)["error"]["message"])
         except (ValueError, KeyError, TypeError):
             message = text.strip()[:300] or response.reason
-        if response.status in (401, 403):
-            message += "; pass --api-key"
-        return f"{self.url} refused with {response.status}: {message}"
+        remedy = "pass --api-key" if response.status in (401, 403) else ""
+        return f"{self.url} refused with {response.status}: {with_remedy(message, remedy)}"
 
 
 def _form(head: bytes, file: BinaryIO, tail: bytes, size: int, progress: Callable[[int, int], None]) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -136,6 +137,7 @@ class ProgressLine:
     def show(self, text: str, *, is_last: bool = False) -> None:
         """Show the progress now."""
         if self._is_terminal:
+            text = text[: shutil.get_terminal_size((80, 24)).columns - 1]
             self._to.write(f"\r{text:<{self._width}}")
             self._width = len(text)
             self._to.flush()

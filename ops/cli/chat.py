@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -73,7 +74,7 @@ class ChatSession:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         print(dim(f"{self._model} at {self._client.url}. /help lists the commands, Ctrl-D leaves."))
         # \001 and \002 mark characters of zero width for readline.
-        prompt = "\001\x1b[1m\002> \001\x1b[0m\002" if sys.stdout.isatty() else "> "
+        prompt = "\001\x1b[1m\002> \001\x1b[0m\002" if _has_styles(sys.stdout) else "> "
         while True:
             try:
                 line = input(prompt).strip()
@@ -207,7 +208,12 @@ def _read_all(stream: TextIO) -> str:
 
 def dim(text: str, stream: TextIO | None = None) -> str:
     """`text` in grey if the stream is a terminal. The default stream is standard output."""
-    return f"\x1b[2m{text}\x1b[0m" if (stream or sys.stdout).isatty() else text
+    return f"\x1b[2m{text}\x1b[0m" if _has_styles(stream or sys.stdout) else text
+
+
+def _has_styles(stream: TextIO) -> bool:
+    """Return True if grey and bold text may be written: to a terminal, unless NO_COLOR is set (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _statistics(answer: StreamedAnswer, stopped: bool) -> str:

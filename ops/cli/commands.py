@@ -25,27 +25,35 @@ from quire.ops.cli.settings import (
 )
 from quire.ops.loadgen.settings import BenchSettings
 from quire.shared.command_line import Command, report_failures, run_command
-from quire.shared.settings import SettingError
+from quire.shared.settings import SettingError, wrap
 from quire.shared.version import installed_version
 from quire.worker.commands import WORKER
 
+DESCRIPTION = (
+    "Serve large language models over the OpenAI API. Requests wait in Redis, so that an accepted request survives the "
+    "death of any one process."
+)
 HELP = """\
 usage: quire COMMAND [options]
 
-Serve large language models over the OpenAI API. Requests wait in Redis, so that an accepted request survives the death
-of any one process.
+{description}
 
 commands:
 {commands}
 
-  quire COMMAND --help   Show the options of a command. Each can also be set as QUIRE_NAME in the environment.
-  quire --version        Show the version.
+{notes}
 
 examples:
   quire serve                                      Serve the model that comes with Quire, at http://127.0.0.1:8000
   quire serve Qwen/Qwen2.5-0.5B-Instruct           Serve another model, by its Hugging Face name
   quire serve --workers 2 --port 9000 ./my-model   Serve a local folder with two replicas
   quire chat                                       Talk to the model"""
+
+
+NOTES = {
+    "quire COMMAND --help": "Show the options of a command. Each can also be set as QUIRE_NAME in the environment.",
+    "quire --version": "Show the version.",
+}
 
 
 def _serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
@@ -84,7 +92,7 @@ def _parking(settings: ParkedSettings, environ: Mapping[str, str]) -> int:
     return parking(settings, environ)
 
 
-def _keys(settings: ApiKeySettings, environ: Mapping[str, str]) -> int:
+def _keys(settings: ApiKeySettings | ApiUsageSettings, environ: Mapping[str, str]) -> int:
     from quire.ops.cli.api_keys import keys
 
     return keys(settings, environ)
@@ -159,7 +167,7 @@ COMMANDS: dict[str, Command[Any]] = {
         KEYS.description,
         (
             *KEYS.examples,
-            "{prog} --state-dir ~/quire-state            # of a `quire serve` with this --state-dir",
+            "{prog} --state-dir ~/quire-state            # of a `quire serve` with this --state-dir, running or not",
             "docker compose exec gateway quire-start keys create    # of the stack in containers",
         ),
         ApiKeySettings,
@@ -212,8 +220,8 @@ def _run(name: str, command: Command[Any], arguments: list[str], environ: dict[s
 
 def _run_without_command(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        width = max(map(len, COMMANDS))
-        print(HELP.format(commands="\n".join(f"  {name:<{width}}  {c.summary}" for name, c in COMMANDS.items())))
+        rows = {name: command.summary for name, command in COMMANDS.items()}
+        print(HELP.format(description=wrap(DESCRIPTION), commands=_table(rows), notes=_table(NOTES)))
         return 0 if words else 2
     if words[0] in ("-V", "--version", "version"):
         print(f"quire {installed_version('0 (not installed)')}")
@@ -221,3 +229,8 @@ def _run_without_command(words: Sequence[str]) -> int:
     nearest = difflib.get_close_matches(words[0], COMMANDS, n=1)
     remedy = f"did you mean `quire {nearest[0]}`?" if nearest else "give one of " + ", ".join(COMMANDS)
     raise SettingError(f"there is no command {words[0]!r}: {remedy}")
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    width = max(map(len, rows))
+    return "\n".join(wrap(text, " " * (width + 4), f"  {name:<{width}}  ") for name, text in rows.items())

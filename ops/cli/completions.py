@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.ops.cli.server_url import parse_url
+from quire.ops.cli.server_url import parse_url, with_remedy
 from quire.shared.command_line import CommandError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -165,11 +165,12 @@ class ChatClient:
             message = _message(json.loads(text)["error"])
         except (ValueError, KeyError, TypeError):
             message = text.strip()[:300] or response.reason
+        remedy = ""
         if response.status in (401, 403):
-            message += "; pass --api-key"
-        elif wait := response.headers.get("Retry-After"):
-            message += f"; try again in {wait} s"
-        return f"{self.url} refused with {response.status}: {message}"
+            remedy = "pass --api-key"
+        elif (wait := response.headers.get("Retry-After")) and "try again in" not in message.lower():
+            remedy = f"try again in {wait} s"
+        return f"{self.url} refused with {response.status}: {with_remedy(message, remedy)}"
 
     def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         """The JSON of each server-sent event, up to `[DONE]`. Raises Interrupted if the stream ends before it."""

@@ -1,4 +1,4 @@
-"""URLs of servers with the OpenAI API, as users write them: with or without a scheme and /v1."""
+"""URLs of servers with the OpenAI API, as users write them, and the messages of servers with a remedy."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ def parse_url(url: str, flag: str = "--url") -> ServerUrl:
     path = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
     return ServerUrl(parts.scheme == "https", parts.hostname, port, path, shown)
+
+
+def with_remedy(message: str, remedy: str) -> str:
+    """Join a server's message, which may end with a full stop, and a remedy. An empty remedy adds nothing."""
+    return f"{message.rstrip().rstrip('.')}; {remedy}" if remedy else message

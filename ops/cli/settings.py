@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
-from quire.gateway.admin.key_settings import KeySettings
+from quire.gateway.admin.key_settings import KeySettings, UsageSettings
 from quire.gateway.admin.parking_settings import ParkingSettings
 from quire.gateway.settings import GatewaySettings
 from quire.ops.loadgen.settings import BenchSettings
@@ -102,12 +102,11 @@ class ParkedSettings(ParkingSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ApiKeySettings(KeySettings):
-    """The API keys in a Redis, by default that of a running `quire serve`."""
+    """The API keys in a Redis, by default that of a state folder of `quire serve`."""
 
     redis_url: str = option(
         "",
-        help=f"Redis that holds the keys; by default that of the running `quire serve`, or {DEFAULT_REDIS_URL} if "
-        "none runs.",
+        help="Redis that holds the keys; by default that of `quire serve`, also while it does not run.",
         metavar="URL",
         secret=True,
     )
@@ -115,10 +114,16 @@ class ApiKeySettings(KeySettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApiUsageSettings(ApiKeySettings):
-    """The usage of API keys in a Redis, by default that of a running `quire serve`."""
+class ApiUsageSettings(UsageSettings):
+    """The usage of API keys in a Redis, by default that of a state folder of `quire serve`."""
 
-    action: str = option("usage", variable="QUIRE_USAGE_ACTION", choices=("usage",), help="Print the usage as CSV.")
+    redis_url: str = option(
+        "",
+        help="Redis that holds the keys; by default that of `quire serve`, also while it does not run.",
+        metavar="URL",
+        secret=True,
+    )
+    state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from quire.ops.cli.server_url import ServerUrl, parse_url
+from quire.ops.cli.server_url import ServerUrl, parse_url, with_remedy
 from quire.ops.loadgen.client import RequestRecord, encode, refusal, stream
 from quire.ops.loadgen.prompts import WORDS, IdPrompts, Prompts, WordPrompts
 from quire.ops.loadgen.settings import BenchSettings
@@ -96,10 +96,11 @@ async def connect(
     if record.error and record.error != "empty answer":
         remedy = ""
         if "ignore_eos" in record.message:
-            remedy = "; give --no-ignore-eos"
+            remedy = "give --no-ignore-eos"
         elif record.error in ("status 401", "status 403"):
-            remedy = "; set QUIRE_BENCH_API_KEY"
-        raise CommandError(f"{server.address} refused a first request ({record.error}): {record.message}{remedy}")
+            remedy = "set QUIRE_BENCH_API_KEY"
+        message = with_remedy(record.message, remedy)
+        raise CommandError(f"{server.address} refused a first request ({record.error}): {message}")
     server.usage = record.completion_tokens is not None
     return server
 

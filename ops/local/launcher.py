@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quire.ops.cli.settings import ServeSettings
-from quire.ops.local.announcement import announcement, answers, listed_models, local_url
+from quire.ops.local.announcement import announcement, answers, listed_models, local_url, quire_command
 from quire.ops.local.children import Child, Program, RedisProgram, ServiceProgram, start_phases
 from quire.ops.local.embedded_redis import STOP_TIMEOUT_S, EmbeddedRedis
+from quire.ops.local.first_key import first_key
 from quire.ops.local.preconditions import EMBEDDED, check_port, check_redis, lock_state_dir
 from quire.ops.local.processes import wait_all
 from quire.ops.local.progress import Progress
@@ -107,6 +108,10 @@ class Launcher:
         gateways = f"{num_gateways} gateways" if num_gateways > 1 else "the gateway"
         what = f"{redis}, {gateways} and {f'{count} workers' if count > 1 else 'a worker'}"
         self._progress.say(f"Starting {self._services.model_name}: {what}")
+        if not self._stops and (
+            key := first_key(self._services.gateway_settings, self._settings, redis_url, sys.stderr)
+        ):
+            self._progress.say(f"The first API key, shown only now (`{quire_command()} keys create` makes more): {key}")
         self._gateways = [self._services.gateway(index, redis_url) for index in range(num_gateways)]
         for gateway in self._gateways:
             self._launch(gateway)
@@ -152,7 +157,11 @@ class Launcher:
     def _announce(self) -> None:
         self._progress.say(f"Ready in {self._progress.elapsed_s:.1f} s")
         text = announcement(
-            self.url, [model.name for model in self._services.models], self._logs, self._settings.port == 8000
+            self.url,
+            [model.name for model in self._services.models],
+            self._logs,
+            is_default_port=self._settings.port == 8000,
+            needs_key=not self._services.gateway_settings.is_open,
         )
         with contextlib.suppress(OSError):  # a closed standard output does not end the server
             print(text, flush=True)

@@ -16,6 +16,8 @@ from quire.shared.redis.url import DEFAULT_REDIS_URL
 
 # Written into the lock instead of a URL if Redis is a child of `quire serve`.
 EMBEDDED = "embedded"
+# A holder that wrote nothing into the lock is a `quire keys`, which ends soon, or a `quire serve` that begins.
+SHORT_HOLD_S = 10.0
 
 
 def lock_state_dir(state_dir: Path) -> FileLock:
@@ -27,7 +29,7 @@ def lock_state_dir(state_dir: Path) -> FileLock:
         raise CommandError(
             f"cannot write to the state folder {state_dir}: {error.strerror}; pass --state-dir with a folder of yours"
         ) from error
-    if not lock.acquire():
+    if not lock.acquire() and (lock.read() or not lock.acquire(SHORT_HOLD_S)):
         pid, url, _ = read_holder(lock.read())
         lock.close()
         raise CommandError(

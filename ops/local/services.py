@@ -48,13 +48,14 @@ class Services:
             self._environ["QUIRE_DISCOVER_MODELS"] = "true"
         if not self._environ.get("QUIRE_FILES_DIR") and not self._environ.get("QUIRE_FILES_BUCKET"):
             self._environ["QUIRE_FILES_DIR"] = str(state_dir / "files")
-        gateway = load(GatewaySettings, [], self._environ, prog="quire gateway", known=ALL_SETTINGS)
+        # The settings of each gateway, but for the Redis.
+        self.gateway_settings = load(GatewaySettings, [], self._environ, prog="quire gateway", known=ALL_SETTINGS)
         self._worker = load(WorkerSettings, [], self._environ, prog="quire worker", known=ALL_SETTINGS)
         self.model_name = ", ".join(model.name for model in self.models)
         if len(self.models) > 1:
             self._check_several()
         self._num_cores = placement.place(topology.read_topology(), binding="none").threads
-        self.drain_s = max(gateway.drain_s, self._worker.drain_s)
+        self.drain_s = max(self.gateway_settings.drain_s, self._worker.drain_s)
         first_port = self._worker.internal_port
         last = MAX_PORT + 1 - self.count - self.num_gateways
         if first_port > last:
@@ -65,9 +66,9 @@ class Services:
             )
         if self.num_gateways > 1 and not hasattr(socket, "SO_REUSEPORT"):
             raise CommandError("--gateways: this system cannot share a port among processes (SO_REUSEPORT); give 1")
-        self._gateway_id = gateway.gateway_id
+        self._gateway_id = self.gateway_settings.gateway_id
         # Gateways with the same key log the same hash of a user.
-        self._user_hash_key = gateway.user_hash_key or secrets.token_hex(16)
+        self._user_hash_key = self.gateway_settings.user_hash_key or secrets.token_hex(16)
 
     def _check_several(self) -> None:
         """Raise CommandError for settings that several models cannot share."""

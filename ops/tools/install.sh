@@ -40,27 +40,33 @@ fi
 
 # --- the packages -----------------------------------------------------------------------------------------------------
 
+# The compiler needs no package, so the kernels are compiled while pip downloads. `make` waits for the end of this build.
+$venv/bin/python kernels/cpu/build.py >/dev/null 2>&1 &
+kernels=$!
+
 echo "Installing quire[$extras]; the first time this takes minutes, most of them for torch (log: $log)"
 # The environment variable reaches the isolated build of the project too; newer versions of pip have a name of its own for that.
 : >$log
 export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 $venv/bin/python -m pip install --no-input --progress-bar off -e ".[$extras]" >$log 2>&1 &
 pip=$!
-trap 'kill $pip 2>/dev/null; exit 130' INT TERM
+trap 'kill $pip $kernels 2>/dev/null; exit 130' INT TERM
 
 started=$SECONDS shown= last_report=$SECONDS
-steps() { grep -aoE '^ *(Collecting|Downloading|Building|Installing collected|Preparing) .*' $log | tail -n 1 | cut -c 1-100 || true; }
+steps() { grep -aoE '^ *(Collecting|Downloading|Building|Installing collected|Preparing) .*' $log | tail -n 1 || true; }
+line() { printf '  %d s  %s' $((SECONDS - started)) "${step#"${step%%[! ]*}"}"; }
 while kill -0 $pip 2>/dev/null; do
   step=$(steps)
   if [ -t 1 ]; then
-    printf '\r\033[2K  %d s  %s' $((SECONDS - started)) "${step#"${step%%[! ]*}"}"
+    shown=$(line) width=$(($(tput cols 2>/dev/null || echo 80) - 1))
+    printf '\r\033[2K%s' "${shown:0:width}"
     sleep 0.3
   else
     if [ "$step" != "$shown" ] && [[ $step =~ ([0-9]{2,}\.[0-9]\ MB|Installing\ collected) ]]; then
-      printf '  %d s  %s\n' $((SECONDS - started)) "${step#"${step%%[! ]*}"}"
+      line | cut -c 1-120
       shown=$step last_report=$SECONDS
     elif [ $((SECONDS - last_report)) -ge 30 ]; then
-      printf '  %d s  %s\n' $((SECONDS - started)) "${step#"${step%%[! ]*}"}"
+      line | cut -c 1-120
       last_report=$SECONDS
     fi
     sleep 1

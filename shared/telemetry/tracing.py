@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from quire.shared.errors import StartError
+from quire.shared.version import install_command
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
@@ -51,7 +52,7 @@ def start(process: str, instance: str, endpoint: str, environ: Mapping[str, str]
     except ImportError as error:
         raise TracingError(
             f"{source} asks for tracing, but the Python package {error.name} is missing: "
-            "`pip install -c constraints.txt -e '.[tracing]'` in the checkout, or leave the endpoint out"
+            f"`{install_command('tracing')}` installs it; or leave the endpoint out"
         ) from error
     return Tracer(process, instance, url, environ)
 

@@ -23,6 +23,8 @@ OLD_IMPORT = re.compile(rf"^\s*(from|import) ({FOLDERS})\b", re.MULTILINE)
 SOURCES = [path for folder in (*FOLDERS.split("|"), "tests", "src") for path in (PROJECT_ROOT / folder).rglob("*.py")]
 # The folders in each wheel.
 SERVICES = {"gateway": {"gateway", "shared"}, "worker": {"worker", "kernels", "shared"}}
+HELD_BY_QUIRE = {*FOLDERS.split("|"), "models"}
+NOT_HELD = ("ops/benchmarks/", "ops/deploy/", "ops/tools/", "models/demo/training/")
 BUILD_FILES = {"Dockerfile", "pyproject.toml", ".gitignore"}
 
 
@@ -52,7 +54,7 @@ def test_no_module_imports_a_folder_by_its_own_name() -> None:
 
 def test_the_links_of_the_package_lead_to_the_folders() -> None:
     links = {path.name: path.resolve() for path in (PROJECT_ROOT / "src" / "quire").iterdir() if path.is_symlink()}
-    assert links == {name: Path(PROJECT_ROOT, name).resolve() for name in FOLDERS.split("|")}
+    assert links == {name: Path(PROJECT_ROOT, name).resolve() for name in (*FOLDERS.split("|"), "models")}
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -71,7 +73,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheels of both services and of the complete package, built from a copy of the sources."""
     tree, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheels")
     not_sources = shutil.ignore_patterns("__pycache__", "_build", "build", "*.egg-info", "results")
-    for name in ("src", *FOLDERS.split("|")):
+    for name in ("src", "models", *FOLDERS.split("|")):
         shutil.copytree(PROJECT_ROOT / name, tree / name, symlinks=True, ignore=not_sources)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT_ROOT / name, tree)
@@ -109,17 +111,25 @@ def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("service", SERVICES)
-def test_the_wheel_of_a_service_holds_its_folders_and_no_others(service: str, wheels: dict[str, Path]) -> None:
-    with zipfile.ZipFile(wheels[service]) as wheel:
-        held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    tracked = subprocess.run(
-        ["git", "ls-files", *SERVICES[service]], cwd=PROJECT_ROOT, capture_output=True, text=True, check=True
-    )
-    wanted = {f"quire/{name}" for name in tracked.stdout.split() if Path(name).name not in BUILD_FILES}
-    assert held == wanted
+@pytest.mark.parametrize("service", ["quire", *SERVICES])
+def test_a_package_holds_its_folders_and_no_others(service: str, tmp_path: Path) -> None:
+    """What setuptools collects for the wheel."""
+    place = PROJECT_ROOT if service == "quire" else PROJECT_ROOT / service
+    # -P: worker/queue is not the module `queue`.
+    build = [sys.executable, "-P", "-c", "import setuptools; setuptools.setup()", "-q", "build_py"]
+    subprocess.run([*build, "--build-lib", str(tmp_path)], cwd=place, env=clean_environ(), check=True)
+    held = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    listed = ["git", "ls-files", *SERVICES.get(service, HELD_BY_QUIRE)]
+    tracked = subprocess.run(listed, cwd=PROJECT_ROOT, capture_output=True, text=True, check=True).stdout.split()
+    if service == "quire":
+        tracked = [name for name in tracked if not name.startswith(NOT_HELD)]
+        held -= {"quire/__init__.py", "quire/__main__.py", "quire/py.typed"}
+        program = "from quire.shared.model_argument import resolve_model as r; print(r('models/demo'))"
+        command = [sys.executable, "-P", "-c", program]
+        environ = clean_environ(PYTHONPATH=str(tmp_path))
+        found = subprocess.run(command, cwd="/", env=environ, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == str(tmp_path / "quire" / "models" / "demo")
+    assert held == {f"quire/{name}" for name in tracked if Path(name).name not in BUILD_FILES}
 
 
 @pytest.mark.slow
@@ -169,3 +179,37 @@ def test_it_shares_an_environment_with_the_package_kernels(wheels: dict[str, Pat
     assert ours.endswith("site-packages/quire/kernels/__init__.py")
     assert all(path.startswith(str(tmp_path)) for path in (theirs, ours))
     assert rest == ["True"]
+
+
+def serve_and_chat(quire: Path, home: Path) -> str:
+    """Serve the demo model with an installed `quire`, and return the answer of its `quire chat`."""
+    environ = {"HOME": str(home), "PATH": f"{quire.parent}:/usr/local/bin:/usr/bin:/bin"}
+    server = subprocess.Popen([quire, "serve", "--port", "0"], env=environ, cwd=home, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        ready = server.stdout.readline()
+        assert ready.startswith("ready: "), ready
+        ask = [quire, "chat", "--url", ready.split()[1], "Tell me a story about a fox."]
+        return subprocess.run(
+            ask, env=environ, cwd=home, capture_output=True, text=True, check=True, timeout=120
+        ).stdout
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("installer", ["pipx", "uv"])
+def test_the_installed_wheel_serves_its_model(installer: str, wheels: dict[str, Path], tmp_path: Path) -> None:
+    """As a user installs it: PyTorch is downloaded, and the first start compiles the kernels."""
+    venv.create(tmp_path / "tools", with_pip=True)
+    bin_dir = tmp_path / "tools" / "bin"
+    subprocess.run([bin_dir / "pip", "install", "-q", installer], check=True, env=clean_environ())
+    folders = {"PIPX_HOME": "pipx", "PIPX_BIN_DIR": "bin", "UV_TOOL_DIR": "uv", "UV_TOOL_BIN_DIR": "bin"}
+    environ = clean_environ(**{name: str(tmp_path / folder) for name, folder in folders.items()})
+    command = [bin_dir / "pipx", "install"] if installer == "pipx" else [bin_dir / "uv", "tool", "install"]
+    wanted = f"quire[gateway,worker,embedded] @ file://{wheels['quire']}"
+    subprocess.run([*command, "--python", sys.executable, wanted], check=True, env=environ)
+    (tmp_path / "home").mkdir()
+    assert "fox" in serve_and_chat(tmp_path / "bin" / "quire", tmp_path / "home")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from quire.shared.start_pipe import PIPE
-from quire.worker.progress import StartProgress
+from quire.worker.progress import BuildProgress, StartProgress
 from tests.conftest import QuireProcess, StartQuire, clean_environ
 
 PHASES = ["importing torch", "reading the configuration", "loading weights", "sizing the KV cache", "warming up"]
@@ -55,6 +55,20 @@ def test_phases_and_shares_go_through_the_pipe(pipe: int) -> None:
     assert len(lines) == 1 + 201 + 2
     assert os.read(pipe, 1) == b"", "the pipe is closed"
     started.close()
+
+
+def test_a_build_of_kernels_is_a_phase_with_its_share(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = begun()
+    monkeypatch.setattr("quire.worker.progress.progress", started)
+    report = BuildProgress()
+    started.phase("reading the configuration")
+    assert os.read(pipe, 65536).decode() == "reading the configuration\n", "no phase without a build"
+    report(0, 8)
+    started._shown = 0.0
+    report(4, 8)
+    started.close()
+    phase = "building the C++ kernels, once for this machine"
+    assert os.read(pipe, 65536).decode().splitlines() == [phase, f"{phase}\t0", f"{phase}\t50"]
 
 
 def test_a_pipe_that_nothing_empties_does_not_stop_the_start(pipe: int) -> None:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from quire.gateway.admin.start_check import check_start
+from quire.gateway.admin.start_check import check_start, make_first_key
 from quire.gateway.settings import GatewaySettings
-from quire.shared.accounts.limits import AccountLimits
-from quire.shared.accounts.store import AccountStore
+from quire.shared.accounts.secret import key_id_of
 from quire.shared.errors import StartError
-from quire.shared.keys import ACCOUNTS_TAG
-from quire.shared.redis.clients import command_client
 
 
 async def test_a_gateway_without_keys_does_not_start(redis_url: str) -> None:
-    with pytest.raises(StartError, match=r"quire keys create.*--allow-anonymous"):
-        await check_start(redis_url, "0.0.0.0", is_open=False, has_admin_key=False)
-    await check_start(redis_url, "0.0.0.0", is_open=True, has_admin_key=False)
-    await check_start(redis_url, "0.0.0.0", is_open=False, has_admin_key=True)
-    client = command_client(redis_url, ACCOUNTS_TAG)
-    await AccountStore(client, "test").create("acme", "web", "test", AccountLimits())
-    await client.aclose()
-    await check_start(redis_url, "0.0.0.0", is_open=False, has_admin_key=False)
+    public = GatewaySettings(redis_url=redis_url, host="0.0.0.0")
+    local = GatewaySettings(redis_url=redis_url, require_keys=True)
+    with pytest.raises(
+        StartError, match=r"--host 0\.0\.0\.0 lets .*quire keys create.*, or --allow-anonymous to accept"
+    ):
+        await check_start(public)
+    with pytest.raises(
+        StartError, match=r"because --require-keys is set, .*--allow-anonymous instead of --require-keys"
+    ):
+        await check_start(local)
+    await check_start(replace(public, allow_anonymous=True))
+    await check_start(replace(public, admin_key_file="/run/secrets/admin"))
+    secret = await make_first_key(redis_url)
+    assert key_id_of(secret)
+    await check_start(public)
+    await check_start(local)
 
 
 async def test_a_redis_that_does_not_answer_is_named() -> None:
     with pytest.raises(StartError, match="--redis-url"):
-        await check_start("redis://127.0.0.1:1/0", "0.0.0.0", is_open=False, has_admin_key=False)
+        await check_start(GatewaySettings(redis_url="redis://127.0.0.1:1/0", host="0.0.0.0"))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
-"""The build of the C++ library, and the fallback to the reference where the build fails."""
+"""The build of the C++ libraries, and the fallback to the reference where the build fails."""
 
 import logging
+import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.cpu import build, library
+from quire.kernels.cpu.levels import LEVELS, Level
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,5 +44,76 @@ def test_another_processor_uses_plain_torch(monkeypatch, caplog):
 def test_the_build_prints_one_line():
     done = subprocess.run([sys.executable, "-m", "quire.kernels.cpu.build"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stdout.startswith("kernels: ")
+    assert done.stdout.startswith("kernels: common")
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+def test_the_script_knows_the_same_levels_as_the_package():
+    assert [level.name for level in Level] == list(build.LEVELS)
+    assert [level.name for level in LEVELS[torch.bfloat16]] == list(build.BFLOAT16_LEVELS)
+    assert [level.name for level in LEVELS[torch.float32]] == list(build.FLOAT32_LEVELS)
+
+
+# Writes an empty file as the result, and its name to the log.
+COMPILER = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+: >"$2"
+basename "$2" >>{log}
+"""
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """A copy of build.py with sources, and what makes it call COMPILER, whose log is compiled.txt."""
+    (tmp_path / "build.py").write_bytes(Path(build.__file__).read_bytes())
+    for name in ("pool.cpp", *(f"level_{level}.cpp" for level in build.LEVELS)):
+        (tmp_path / name).write_text("")
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER.format(log=tmp_path / "compiled.txt"))
+    compiler.chmod(0o755)
+    return tmp_path
+
+
+def script(sources, **options):
+    command = [sys.executable, "-I", "-S", str(sources / "build.py"), "--all"]
+    environ = {"PATH": os.environ["PATH"], "CXX": str(sources / "compiler")}
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, **options)
+
+
+def test_processes_that_build_at_the_same_time_compile_each_unit_once(sources):
+    """The script runs without any package, as while pip still installs them."""
+    running = [script(sources) for _ in range(3)]
+    for process in running:
+        assert process.communicate()[0].startswith("kernels: common, avx2, avx512, ")
+    made = (sources / "compiled.txt").read_text().split()
+    assert len(made) == len(set(made))
+    objects = {name for name in made if name.endswith(".o")}
+    assert objects == {
+        "pool-0.o",
+        *(f"level_{level}-{part}.o" for level in build.FLOAT32_LEVELS for part in range(4)),
+        *(f"level_{level}-{part}.o" for level in build.BFLOAT16_LEVELS for part in range(2)),
+    }
+    assert {path.suffix for path in (sources / "_build").iterdir()} == {".so", ""}
+
+
+def test_a_terminal_shows_one_line_with_the_number_of_units_and_the_time(sources):
+    ours, its_own = pty.openpty()
+    (sources / "compiler").write_text((sources / "compiler").read_text() + "sleep 0.1\n")
+    with script(sources, stderr=its_own) as process:
+        process.communicate()
+    os.close(its_own)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "\n" not in shown
+    assert re.search(r"building the C\+\+ kernels: \d+ of 21 units, \d+ s", shown)
+
+
+def test_the_progress_of_a_build_is_reported(sources, monkeypatch):
+    monkeypatch.setattr(build, "SOURCE_DIR", sources)
+    monkeypatch.setenv("CXX", str(sources / "compiler"))
+    reports = []
+    paths = build.build([build.COMMON, "amx"], lambda done, total: reports.append((done, total)))
+    assert reports == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert [path.parent for path in paths] == [sources / "_build"] * 2
+    assert build.build([build.COMMON, "amx"], lambda done, total: reports.clear()) == paths
+    assert len(reports) == 4, "nothing is built"

@@ -97,7 +97,7 @@ async def test_metadata_is_key_and_value(gateway: RunningGateway, tmp_path: Path
         await quire_batch(gateway, "submit", file=str(path), metadata="a")
 
 
-def test_a_terminal_shows_one_line() -> None:
+def test_a_terminal_shows_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -108,6 +108,9 @@ def test_a_terminal_shows_one_line() -> None:
     line.show("short")
     line.end()
     assert to.getvalue() == "\ra longer text\rshort        \n"
+    monkeypatch.setenv("COLUMNS", "8")
+    line.show("wider than that")
+    assert to.getvalue().endswith("\rwider t"), "a wrapped line could not be drawn over"
     plain = io.StringIO()
     line = ProgressLine(plain)
     for number in range(3):

@@ -167,7 +167,7 @@ def test_a_pipe_that_is_no_utf8_is_one_line(server: FakeServer, errors: str) -> 
 @pytest.mark.parametrize(
     ("prompt", "line"),
     [
-        ("full", "refused with 429: The queue is full.; try again in 7 s"),
+        ("full", "refused with 429: The queue is full; try again in 7 s"),
         ("who", "refused with 401: Who are you?; pass --api-key"),
         ("broken", "the answer broke off: The worker is gone."),
         ("cut", "the answer broke off: the server closed the connection"),
@@ -268,11 +268,11 @@ def test_a_conversation_with_tools_is_saved(server: FakeServer, tmp_path: Path) 
 class Terminal:
     """`quire chat` in a pseudo-terminal: types input and waits for output."""
 
-    def __init__(self, *arguments: str, cwd: Path, starter: Sequence[str] = ()) -> None:
+    def __init__(self, *arguments: str, cwd: Path, starter: Sequence[str] = (), **environ: str) -> None:
         self._controller, terminal = pty.openpty()
         self.process = subprocess.Popen(
             [*starter, sys.executable, "-m", "quire", "chat", *arguments],
-            env=clean_environ(TERM="xterm", XDG_STATE_HOME=str(cwd / "state")),
+            env=clean_environ(TERM="xterm", XDG_STATE_HOME=str(cwd / "state"), **environ),
             cwd=cwd,
             stdin=terminal,
             stdout=terminal,
@@ -280,7 +280,7 @@ class Terminal:
             start_new_session=True,
         )
         os.close(terminal)
-        self._raw = self._shown = ""
+        self._raw = self._shown = self.output = ""
 
     def type(self, text: str) -> None:
         os.write(self._controller, text.encode())
@@ -291,7 +291,8 @@ class Terminal:
         while not (match := re.search(pattern, self._shown)):
             ready, _, _ = select.select([self._controller], [], [], max(0, deadline - time.monotonic()))
             assert ready, f"no {pattern!r} in {self._shown!r}"
-            self._raw += os.read(self._controller, 4096).decode(errors="replace")
+            data = os.read(self._controller, 4096).decode(errors="replace")
+            self._raw, self.output = self._raw + data, self.output + data
             plain, rest = re.fullmatch(r"(.*?)(\x1b[\[?\d;]*)?", self._raw, re.DOTALL).groups()  # an escape may be cut
             self._shown += re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", plain).replace("\r", "")
             self._raw = rest or ""
@@ -306,6 +307,19 @@ class Terminal:
                 self.process.kill()
         os.close(self._controller)
         return self.process.wait()
+
+
+@pytest.mark.parametrize(("environ", "is_styled"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_color_turns_off_grey_and_bold(
+    server: FakeServer, tmp_path: Path, environ: dict[str, str], is_styled: bool
+) -> None:
+    terminal = Terminal("--url", server.url, cwd=tmp_path, **environ)
+    terminal.wait_for(r"Ctrl-D leaves\.\n> ")
+    terminal.type("hello\n")
+    terminal.wait_for(r"42 tokens in .*\n> ")
+    assert bool(re.search(r"\x1b\[\d*m", terminal.output)) is is_styled
+    terminal.type("\x04")
+    assert terminal.close() == 0
 
 
 def test_a_conversation(server: FakeServer, tmp_path: Path) -> None:

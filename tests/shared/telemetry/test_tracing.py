@@ -57,7 +57,9 @@ def test_an_endpoint_without_the_package_says_what_to_install(monkeypatch: pytes
     for name in [name for name in sys.modules if name.startswith(("opentelemetry", "quire.shared.telemetry.spans"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(TracingError, match=r"opentelemetry\S* is missing: `pip install .* -e '\.\[tracing\]'` in"):
+    with pytest.raises(
+        TracingError, match=r"opentelemetry\S* is missing: `pip install .* -e '\.\[tracing\]'` installs"
+    ):
         start("gateway", "g", "http://127.0.0.1:4318", {})
 
 
