@@ -2,11 +2,14 @@
 // death of a gateway or a worker, and when a conversation with a run that has not ended is opened again.
 
 import { holdText } from "/answer.js";
+import { WRONG_KEY } from "/api.js";
 import { LIVE, bodyOf, newConversation, newRun, newTurn } from "/conversation.js";
 import { $ } from "/dom.js";
 import { Drawer } from "/drawer.js";
 import { around } from "/frame.js";
 import { clearInput, focusInput, initInput, written } from "/input.js";
+import { initKey } from "/key.js";
+import { announce, copy, notice } from "/notice.js";
 import { Run } from "/run.js";
 import { initSettings, loadModels, optionsOfRuns, wrongField } from "/settings.js";
 import { exportConversation, showShelf } from "/shelf.js";
@@ -29,6 +32,7 @@ const shelfDrawer = new Drawer("shelf", "shelf-button", { onOpen: drawShelf });
 function say(text) {
   const options = checkedOptions();
   if (options === null) return false;
+  notice("");
   const turn = newTurn(conversation, text, options);
   addView(turn);
   for (const record of turn.runs) start(turn, record);
@@ -91,11 +95,14 @@ function viewOf(turn) {
   return views.find((view) => view.turn === turn);
 }
 
-// Retries a run: resumes its stream if that could not be reached, and sends its request again after any other failure.
+// Failures after which the server may still have the request, and its answer.
+const RESUMABLE = new Set(["unreachable", WRONG_KEY]);
+
+// Retries a run: resumes its stream if that is possible, and sends its request again after any other failure.
 function retry(view, record) {
   const { turn } = view;
   if (running.has(record)) return;
-  if (record.trouble?.code === "unreachable") {
+  if (RESUMABLE.has(record.trouble?.code)) {
     record.trouble = null;
     record.state = "waiting";
   } else {
@@ -104,6 +111,13 @@ function retry(view, record) {
   }
   start(turn, record);
   viewOf(turn)?.update(running.get(record));
+}
+
+// Retries what failed for want of a key.
+function retryWithKey() {
+  for (const view of views) {
+    for (const record of view.turn.runs) if (record.trouble?.code === WRONG_KEY) retry(view, record);
+  }
 }
 
 function regenerate(view) {
@@ -206,11 +220,6 @@ function saveSoon() {
 
 // --- what the page says ---------------------------------------------------------------------------------------------
 
-// Announces a sentence to screen readers; an answer is announced when it is complete, not token by token.
-function announce(text) {
-  $("status").textContent = text;
-}
-
 function announceEnd({ record }) {
   if (record.state === "failed") announce(`No answer: ${record.trouble.message}`);
   else if (record.state === "done" && !isAnswering()) {
@@ -228,21 +237,12 @@ function showState() {
   $("title").textContent = conversation.title || "New conversation";
 }
 
-async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    announce("Copied.");
-  } catch {
-    announce("Copying is not allowed here; select the text instead."); // the page was loaded over plain HTTP from another machine
-  }
-}
-
 // --- the form -------------------------------------------------------------------------------------------------------
 
 function send() {
   const text = written();
   if (!text || isAnswering()) return;
-  if (!$("model").value) return announce("The server cannot be reached yet.");
+  if (!$("model").value) return loadModels();
   if (say(text)) {
     clearInput();
     showState();
@@ -287,6 +287,10 @@ addEventListener("pagehide", saveChanges);
 document.addEventListener("visibilitychange", () => document.hidden && saveChanges());
 addEventListener("focus", refresh);
 
+initKey(() => {
+  loadModels();
+  retryWithKey();
+});
 initSettings();
 open(loadConversation(current.get()) ?? newConversation());
 loadModels();

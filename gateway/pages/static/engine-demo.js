@@ -1,5 +1,5 @@
 // The demo buttons: they send requests through the public API.
-import { randomId } from "/api.js";
+import { randomId, refusalOf, request } from "/api.js";
 
 const MAX_OPEN = 24;
 const STORY = "Tell me a story about a fox who finds an old library in the woods and reads one page of every book in it.";
@@ -72,15 +72,12 @@ export class Demo {
     this.hasRun = true;
     this.changed();
     try {
-      const response = await fetch("/v1/chat/completions", {
+      const response = await request("/v1/chat/completions", {
         method: "POST",
         headers: { "Content-Type": "application/json", ...(key && { "Idempotency-Key": key }) },
         body: JSON.stringify({ model, stream: true, max_tokens, ignore_eos: true, ...body }),
       });
-      if (!response.ok) {
-        const said = await response.json().catch(() => null);
-        throw new Error(said?.error?.message ?? `status ${response.status}`);
-      }
+      if (!response.ok) throw await refusalOf(response);
       const reader = response.body.getReader();
       for (;;) {
         const { done } = await reader.read();

@@ -92,8 +92,18 @@ export class Run {
       this.link = null;
       if (this.#isStopping) return this.#stopNow();
       this.record.state = "running";
-    } else this.link = { why: state.why, until: clock() + state.wait };
+    } else {
+      const link = (this.link = { why: state.why, until: clock() + state.wait });
+      setTimeout(() => this.#countDown(link), 1000);
+    }
     this.#changed(this);
+  }
+
+  // Draws the rest of a wait once a second.
+  #countDown(link) {
+    if (this.link !== link || clock() > link.until) return;
+    this.#changed(this);
+    setTimeout(() => this.#countDown(link), 1000);
   }
 
   #take(events) {
