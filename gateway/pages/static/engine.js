@@ -25,8 +25,8 @@ const state = {
   shown: null, // the packed view that was selected; null: the newest
   workers: null, // the live workers; null until the gateway has answered
   worker: new URLSearchParams(location.search).get("worker"),
-  follow: null, // the idempotency key of the request to whose worker the page switches
-  owner: null, // the worker that has claimed it
+  follow: null, // the idempotency key of the call to whose worker the page switches
+  owner: null, // the worker that has claimed most of its requests
   source: null, // the AbortController of the stream
   model: "",
   context: 256, // the longest context that all workers take
@@ -231,6 +231,7 @@ function show(worker) {
   Object.assign(state, { worker, views: [], bytes: 0, shown: null, chosen: null, isFollowing: true });
   batch.history = [];
   sequences.clear();
+  map.clear();
   if (!state.workers?.includes(worker)) findWorkers();
   picker.value = worker;
 }
