@@ -54,12 +54,13 @@ PAUSE_WITH_ROWS = """() => new Promise((resolve) => {
 # Records the largest figures, the texts of the steps, and any frame in which the two lines contradict each other.
 RECORD = """() => {
   const text = (selector) => document.querySelector(selector).textContent;
-  const seen = (window.seen = { peak: 0, sequences: 0, shared: 0, contradictions: [], steps: [] });
+  const seen = (window.seen = { peak: 0, sequences: 0, chips: 0, shared: 0, contradictions: [], steps: [] });
   window.recorder?.disconnect();
   window.recorder = new MutationObserver(() => {
     const used = Number(text("[data-figure=blocks_used]"));
     seen.sequences = Math.max(seen.sequences, Number(text("[data-figure=sequences]")) || 0);
     seen.shared = Math.max(seen.shared, Number(text("[data-figure=blocks_shared]")) || 0);
+    seen.chips = Math.max(seen.chips, document.querySelectorAll("#sequences button").length);
     if (text("#step") !== seen.steps.at(-1)) seen.steps.push(text("#step"));
     if (used > seen.peak) [seen.peak, seen.worker] = [used, document.getElementById("worker").value];
     const [status, note] = [text("#try-status"), text("#sequence")];
@@ -209,6 +210,7 @@ async def test_beams_fork_and_requests_find_the_beginning_that_they_share(page: 
     assert stack.usage()["prefix_hit_tokens"] > before["prefix_hit_tokens"]
     seen = await page.evaluate("window.seen")
     assert seen["sequences"] == 8, "all eight run at once"
+    assert seen["chips"] == 8, "each has its own name and colour"
     assert seen["shared"] > 0
 
 

@@ -103,7 +103,7 @@ async def test_a_key_in_the_address_is_taken_and_removed(page: Page, secured: Se
     """Each page takes the key, and all pages of the tab use it."""
     key = secured.key()
     await page.goto(f"{secured.url}{path}#key={key}")
-    await page.wait_for_function("!location.hash")
+    await page.wait_for_function("() => !location.hash")
     assert page.url == secured.url + path
     assert await page.evaluate("Object.values(localStorage).concat(document.cookie).join()") == ""
     await page.click("nav >> text=Chat")
@@ -160,7 +160,7 @@ async def test_a_message_that_a_revoked_key_cannot_send_is_sent_with_another_one
     await expect(page.locator("#send")).to_be_visible()
     # A gateway knows of the revocation within a second.
     await page.wait_for_function(
-        f"fetch('/v1/models', {{headers: {{'x-api-key': '{key}'}}}}).then((r) => r.status === 401)"
+        f"() => fetch('/v1/models', {{headers: {{'x-api-key': '{key}'}}}}).then((r) => r.status === 401)"
     )
     await send(page, "Tell me a story about an owl.")
     refused = re.compile("^The server refuses this tab’s API key: The API key .* has expired or was revoked")
