@@ -214,7 +214,9 @@ class GatewayVerbs(Lane):
     async def call_of(self, idempotency_key: str) -> tuple[str, bytes]:
         """Return the id of the call that an idempotency key stands for, and its metadata; empty if unknown."""
         call_id = text(await self.client.hget(self.keys.idempotency(idempotency_key), "id") or b"")
-        return call_id, (call_id and await self.client.hget(self.keys.request(call_id), "metadata")) or b""
+        if not call_id:
+            return "", b""
+        return call_id, await self.client.hget(self.keys.request(call_id), "metadata") or b""
 
     async def owners(self, request_ids: Sequence[str]) -> list[tuple[str, str]]:
         """Return the state and the worker of each of these requests; "" if unknown."""
