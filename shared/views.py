@@ -10,7 +10,7 @@ loop over the blocks.
     step      [decode tokens, prefill tokens]
     move      [kind, source block, target block]        a copy on write, or a swap
 
-`owner` is an index into the sequences; requests are named by the beginning of their id.
+`owner` is an index into the sequences; requests are named by the beginning of their id and the number of their prompt.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ class EnginePage:
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """GET /engine/stream?model=NAME&worker=ID&follow=KEY: views of a worker, until the client leaves.
 
-        `follow`: an idempotency key. The stream then has the views of the worker that has claimed the request of this
-        key, as soon as a worker has claimed it.
+        `follow`: an idempotency key. The stream then has the views of the worker that has claimed most requests of the
+        call of this key, as soon as a worker has claimed one.
         """
         gateway = self._choose(request)
         worker_id, key = _read_worker(gateway, request), caller_of(request).scoped(_read_key(request))
@@ -185,7 +185,7 @@ def _read_worker(gateway: Gateway, request: web.Request) -> str:
 
 
 def _read_key(request: web.Request) -> str:
-    """Returns the idempotency key of the request to follow; empty for none. Raises InvalidRequest."""
+    """Returns the idempotency key of the call to follow; empty for none. Raises InvalidRequest."""
     key: str = request.query.get("follow", "")
     if key and not _KEY.fullmatch(key):
         raise InvalidRequest(

@@ -1,19 +1,23 @@
 """Serves the pages: every file of `static/`, with headers that keep them from loading anything from other servers.
 
 `/` is index.html, `/NAME` is NAME.html, and all other files are served under their names. A browser revalidates each
-file (ETag), so that the pages of a new gateway are never mixed with files of an old one.
+file (ETag), so that the pages of a new gateway are never mixed with files of an old one. Scripts are served without
+their comments, which are a seventh of their size.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from importlib.resources import files
 
 from aiohttp import ETag, hdrs, web
 from aiohttp.typedefs import Handler
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+# Comments of a script that begin a line. Comments behind code stay: only a parser could tell them from texts.
+_COMMENT = re.compile(r"^ *(?://.*|/\*\*(?:[^*]|\*(?!/))*\*/)$", re.MULTILINE)
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -43,6 +47,14 @@ def path_of(name: str) -> str:
     return "/" if name == "index.html" else f"/{name.removesuffix('.html')}"
 
 
+def content(name: str) -> bytes:
+    """Returns what is served of a static file. Lines keep their numbers: of a comment, its line ends stay."""
+    body = (files("quire.gateway.pages") / "static" / name).read_bytes()
+    if _ending(name) != "js":
+        return body
+    return _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), body.decode()).encode()
+
+
 def routes() -> list[web.RouteDef]:
     return [web.get(path_of(name), _handler(name)) for name in names()]
 
@@ -52,8 +64,8 @@ def _ending(name: str) -> str:
 
 
 def _handler(name: str) -> Handler:
-    """Reads and compresses one file, and returns the handler that serves it."""
-    body = (files("quire.gateway.pages") / "static" / name).read_bytes()
+    """Compresses one file, and returns the handler that serves it."""
+    body = content(name)
     packed = gzip.compress(body, mtime=0)
     digest = hashlib.sha256(body).hexdigest()[:32]
     content_type = _TYPES[_ending(name)]

@@ -3,9 +3,9 @@
 A gateway needs no route to a worker. While it has viewers, it asks for views by renewing a key that expires; all
 viewers of a worker share one subscription.
 
-A viewer may follow a request, named by its idempotency key, to the worker that claims it. Such a request may end within
-half a second. So the gateway subscribes to several workers while it has a viewer: the views of the worker that claims
-the request are there already.
+A viewer may follow a call, named by its idempotency key, to the worker that claims most of its requests. Such a call
+may end within half a second. So the gateway subscribes to several workers while it has a viewer: the views of the
+worker that claims the requests are there already.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from quire.gateway.pages.engine_viewer import EngineViewer, render
+from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.shared.broker import Broker
 from quire.shared.keys import BEAT_S, VIEW_TTL_S
 from quire.shared.messages import MessageError
@@ -36,10 +38,13 @@ ASK_S = VIEW_TTL_S / 3
 RETRY_S = 0.5
 # Workers without a viewer to which a gateway subscribes.
 MAX_SPARE = 8
-# Time between two look-ups of a followed request before a worker has claimed it, and after: another may take it over.
+# Time between two look-ups of a followed call before workers have claimed all its requests, and after: others may take
+# them over.
 CLAIM_S = 0.03
 TAKEOVER_S = 0.5
-# A request that is still unknown after this time was refused, or never sent.
+# Requests of a followed call that are looked up.
+MAX_FOLLOWED = 64
+# A call that is still unknown after this time was refused, or never sent.
 UNKNOWN_S = 60.0
 
 
@@ -184,22 +189,45 @@ class ViewSubscriptions:
         await asyncio.gather(*(subscription.close() for subscription in subscriptions.values()))
 
     async def _follow(self, viewer: EngineViewer, key: str) -> None:
-        """Moves a viewer to the worker that has the request of an idempotency key, and to any that takes it over."""
+        """Moves a viewer to the worker that has most requests of a call, and to any that takes them over."""
         loop = asyncio.get_running_loop()
         gives_up_at = loop.time() + UNKNOWN_S
         current = ""
+        ids: list[str] = []
         while True:
             try:
-                state, owner = await self._broker.owner(key)
-            except (RedisError, OSError) as error:
-                log.debug("the worker of a followed request cannot be looked up now: %s", error)
-                state, owner = "", ""
+                ids = ids or await self._requests_of(key)
+                owners = await self._broker.owners(ids) if ids else []
+            except (RedisError, OSError, MessageError) as error:
+                log.debug("the worker of a followed call cannot be looked up now: %s", error)
+                owners = []
             check_cancelled()
+            owner = _most(owners, current)
             if owner and owner != current:
                 current = owner
                 self._discard(viewer)
                 viewer.show_claim(key, owner)
                 self._subscription(owner).add(viewer)
-            if state == RequestState.DONE or (not state and loop.time() > gives_up_at):
+            # A request without a state was not submitted, or is forgotten.
+            is_over = bool(owners) and all(state in ("", RequestState.DONE) for state, _ in owners)
+            if is_over or (not owners and loop.time() > gives_up_at):
                 return
-            await asyncio.sleep(TAKEOVER_S if current else CLAIM_S)
+            is_claimed = bool(owners) and all(worker for _, worker in owners)
+            await asyncio.sleep(TAKEOVER_S if is_claimed else CLAIM_S)
+
+    async def _requests_of(self, key: str) -> list[str]:
+        """Returns the ids of the requests of a call, at most MAX_FOLLOWED; none while the call is unknown."""
+        call_id, metadata = await self._broker.call_of(key)
+        if not metadata:
+            return []
+        count = CallMetadata.decode(metadata).requests
+        return [request_id(call_id, index) for index in range(min(count, MAX_FOLLOWED))]
+
+
+def _most(owners: Sequence[tuple[str, str]], current: str) -> str:
+    """Returns the worker that has most of the requests, `current` if no other has more; empty if none has any.
+
+    owners: state and worker of each request.
+    """
+    counts = Counter(worker for _, worker in owners if worker)
+    return max(counts, key=lambda worker: (counts[worker], worker == current), default="")

@@ -211,13 +211,19 @@ class GatewayVerbs(Lane):
             if beat is not None and every is not None and card is not None
         ]
 
-    async def owner(self, idempotency_key: str) -> tuple[str, str]:
-        """Return the state and the worker of the request that an idempotency key stands for; "" if unknown."""
-        request_id = await self.client.hget(self.keys.idempotency(idempotency_key), "id")
-        if request_id is None:
-            return "", ""
-        state, worker = await self.client.hmget(self.keys.request(text(request_id)), "state", "owner")
-        return text(state or b""), text(worker or b"")
+    async def call_of(self, idempotency_key: str) -> tuple[str, bytes]:
+        """Return the id of the call that an idempotency key stands for, and its metadata; empty if unknown."""
+        call_id = text(await self.client.hget(self.keys.idempotency(idempotency_key), "id") or b"")
+        if not call_id:
+            return "", b""
+        return call_id, await self.client.hget(self.keys.request(call_id), "metadata") or b""
+
+    async def owners(self, request_ids: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the state and the worker of each of these requests; "" if unknown."""
+        pipe = self.client.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipe.hmget(self.keys.request(request_id), "state", "owner")
+        return [(text(state or b""), text(worker or b"")) for state, worker in await pipe.execute()]
 
     async def look(self, worker_id: str) -> dict[str, int]:
         """Ask a worker to publish views of its engine for VIEW_TTL_S. Returns the number of requests in each queue."""

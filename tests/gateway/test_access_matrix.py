@@ -300,6 +300,7 @@ async def test_the_engine_page_follows_a_callers_own_requests_only(start_gateway
     async with gateway.worker(emit(tokens("abc"))):
         await send(gateway, f"POST {CHAT}", people.maker, chat_body(), Idempotency_Key="k")
         broker = gateway.gateway.broker
-        assert (await broker.owner(f"{people.maker[9:25]} k"))[0] == "done"
+        call_id, _ = await broker.call_of(f"{people.maker[9:25]} k")
+        assert [state for state, _ in await broker.owners([call_id])] == ["done"]
         for key in people.others.values():
-            assert await broker.owner(f"{key[9:25]} k" if key else "k") == ("", "")
+            assert await broker.call_of(f"{key[9:25]} k" if key else "k") == ("", b"")

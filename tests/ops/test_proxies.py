@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from playwright.sync_api import expect, sync_playwright
 
 from quire.ops.local.ports import free_port
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.processes import dying_with_parent
 from tests.conftest import QuireProcess
+from tests.page.conftest import CHROMIUM
 from tests.support.checkpoints import make_checkpoint
 from tests.support.faults.stack import KEYS, MODEL, FaultStack
 
@@ -213,9 +215,35 @@ def test_with_a_known_key_the_answer_is_the_gateways(proxy: Proxy) -> None:
     assert (status, json.loads(body)["error"]["param"]) == (400, "max_tokens")
 
 
-@pytest.mark.parametrize("path", ["/", "/engine", "/readyz", "/status", "/metrics"])
-def test_only_the_api_can_be_reached(proxy: Proxy, path: str) -> None:
+@pytest.mark.parametrize("path", ["/engine", "/engine/workers", "/readyz", "/metrics", "/admin/keys", "/v2/chat.js"])
+def test_what_is_for_the_operator_cannot_be_reached(proxy: Proxy, path: str) -> None:
     assert ask(proxy, path, headers=ALICE)[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/chat.js", "/base.css", "/icon.svg", "/docs", "/openapi.json"])
+def test_the_pages_need_no_key(proxy: Proxy, path: str) -> None:
+    assert ask(proxy, path)[0] == 200
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
+def test_the_chat_page_asks_for_the_key_and_answers(proxy: Proxy) -> None:
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        page = browser.new_page(ignore_https_errors=True)
+        page.goto(f"https://127.0.0.1:{proxy.port}/")
+        expect(page.locator(".key-panel")).to_contain_text("This server needs an API key.")
+        page.fill("#key", "sk-wrong")
+        page.press("#key", "Enter")
+        expect(page.locator("#key-note")).to_contain_text("Incorrect API key provided.")
+        page.fill("#key", "sk-example-alice")
+        page.press("#key", "Enter")
+        expect(page.locator("#model-name")).to_have_text(MODEL)
+        page.fill("#input", "Hello")
+        page.press("#input", "Enter")
+        expect(page.locator(".numbers")).to_contain_text("in the prompt", timeout=1000 * TIMEOUT_S)
+        assert page.evaluate("fetch('/status').then((reply) => reply.status)") == 401
+        browser.close()
 
 
 def test_each_token_reaches_the_client_at_once_and_a_stream_is_resumed(proxy: Proxy) -> None:

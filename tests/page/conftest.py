@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -93,6 +94,15 @@ async def set_field(page: Page, **values: str) -> None:
     for name, value in values.items():
         await page.fill(f"#{name}", value)
     await page.click("#settings .close")
+
+
+async def stored(page: Page) -> list[dict[str, Any]]:
+    """Return the conversations that the page has stored, the newest first."""
+    found: list[dict[str, Any]] = await page.evaluate("""async () => {
+      const { listConversations, loadConversation } = await import("/store.js");
+      return Promise.all((await listConversations()).map(({ id }) => loadConversation(id)));
+    }""")
+    return found
 
 
 async def begin(page: Page, stub: Stub) -> tuple[Call, Script]:

@@ -51,6 +51,71 @@ PAUSE_WITH_ROWS = """() => new Promise((resolve) => {
 })"""
 
 
+# Records the largest figures, the texts of the steps, and any frame in which the two lines contradict each other.
+RECORD = """() => {
+  const text = (selector) => document.querySelector(selector).textContent;
+  const seen = (window.seen = { peak: 0, sequences: 0, chips: 0, shared: 0, contradictions: [], steps: [] });
+  window.recorder?.disconnect();
+  window.recorder = new MutationObserver(() => {
+    const used = Number(text("[data-figure=blocks_used]"));
+    seen.sequences = Math.max(seen.sequences, Number(text("[data-figure=sequences]")) || 0);
+    seen.shared = Math.max(seen.shared, Number(text("[data-figure=blocks_shared]")) || 0);
+    seen.chips = Math.max(seen.chips, document.querySelectorAll("#sequences button").length);
+    if (text("#step") !== seen.steps.at(-1)) seen.steps.push(text("#step"));
+    if (used > seen.peak) [seen.peak, seen.worker] = [used, document.getElementById("worker").value];
+    const [status, note] = [text("#try-status"), text("#sequence")];
+    if (/running|sent|queued/.test(status) && note.startsWith("Nothing runs")) seen.contradictions.push([status, note]);
+    if (status.includes("shown")) seen.status = status;
+  });
+  window.recorder.observe(document.querySelector("main"), { subtree: true, childList: true, characterData: true });
+}"""
+
+# Whether an arc is drawn; the element also has the path of a selected sequence.
+DRAWN = """() => {
+  const canvas = document.getElementById("arcs");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return data.some((part) => part > 0);
+}"""
+
+# Resolves in the first frame with an arc.
+ARC = f"""() => new Promise((resolve) => {{
+  const drawn = {DRAWN};
+  const look = () => (drawn() ? resolve() : requestAnimationFrame(look));
+  look();
+}})"""
+
+# Selects the other worker, and counts the frames of the next half second with an arc.
+SWITCH = f"""() => new Promise((resolve) => {{
+  const drawn = {DRAWN};
+  const picker = document.getElementById("worker");
+  picker.selectedIndex = 1 - picker.selectedIndex;
+  picker.dispatchEvent(new Event("change", {{ bubbles: true }}));
+  const began = performance.now();
+  let count = 0;
+  const look = () => {{
+    count += drawn();
+    if (performance.now() - began < 500) requestAnimationFrame(look);
+    else resolve(count);
+  }};
+  look();
+}})"""
+
+# Counts the frames with an arc although no block is in use, until the page says that the request is done.
+LATE_ARCS = f"""() => new Promise((resolve) => {{
+  const drawn = {DRAWN};
+  const text = (selector) => document.querySelector(selector).textContent;
+  let [count, hasRun] = [0, false];
+  const look = () => {{
+    const isIdle = text("[data-figure=blocks_used]") === "0";
+    hasRun ||= !isIdle;
+    if (hasRun && isIdle) count += drawn();
+    if (hasRun && isIdle && text("#try-status").startsWith("Done")) resolve(count);
+    else requestAnimationFrame(look);
+  }};
+  look();
+}})"""
+
+
 class Stack:
     """A running `quire serve` of the demo model."""
 
@@ -139,10 +204,33 @@ async def test_beams_fork_and_requests_find_the_beginning_that_they_share(page: 
     await page.click("[data-demo=beam]")
     await done(page)
     assert stack.usage()["forks"] > before["forks"] + 3
+    await page.evaluate(RECORD)
     await page.click("[data-demo=prefix]")
-    await expect(figure(page, "blocks_shared")).to_have_text(POSITIVE, timeout=LONG_MS)
     await done(page)
     assert stack.usage()["prefix_hit_tokens"] > before["prefix_hit_tokens"]
+    seen = await page.evaluate("window.seen")
+    assert seen["sequences"] == 8, "all eight run at once"
+    assert seen["chips"] == 8, "each has its own name and colour"
+    assert seen["shared"] > 0
+
+
+async def test_a_step_of_one_sequence_is_told_in_the_singular(page: Page, stack: Stack) -> None:
+    await open_engine(page, stack)
+    await page.evaluate(RECORD)
+    await page.click("[data-demo=one]")
+    await done(page)
+    steps = "; ".join((await page.evaluate("window.seen"))["steps"])
+    assert "1 sequence writes a token: 1 of" in steps
+    assert "1 sequences" not in steps
+
+
+async def test_no_arc_outlives_the_blocks(page: Page, stack: Stack) -> None:
+    await open_engine(page, stack)
+    counted = asyncio.create_task(page.evaluate(LATE_ARCS))
+    arc = asyncio.create_task(page.evaluate(ARC))
+    await page.click("[data-demo=beam]")
+    await arc
+    assert await counted == 0
 
 
 async def test_blocks_can_be_pointed_at_while_the_engine_runs(page: Page, stack: Stack) -> None:
@@ -177,6 +265,10 @@ async def test_it_fits_a_phone(page: Page, stack: Stack, scheme: Any) -> None:
     await page.emulate_media(color_scheme=scheme)
     await open_engine(page, stack)
     assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+    # The first row of the map is seen without scrolling.
+    box = await page.locator("#blocks").bounding_box()
+    assert box
+    assert box["y"] + 30 < 780
 
 
 @pytest.mark.parametrize("state", ["idle", "live", "paused", "pointed", "narrow"])
@@ -204,21 +296,6 @@ async def test_its_structure_and_colours_are_for_everybody(page: Page, stack: St
 
 
 # --- two workers ------------------------------------------------------------------------------------------------------
-
-# Records the largest number of blocks in use, and any frame in which the two lines contradict each other.
-RECORD = """() => {
-  const text = (selector) => document.querySelector(selector).textContent;
-  const seen = (window.seen = { peak: 0, contradictions: [], shown: new Set() });
-  window.recorder?.disconnect();
-  window.recorder = new MutationObserver(() => {
-    const used = Number(text("[data-figure=blocks_used]"));
-    if (used > seen.peak) [seen.peak, seen.worker] = [used, document.getElementById("worker").value];
-    const [status, note] = [text("#try-status"), text("#sequence")];
-    if (/running|sent|queued/.test(status) && note.startsWith("Nothing runs")) seen.contradictions.push([status, note]);
-    if (status.includes("shown")) seen.status = status;
-  });
-  window.recorder.observe(document.querySelector("main"), { subtree: true, childList: true, characterData: true });
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -263,3 +340,30 @@ async def test_a_worker_that_was_chosen_by_hand_stays(page: Page, pair: Stack) -
     await done(page)
     await expect(page.locator("#worker")).to_have_value(other)
     assert await page.evaluate("window.seen.contradictions") == []
+
+
+async def test_most_of_eight_requests_and_their_shared_blocks_are_on_the_worker_that_is_shown(
+    page: Page, pair: Stack
+) -> None:
+    await open_engine(page, pair)
+    await expect(page.locator("#worker option")).to_have_count(2)
+    for press in range(4):
+        await page.select_option("#worker", index=press % 2)
+        await expect(figure(page, "blocks_used")).to_have_text("0", timeout=LONG_MS)
+        await page.evaluate(RECORD)
+        await page.click("[data-demo=prefix]")
+        await done(page)
+        seen = await page.evaluate("window.seen")
+        assert seen["sequences"] >= 4, f"press {press + 1}"
+        assert seen["shared"] > 0, f"press {press + 1}"
+        assert re.fullmatch(r"\d requests? running\. worker-\d took (most of them|it) and is shown\.", seen["status"])
+
+
+async def test_the_arcs_of_a_worker_go_with_it(page: Page, pair: Stack) -> None:
+    await open_engine(page, pair)
+    await expect(page.locator("#worker option")).to_have_count(2)
+    arc = asyncio.create_task(page.evaluate(ARC))
+    await page.click("[data-demo=beam]")
+    await arc
+    assert await page.evaluate(SWITCH) == 0
+    await done(page)

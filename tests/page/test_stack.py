@@ -7,13 +7,12 @@ import os
 import signal
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from playwright.async_api import Page, Route, expect
 
 from tests.conftest import QuireProcess, children_of, quire_processes
-from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
+from tests.page.conftest import IN_BROWSER, open_chat, send, set_field, stored
 from tests.support.page.frames import watch_frames, watched_frames
 from tests.support.page.stub import CHAT
 
@@ -74,10 +73,7 @@ def to(server: QuireProcess, name: str, number: signal.Signals) -> None:
 
 async def text_of(page: Page) -> str:
     """Return the text of the answer as the page received it."""
-    conversations: list[Any] = await page.evaluate(
-        "Object.keys(localStorage).filter((key) => key.startsWith('quire.chat.')).map((key) => localStorage[key])"
-    )
-    [conversation] = map(json.loads, conversations)
+    [conversation] = await stored(page)
     text: str = conversation["turns"][-1]["runs"][0]["answers"][0]["text"]
     return text
 

@@ -151,35 +151,3 @@ async def test_markup_from_anywhere_is_text(chat: Page, stub: Stub) -> None:
     await check_harmless(chat)
     ours = [url.removeprefix(stub.url) for url in requests if not url.endswith((".js", ".css", ".svg"))]
     assert set(ours) == {"/", "/v1/models", CHAT}
-
-
-async def test_storage_of_another_making_does_no_harm(chat: Page, stub: Stub) -> None:
-    broken = ["null", "[]", "{", '"x"', '{"version":1}', '{"version":2}', '{"version":1,"turns":[{"runs":[]}]}']
-    await chat.evaluate(
-        "(texts) => texts.forEach((text, index) => localStorage.setItem(`quire.chat.${index}`, text))", broken
-    )
-    for index in range(len(broken)):
-        await chat.evaluate("(id) => sessionStorage.setItem('quire.current', id)", str(index))
-        await open_chat(chat, stub.url)
-    await chat.click("#shelf-button")
-    await expect(chat.locator(".conversation")).to_have_count(len(broken))
-    await chat.click("#shelf .close")
-    await send(chat, "Hello")
-    await Script().play(await stub.call(), ["fine"])
-    await expect(chat.locator(".text")).to_have_text("fine")
-
-
-async def test_what_is_too_large_to_be_kept_drives_nothing_out(chat: Page, stub: Stub) -> None:
-    await send(chat, "small")
-    await Script("01" * 16).play(await stub.call(), ["one"])
-    await expect(chat.locator("#send")).to_be_visible()
-    await chat.click("#new")
-    await chat.evaluate("""() => {
-      const input = document.getElementById("input");
-      input.value = "large ".repeat(600_000);
-      input.dispatchEvent(new Event("input"));
-    }""")
-    await chat.press("#input", "Enter")
-    await expect(chat.locator(".trouble span")).to_have_text("The server answered with 413.")
-    await chat.click("#shelf-button")
-    await expect(chat.locator(".conversation .title")).to_have_text(["small"])

@@ -24,8 +24,14 @@ from quire.worker.engine.step import Step
 from quire.worker.inspect.snapshot import BlockColumns, Snapshot
 from quire.worker.inspect.step_log import RecentSteps
 
-# A view names a request by this many characters of its id.
-NAME_LENGTH = 8
+# A view names a request by this many characters of its id, and at most this many of the number of its prompt (`-12`).
+NAME_LENGTH, INDEX_LENGTH = 8, 4
+
+
+def name_of(request_id: str) -> str:
+    """The name of a request in views. The requests of one call, one for each prompt, have different names."""
+    beginning, dash, index = request_id.partition("-")
+    return beginning[:NAME_LENGTH] + (dash + index)[:INDEX_LENGTH]
 
 
 def make_view(snapshot: Snapshot, recent: RecentSteps, worker: str, number: int) -> View:
@@ -81,7 +87,7 @@ def _sequences(snapshot: Snapshot) -> tuple[SequenceView, ...]:
         limit //= len(shown)
     return tuple(
         SequenceView(
-            one.request_id[:NAME_LENGTH],
+            name_of(one.request_id),
             min(one.choice, MAX_CHOICES - 1),
             one.state,
             one.priority,
@@ -99,8 +105,8 @@ def _sequences(snapshot: Snapshot) -> tuple[SequenceView, ...]:
 def _rows(step: Step | None) -> list[Row]:
     if step is None:
         return []
-    rows = [Row(one.group.request_id[:NAME_LENGTH], one.choice, 1, False) for one in step.decodes.sequences]
+    rows = [Row(name_of(one.group.request_id), one.choice, 1, False) for one in step.decodes.sequences]
     for chunk in step.chunks:
         one = chunk.sequence
-        rows.append(Row(one.group.request_id[:NAME_LENGTH], one.choice, chunk.num_tokens, True))
+        rows.append(Row(name_of(one.group.request_id), one.choice, chunk.num_tokens, True))
     return rows

@@ -95,7 +95,9 @@ PARAMETERS: Schema = {
     ),
     "Model": _parameter("model", "query", TEXT, "the name of a model; by default the first one"),
     "Worker": _parameter("worker", "query", TEXT, "the id of a worker; by default the first one"),
-    "Follow": _parameter("follow", "query", _VISIBLE, "an Idempotency-Key: the worker that runs its request"),
+    "Follow": _parameter(
+        "follow", "query", _VISIBLE, "an Idempotency-Key: the worker that runs most requests of its call"
+    ),
 }
 HEADERS: Schema = {
     "ClientRequestId": {"schema": TEXT, "description": "the id that the client gave, or else the server's"},

@@ -1,5 +1,6 @@
-// One answer on the page: its text, its timing figures, and its buttons.
+// One answer on the page: its text, its other parts, its timing figures, and its buttons.
 
+import { AnswerParts } from "/answer-parts.js";
 import { LIVE } from "/conversation.js";
 import { el } from "/dom.js";
 import { redraw } from "/frame.js";
@@ -12,16 +13,19 @@ const HOLDS = {
   workers: ["No worker is available. Your message is queued and will be answered.", "No worker is available. The answer waits for one and will resume."],
   redis: ["Redis does not answer. Your message waits for it.", "Redis does not answer. The answer waits for it and will resume."],
 };
+const TOO_LONG = "context_length_exceeded";
 const FINISHES = { stop: "", length: "reached its maximum length", cancelled: "was stopped" };
 
 export class AnswerCard {
   #drawn = 0;
   #meterAt = 0;
+  #parts = new AnswerParts();
   #sparkline = new Sparkline();
   #run = null; // the run that fills the answer; null when it has ended
 
-  // `retry()`, `choose()` and `copy(text)` are called by its buttons. `choice`: the answer's name if a run has several.
-  constructor(record, index, { choice, group, isChosen, retry, choose, copy }) {
+  // `retry()`, `startOver()`, `choose()` and `copy(text)` are called by its buttons. `startOver`: null if the conversation
+  // has only this message. `choice`: the answer's name if a run has several.
+  constructor(record, index, { choice, group, isChosen, retry, startOver, choose, copy }) {
     this.record = record;
     this.answer = record.answers[index];
     this.index = index;
@@ -30,7 +34,9 @@ export class AnswerCard {
     this.numbers = el("span", { className: "numbers" });
     this.retry = el("button", { type: "button", textContent: "Retry", onclick: retry });
     this.message = el("span", {});
-    this.trouble = el("p", { className: "trouble error", hidden: true }, this.message, this.retry);
+    this.startOver = startOver && el("button", { type: "button", textContent: "Ask in a new conversation", onclick: startOver });
+    const buttons = [this.retry, this.startOver].filter(Boolean);
+    this.trouble = el("p", { className: "trouble error", hidden: true }, this.message, ...buttons);
     const copyButton = el("button", {
       type: "button",
       className: "plain",
@@ -43,7 +49,7 @@ export class AnswerCard {
       const radio = el("input", { type: "radio", name: group, checked: isChosen, onchange: choose });
       title.append(el("label", {}, radio, " Continue from this answer"));
     }
-    const parts = [title, this.text, this.state, this.trouble, this.meter].filter(Boolean);
+    const parts = [title, this.#parts.thinking, this.text, this.#parts.calls, this.state, this.trouble, this.meter].filter(Boolean);
     this.element = el("article", { className: "answer" }, ...parts);
     this.element.setAttribute("aria-label", choice ? `Answer: ${choice}` : "Answer");
     this.markdown = new Markdown(this.text);
@@ -63,11 +69,16 @@ export class AnswerCard {
       this.#drawn = answer.text.length;
     }
     const isLive = LIVE.has(record.state) && answer.finish === null;
+    this.#parts.draw(answer, isLive);
     this.element.classList.toggle("live", isLive);
     put(this.state, this.#stateText(isLive));
     this.state.classList.toggle("held", isLive && Boolean(this.#run?.held));
     this.trouble.hidden = record.trouble === null;
     put(this.message, record.trouble?.message ?? "");
+    // A context that is full is full at the next try, too.
+    const isTooLong = record.trouble?.code === TOO_LONG;
+    this.retry.hidden = isTooLong;
+    if (this.startOver) this.startOver.hidden = !isTooLong;
     this.#drawMeter(isLive);
   }
 
@@ -81,8 +92,10 @@ export class AnswerCard {
     if (isLive && this.#run?.held) return holdText(this.#run, answer);
     if (isLive) return answer.tokens ? "" : record.state === "waiting" ? "Waiting for its turn…" : "Thinking…";
     if (record.state === "stopped") return "Stopped.";
+    if (answer.calls) return "This page does not run tools.";
     const finish = FINISHES[answer.finish] ?? "";
-    return finish && `This answer ${finish}.`;
+    if (finish) return `This answer ${finish}.`;
+    return record.state === "done" && !answer.text ? "The model ended its answer without a text." : "";
   }
 
   // Draws the figures and the sparkline, at most once per METER_MS: tokens arrive faster than people read.

@@ -1,34 +1,53 @@
 // Calls of the gateway's API that are not streamed, and the errors of all calls.
 
+import { authorization, keyRefused } from "/key.js";
+
 export const CHAT = "/v1/chat/completions";
 const TIMEOUT_MS = 10000;
 const STATUS_TIMEOUT_MS = 2000;
 
-// A call that was answered with an error, at once or in its stream. `retryAfter`: seconds, or null without the header.
+export const WRONG_KEY = "invalid_api_key";
+// What a status means, for answers without words of their own, such as those of a proxy.
+const MEANINGS = {
+  401: "It is not known.",
+  403: "The server does not allow this call.",
+  429: "The server gets more calls than it allows.",
+};
+
+// A call that was answered with an error, at once or in its stream. `retryAfter`: seconds, or null without the header;
+// `isFinal`: the same call would be refused again.
 export class Refusal extends Error {
-  constructor(message, { status = 0, code = null, param = null, retryAfter = null } = {}) {
+  constructor(message, { status = 0, code = null, retryAfter = null, isFinal = false } = {}) {
     super(message);
     this.name = "Refusal";
     this.status = status;
     this.code = code;
-    this.param = param;
     this.retryAfter = retryAfter;
+    this.isFinal = isFinal;
   }
 }
 
+// Calls the server with the key of this tab.
+export function request(path, { headers = {}, ...options } = {}) {
+  return fetch(path, { ...options, headers: { ...headers, ...authorization() } });
+}
+
+// Reads the error of an answer. Asks for a key if the server needs another one.
 export async function refusalOf(response) {
+  const { status, headers } = response;
   let error = null;
   try {
     error = (await response.json()).error;
   } catch {
     // The body is not the gateway's: a proxy has answered.
   }
-  const message = typeof error?.message === "string" ? error.message : `The server answered with ${response.status}.`;
-  return new Refusal(message, {
-    status: response.status,
-    code: typeof error?.code === "string" ? error.code : null,
-    param: typeof error?.param === "string" ? error.param : null,
-    retryAfter: seconds(response.headers.get("Retry-After")),
+  const words = typeof error?.message === "string" ? error.message : null;
+  const message = words ?? MEANINGS[status] ?? `The server answered with ${status}.`;
+  return new Refusal(status === 401 ? keyRefused(message) : message, {
+    status,
+    code: status === 401 ? WRONG_KEY : typeof error?.code === "string" ? error.code : null,
+    retryAfter: seconds(headers.get("Retry-After")),
+    isFinal: headers.get("X-Should-Retry") === "false",
   });
 }
 
@@ -37,7 +56,7 @@ export function seconds(text) {
 }
 
 export async function models() {
-  const response = await fetch("/v1/models", { signal: AbortSignal.timeout(TIMEOUT_MS) });
+  const response = await request("/v1/models", { signal: AbortSignal.timeout(TIMEOUT_MS) });
   if (!response.ok) throw await refusalOf(response);
   return (await response.json()).data.map((card) => ({
     id: String(card.id),
@@ -49,7 +68,7 @@ export async function models() {
 // The state of Redis and of the workers as {redis, responding}; null if the gateway does not answer.
 export async function status() {
   try {
-    const response = await fetch("/status", { signal: AbortSignal.timeout(STATUS_TIMEOUT_MS) });
+    const response = await request("/status", { signal: AbortSignal.timeout(STATUS_TIMEOUT_MS) });
     return response.ok ? await response.json() : null;
   } catch {
     return null;
@@ -62,7 +81,7 @@ export async function cancel(id) {
     try {
       const signal = AbortSignal.timeout(TIMEOUT_MS);
       const path = `${CHAT}/${encodeURIComponent(id)}/cancel`;
-      const response = await fetch(path, { method: "POST", keepalive: true, signal });
+      const response = await request(path, { method: "POST", keepalive: true, signal });
       if (response.status < 500) return;
     } catch {
       // The gateway cannot be reached now.

@@ -2,24 +2,26 @@
 // death of a gateway or a worker, and when a conversation with a run that has not ended is opened again.
 
 import { holdText } from "/answer.js";
+import { WRONG_KEY } from "/api.js";
+import { dropChanges, hasChanges, save, saveChanges, saveSoon } from "/autosave.js";
 import { LIVE, bodyOf, newConversation, newRun, newTurn } from "/conversation.js";
 import { $ } from "/dom.js";
 import { Drawer } from "/drawer.js";
 import { around } from "/frame.js";
-import { clearInput, focusInput, initInput, written } from "/input.js";
+import { focusInput, initInput, write, written } from "/input.js";
+import { initKey } from "/key.js";
+import { announce, copy, notice } from "/notice.js";
 import { Run } from "/run.js";
 import { initSettings, loadModels, optionsOfRuns, wrongField } from "/settings.js";
-import { exportConversation, showShelf } from "/shelf.js";
-import { current, loadConversation, saveConversation } from "/store.js";
+import { exportAll, exportConversation, showShelf } from "/shelf.js";
+import { current, loadConversation } from "/store.js";
 import { TurnView } from "/turn.js";
 
-const SAVE_MS = 400;
 const SPOKEN_LENGTH = 600;
 
 let conversation = newConversation();
 let views = [];
 const running = new Map(); // record of a run -> Run
-let saveTimer = null;
 
 const settingsDrawer = new Drawer("settings", "settings-button");
 const shelfDrawer = new Drawer("shelf", "shelf-button", { onOpen: drawShelf });
@@ -29,9 +31,11 @@ const shelfDrawer = new Drawer("shelf", "shelf-button", { onOpen: drawShelf });
 function say(text) {
   const options = checkedOptions();
   if (options === null) return false;
+  notice("");
   const turn = newTurn(conversation, text, options);
   addView(turn);
   for (const record of turn.runs) start(turn, record);
+  save(conversation); // at once: a reload must not lose the message
   announce("Answering.");
   showTurn(turn);
   return true;
@@ -50,9 +54,10 @@ function checkedOptions() {
 function addView(turn) {
   const view = new TurnView(turn, {
     retry: (record) => retry(view, record),
+    startOver: turn === conversation.turns[0] ? null : () => startOver(turn),
     choose: (run, answer) => {
       turn.chosen = [run, answer];
-      save();
+      save(conversation);
     },
     copy,
     edit: (text) => edit(view, text),
@@ -70,20 +75,21 @@ function start(turn, record) {
   const run = new Run(record, bodyOf(home, turn, record), {
     changed: (run) => {
       viewOf(turn)?.update(run);
-      saveSoon();
+      if (home === conversation) saveSoon(home);
     },
     held: (run) => announce(holdText(run, record.answers[0])),
     ended: (run) => {
       running.delete(record);
       announceEnd(run);
-      save();
+      // A run that was stopped ends later than the reader's next step: the conversation may have been removed by then.
+      if (home === conversation) save(home);
       showState();
     },
   });
   home.changed = Date.now();
   running.set(record, run);
   showState();
-  saveSoon();
+  saveSoon(home);
   run.go();
 }
 
@@ -91,11 +97,14 @@ function viewOf(turn) {
   return views.find((view) => view.turn === turn);
 }
 
-// Retries a run: resumes its stream if that could not be reached, and sends its request again after any other failure.
+// Failures after which the server may still have the request, and its answer.
+const RESUMABLE = new Set(["unreachable", WRONG_KEY]);
+
+// Retries a run: resumes its stream if that is possible, and sends its request again after any other failure.
 function retry(view, record) {
   const { turn } = view;
   if (running.has(record)) return;
-  if (record.trouble?.code === "unreachable") {
+  if (RESUMABLE.has(record.trouble?.code)) {
     record.trouble = null;
     record.state = "waiting";
   } else {
@@ -104,6 +113,19 @@ function retry(view, record) {
   }
   start(turn, record);
   viewOf(turn)?.update(running.get(record));
+}
+
+// Retries what failed for want of a key.
+function retryWithKey() {
+  for (const view of views) {
+    for (const record of view.turn.runs) if (record.trouble?.code === WRONG_KEY) retry(view, record);
+  }
+}
+
+// Asks the same in a conversation of its own, because this one has become too long for the model.
+function startOver({ said }) {
+  open(newConversation());
+  if (!say(said)) write(said);
 }
 
 function regenerate(view) {
@@ -149,8 +171,8 @@ function isAnswering() {
 
 // --- conversations --------------------------------------------------------------------------------------------------
 
-function open(next, { isKept = true } = {}) {
-  if (isKept) saveChanges();
+function open(next) {
+  saveChanges();
   // The runs continue on the server, and are resumed when this conversation is opened again.
   for (const run of running.values()) run.leave();
   running.clear();
@@ -168,54 +190,38 @@ function open(next, { isKept = true } = {}) {
 function drawShelf() {
   showShelf({
     currentId: conversation.id,
-    open: (id) => {
-      const found = loadConversation(id);
+    open: async (id) => {
+      const found = await loadConversation(id);
       if (found) open(found);
+      else notice("Another version of this page has written that conversation.");
       shelfDrawer.toggle(false);
       focusInput();
     },
     removed: (id) => {
       if (id !== conversation.id) return;
       stop();
-      open(newConversation(), { isKept: false });
+      dropChanges();
+      open(newConversation());
     },
   });
 }
 
-function save() {
-  clearTimeout(saveTimer);
-  saveTimer = null;
-  saveConversation(conversation);
-}
-
-// Saves only conversations that this tab has changed: another tab may have added turns to the one that it shows.
-function saveChanges() {
-  if (saveTimer !== null) save();
-}
-
 // Loads the changes that another tab has stored.
-function refresh() {
-  if (running.size || saveTimer !== null) return;
-  const kept = loadConversation(conversation.id);
-  if (kept && kept.changed > conversation.changed) open(kept);
-}
-
-function saveSoon() {
-  saveTimer ??= setTimeout(save, SAVE_MS);
+async function refresh() {
+  const shown = conversation;
+  const kept = await loadConversation(shown.id);
+  const isIdle = conversation === shown && !running.size && !hasChanges();
+  if (isIdle && kept?.changed > shown.changed) open(kept);
 }
 
 // --- what the page says ---------------------------------------------------------------------------------------------
-
-// Announces a sentence to screen readers; an answer is announced when it is complete, not token by token.
-function announce(text) {
-  $("status").textContent = text;
-}
 
 function announceEnd({ record }) {
   if (record.state === "failed") announce(`No answer: ${record.trouble.message}`);
   else if (record.state === "done" && !isAnswering()) {
     const [answer] = record.answers;
-    announce(isSingle(conversation.turns.at(-1)) ? `Answer: ${answer.text.slice(0, SPOKEN_LENGTH)}` : "All answers are complete.");
+    const spoken = `Answer: ${answer.text.slice(0, SPOKEN_LENGTH) || "no text"}`;
+    announce(isSingle(conversation.turns.at(-1)) ? spoken : "All answers are complete.");
   }
 }
 
@@ -228,23 +234,14 @@ function showState() {
   $("title").textContent = conversation.title || "New conversation";
 }
 
-async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    announce("Copied.");
-  } catch {
-    announce("Copying is not allowed here; select the text instead."); // the page was loaded over plain HTTP from another machine
-  }
-}
-
 // --- the form -------------------------------------------------------------------------------------------------------
 
 function send() {
   const text = written();
   if (!text || isAnswering()) return;
-  if (!$("model").value) return announce("The server cannot be reached yet.");
+  if (!$("model").value) return loadModels();
   if (say(text)) {
-    clearInput();
+    write("");
     showState();
   }
 }
@@ -283,10 +280,15 @@ $("new").addEventListener("click", () => {
   focusInput();
 });
 $("export").addEventListener("click", () => exportConversation(conversation));
+$("export-all").addEventListener("click", exportAll);
 addEventListener("pagehide", saveChanges);
 document.addEventListener("visibilitychange", () => document.hidden && saveChanges());
 addEventListener("focus", refresh);
 
+initKey(() => {
+  loadModels();
+  retryWithKey();
+});
 initSettings();
-open(loadConversation(current.get()) ?? newConversation());
 loadModels();
+open((await loadConversation(current.get())) ?? newConversation());

@@ -4,6 +4,7 @@
 //   turn         {said, runs, chosen}       chosen: [run, answer], the answer that the next turn continues
 //   run          {key, id, last, position, state, trouble, usage, options, answers}      one request
 //   answer       {text, finish, tokens, firstTokens, sentAt, firstAt, lastAt}      firstTokens: tokens that arrived first, together
+//                with reasoning: {reasoning, thoughtAt, thoughtTo}; with tool calls: {calls: [{name, given}]}
 //
 // The texts of the answers, `last` (the last event) and `position` (the tokens up to it) change together and are stored
 // together, so that a stream can be resumed exactly where its text ends.
@@ -13,6 +14,7 @@ import { randomId } from "/api.js";
 export const VERSION = 1;
 export const LIVE = new Set(["waiting", "running"]);
 const TITLE_LENGTH = 60;
+const MOST_CALLS = 128;
 
 export function newConversation() {
   return { version: VERSION, id: randomId(), title: "", changed: Date.now(), turns: [] };
@@ -36,6 +38,24 @@ export function newRun(options) {
     lastAt: null,
   }));
   return { key: randomId(), id: null, last: "", position: 0, state: "waiting", trouble: null, usage: null, options, answers };
+}
+
+// Adds what one event says to an answer.
+export function addDelta(answer, { content, reasoning_content: thought, tool_calls: calls }, now) {
+  if (typeof thought === "string") {
+    answer.thoughtAt ??= now;
+    answer.reasoning = (answer.reasoning ?? "") + thought;
+  }
+  // The token that ends the reasoning has no text; the time until the text follows is part of the reasoning.
+  if (answer.reasoning && !answer.text && !answer.calls) answer.thoughtTo = now;
+  if (typeof content === "string") answer.text += content;
+  for (const { index, function: called } of calls ?? []) {
+    if (!(index >= 0 && index < MOST_CALLS)) continue;
+    answer.calls ??= [];
+    while (answer.calls.length <= index) answer.calls.push({ name: "", given: "" });
+    answer.calls[index].name += called?.name ?? "";
+    answer.calls[index].given += called?.arguments ?? "";
+  }
 }
 
 export function chosenAnswer(turn) {

@@ -2,6 +2,7 @@
 
 import { $, el } from "/dom.js";
 import { kindOf, resolve } from "/api-schema.js";
+import { initKey } from "/key.js";
 
 const code = (text) => el("code", { textContent: text });
 
@@ -100,6 +101,7 @@ function show(api) {
   }
 }
 
+initKey(); // for the other pages: this one needs no key
 try {
   const response = await fetch("/openapi.json");
   if (!response.ok) throw new Error(`the status is ${response.status}`);

@@ -50,8 +50,9 @@ export class Batch {
         x += wide;
       }
     });
-    const taken = decodes.length + latest.hidden_rows + prefills.reduce((sum, row) => sum + row.tokens, 0);
-    const words = [`${decodes.length + latest.hidden_rows} sequences write a token each`];
+    const writing = decodes.length + latest.hidden_rows;
+    const taken = writing + prefills.reduce((sum, row) => sum + row.tokens, 0);
+    const words = [writing === 1 ? "1 sequence writes a token" : `${writing} sequences write a token each`];
     for (const row of prefills.slice(0, 3)) words.push(`${row.request}/${row.choice} takes ${row.tokens} tokens of its prompt`);
     if (prefills.length > 3) words.push(`and ${prefills.length - 3} more prompts`);
     const when = isEarlier ? " (the last step that ran)" : "";

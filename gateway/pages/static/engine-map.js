@@ -7,6 +7,7 @@ const MAX_HEIGHT = 460;
 const GAP = 13;
 const KEEP_MS = 4000; // how long a row stays after it has become empty
 const ARC_MS = 1400;
+const VIEW_MS = 100; // between two views
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class BlockMap {
@@ -27,17 +28,25 @@ export class BlockMap {
     new ResizeObserver(() => this.view && this.draw()).observe(box);
   }
 
+  /** Forgets the copies and the rows of a worker, because the views of another one follow. */
+  clear() {
+    this.arcs = [];
+    this.usedAt.clear();
+    if (this.view) this.drawArcs(0);
+  }
+
   show(view, colours) {
     this.view = view;
     this.colours = colours;
+    if (!view.figures.blocks_used) this.arcs = []; // what was copied is over
     this.draw();
   }
 
-  /** Shows the copies of all views since the last call. */
+  /** Shows the copies of all views since the last call, one after the other until the next view arrives. */
   animate(moves, limit = 40) {
     const now = performance.now();
     const copies = moves.filter((move) => move.kind === "copy").slice(-limit);
-    this.arcs.push(...copies.map((move, index) => ({ ...move, at: now + (still.matches ? 0 : index * 60) })));
+    this.arcs.push(...copies.map((move, index) => ({ ...move, at: now + (still.matches ? 0 : (index * VIEW_MS) / copies.length) })));
     this.arcs = this.arcs.slice(-2 * limit);
     this.tick();
   }

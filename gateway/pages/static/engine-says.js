@@ -2,7 +2,7 @@
 
 /**
  * `open`: requests of this page that have not ended; `hasRun`: there were some; `failure`: why the last one failed;
- * `owner`: the worker that has claimed the followed one, or null; `worker`: the one that is shown, or "";
+ * `owner`: the worker that has claimed most of the followed ones, or null; `worker`: the one that is shown, or "";
  * `isAlone`: no other worker is live; `isPast`: an earlier view is shown; `wasShown`: a block table is still shown.
  * Returns {status, note}; the note is for a view in which no sequence can be shown.
  */
@@ -17,7 +17,7 @@ function statusOf({ open, hasRun, failure, owner, worker, isAlone }) {
   if (!worker) return `${requests} queued: no worker is available.`;
   if (!owner) return `${requests} sent…`;
   if (isAlone) return `${requests} running…`;
-  const took = open === 1 ? "took it" : "took the first one";
+  const took = open === 1 ? "took it" : "took most of them";
   return owner === worker ? `${requests} running. ${owner} ${took} and is shown.` : `${requests} running. ${owner} ${took}; ${worker} is shown.`;
 }
 

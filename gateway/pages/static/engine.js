@@ -1,5 +1,8 @@
 // The engine page. The gateway sends some ten views per second; the page shows the newest, or one of the last minute.
 // All views are of one worker: the selected one or, after a demo button was pressed, the one that has its request.
+import { Refusal, WRONG_KEY, refusalOf, request } from "/api.js";
+import { initKey } from "/key.js";
+import { eventsOf } from "/sse.js";
 import { PackedView } from "/engine-view.js";
 import { BlockMap } from "/engine-map.js";
 import { theme } from "/engine-paint.js";
@@ -22,15 +25,16 @@ const state = {
   shown: null, // the packed view that was selected; null: the newest
   workers: null, // the live workers; null until the gateway has answered
   worker: new URLSearchParams(location.search).get("worker"),
-  follow: null, // the idempotency key of the request to whose worker the page switches
-  owner: null, // the worker that has claimed it
-  source: null,
+  follow: null, // the idempotency key of the call to whose worker the page switches
+  owner: null, // the worker that has claimed most of its requests
+  source: null, // the AbortController of the stream
   model: "",
   context: 256, // the longest context that all workers take
   chosen: null,
   isFollowing: true,
   peeked: null,
   problem: "",
+  needsKey: false, // the server has refused the key, and is asked again when there is another one
 };
 let colours = theme();
 let isDue = false;
@@ -139,8 +143,8 @@ function clock() {
   setText($("pause"), state.shown ? "Go live" : "Pause");
 }
 
-function receive(event) {
-  const view = new PackedView(JSON.parse(event.data), performance.now(), event.data.length);
+function receive(data) {
+  const view = new PackedView(JSON.parse(data), performance.now(), data.length);
   state.problem = "";
   if (view.worker !== state.worker) show(view.worker);
   state.views.push(view);
@@ -157,31 +161,50 @@ function receive(event) {
   return later();
 }
 
-function connect() {
-  state.source?.close();
+/** Opens the stream of the views, and opens it again when it has broken. */
+async function connect() {
+  state.source?.abort();
   state.source = null;
-  if (!state.worker || document.hidden) return;
+  if (!state.worker || document.hidden || state.needsKey) return;
+  const source = (state.source = new AbortController());
   const query = new URLSearchParams({ worker: state.worker });
   if (state.follow) query.set("follow", state.follow);
-  const source = new EventSource(`/engine/stream?${query}`);
-  state.source = source;
-  source.onmessage = receive;
-  source.addEventListener("claimed", (event) => {
-    state.owner = JSON.parse(event.data).worker;
-    if (state.owner !== state.worker) show(state.owner);
-    say();
-  });
-  source.onerror = () => {
-    state.problem = "the gateway does not answer";
-    clock();
-    // A browser reconnects by itself, but not after an error response.
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => state.source === source && connect(), WORKERS_MS);
-  };
+  try {
+    const response = await request(`/engine/stream?${query}`, { signal: source.signal });
+    if (!response.ok) throw await refusalOf(response);
+    for await (const events of eventsOf(response)) {
+      if (state.source !== source) return;
+      for (const { event, data } of events) {
+        if (event === "claimed") claimed(JSON.parse(data).worker);
+        else receive(data);
+      }
+    }
+    throw new TypeError("The stream has ended.");
+  } catch (error) {
+    if (state.source !== source) return;
+    failed(error);
+    setTimeout(() => state.source === source && connect(), WORKERS_MS);
+  }
+}
+
+function claimed(owner) {
+  state.owner = owner;
+  if (owner !== state.worker) show(owner);
+  say();
+}
+
+function failed(error) {
+  state.needsKey = error.code === WRONG_KEY;
+  if (state.needsKey) state.problem = "needs an API key";
+  else state.problem = error instanceof Refusal ? error.message : "the gateway does not answer";
+  clock();
 }
 
 async function findWorkers() {
+  if (state.needsKey) return;
   try {
-    const response = await fetch("/engine/workers");
+    const response = await request("/engine/workers");
+    if (!response.ok) throw await refusalOf(response);
     const found = await response.json();
     state.model = found.model;
     const ids = found.workers.map((worker) => worker.id);
@@ -196,8 +219,8 @@ async function findWorkers() {
       connect();
     } else if (!state.source) connect();
     picker.value = state.worker ?? "";
-  } catch {
-    state.problem = "the gateway does not answer";
+  } catch (error) {
+    failed(error);
   }
   say();
   clock();
@@ -208,6 +231,7 @@ function show(worker) {
   Object.assign(state, { worker, views: [], bytes: 0, shown: null, chosen: null, isFollowing: true });
   batch.history = [];
   sequences.clear();
+  map.clear();
   if (!state.workers?.includes(worker)) findWorkers();
   picker.value = worker;
 }
@@ -242,6 +266,12 @@ const recolour = () => {
 new MutationObserver(recolour).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 addEventListener("resize", later);
+initKey(() => {
+  Object.assign(state, { needsKey: false, problem: "" });
+  state.source?.abort();
+  state.source = null;
+  findWorkers();
+});
 setInterval(() => document.hidden || findWorkers(), WORKERS_MS);
 setInterval(clock, 1000);
 findWorkers();

@@ -24,8 +24,8 @@ export function written() {
   return field.value.trim();
 }
 
-export function clearInput() {
-  field.value = "";
+export function write(text) {
+  field.value = text;
   resize();
 }
 

@@ -1,7 +1,7 @@
 // One request while it runs: its stream fills the stored record, and its view is told about each change.
 
 import { Refusal, cancel } from "/api.js";
-import { LIVE } from "/conversation.js";
+import { LIVE, addDelta } from "/conversation.js";
 import { Meter, clock } from "/meter.js";
 import { unwatch, watch } from "/silence.js";
 import { Pool, follow } from "/stream.js";
@@ -92,8 +92,18 @@ export class Run {
       this.link = null;
       if (this.#isStopping) return this.#stopNow();
       this.record.state = "running";
-    } else this.link = { why: state.why, until: clock() + state.wait };
+    } else {
+      const link = (this.link = { why: state.why, until: clock() + state.wait });
+      setTimeout(() => this.#countDown(link), 1000);
+    }
     this.#changed(this);
+  }
+
+  // Draws the rest of a wait once a second.
+  #countDown(link) {
+    if (this.link !== link || clock() > link.until) return;
+    this.#changed(this);
+    setTimeout(() => this.#countDown(link), 1000);
   }
 
   #take(events) {
@@ -113,7 +123,7 @@ export class Run {
         const answer = record.answers[choice.index];
         if (!answer) continue;
         if (count) this.meters[choice.index].count(count, now);
-        if (typeof choice.delta?.content === "string") answer.text += choice.delta.content;
+        if (choice.delta) addDelta(answer, choice.delta, now);
         if (choice.finish_reason) answer.finish = String(choice.finish_reason);
       }
     }

@@ -1,7 +1,9 @@
 // The settings of the form. An empty field is left to the server, and an error is shown at its field.
 
-import { models } from "/api.js";
+import { Refusal, WRONG_KEY, models } from "/api.js";
 import { $, el } from "/dom.js";
+import { changeKey } from "/key.js";
+import { announce, notice } from "/notice.js";
 import { settings as stored } from "/store.js";
 
 const NUMBERS = { temperature: Number, top_p: Number, max_tokens: Number, seed: Number };
@@ -22,6 +24,7 @@ export function initSettings() {
     stored.set(Object.fromEntries(FIELDS.map((name) => [name, $(name).value])));
   });
   $("model").addEventListener("change", showModel);
+  $("key-button").addEventListener("click", changeKey);
   $("defaults").addEventListener("click", () => {
     for (const name of FIELDS) if (name !== "model") $(name).value = $(name).defaultValue ?? "";
     $("n").value = "1";
@@ -32,14 +35,21 @@ export function initSettings() {
   check();
 }
 
-// Asks for the models until the server answers.
+let numLoads = 0;
+
+// Asks for the models until the server answers, or wants another key. Says what keeps it from answering.
 export async function loadModels() {
-  for (let wait = 500; ; wait = Math.min(2 * wait, 10000)) {
+  const number = (numLoads += 1);
+  for (let wait = 500; number === numLoads; wait = Math.min(2 * wait, 10000)) {
     try {
       showModels(await models());
-      return;
-    } catch {
-      $("model-name").textContent = "not reachable";
+      return notice("");
+    } catch (error) {
+      const isRefused = error instanceof Refusal;
+      $("model-name").textContent = isRefused ? "not available" : "not reachable";
+      if (error.code === WRONG_KEY) return announce(error.message);
+      notice(isRefused ? error.message : "The server cannot be reached. The page asks it again every few seconds.");
+      if (error.retryAfter) wait = Math.max(wait, 1000 * error.retryAfter);
     }
     await new Promise((resolve) => setTimeout(resolve, wait));
   }

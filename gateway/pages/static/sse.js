@@ -7,8 +7,9 @@ export class SseParser {
   #isAfterCr = false;
   #data = [];
   #id = "";
+  #event = "message";
 
-  // Returns the events that `text` completes, each as {id, data}, without comments and unknown fields.
+  // Returns the events that `text` completes, each as {id, event, data}, without comments and unknown fields.
   push(text) {
     if (!text) return [];
     const isSplit = this.#isAfterCr && text[0] === "\n"; // the second half of a CRLF
@@ -19,8 +20,9 @@ export class SseParser {
     const events = [];
     for (const line of lines) {
       if (line === "") {
-        if (this.#data.length) events.push({ id: this.#id, data: this.#data.join("\n") });
+        if (this.#data.length) events.push({ id: this.#id, event: this.#event, data: this.#data.join("\n") });
         this.#data = [];
+        this.#event = "message";
       } else this.#field(line);
     }
     return events;
@@ -32,7 +34,19 @@ export class SseParser {
     const name = colon < 0 ? line : line.slice(0, colon);
     const value = colon < 0 ? "" : line.slice(line[colon + 1] === " " ? colon + 2 : colon + 1);
     if (name === "data") this.#data.push(value);
+    else if (name === "event") this.#event = value || "message";
     else if (name === "id" && !value.includes("\0")) this.#id = value;
+  }
+}
+
+// The events of a response, an array for each piece that arrives: empty for a piece that completes no event.
+export async function* eventsOf(response) {
+  const parser = new SseParser();
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    yield parser.push(value);
   }
 }
 

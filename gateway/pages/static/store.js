@@ -1,47 +1,50 @@
-// The browser's storage: a bounded number of conversations, and the settings. Without storage all is kept until the reload.
+// The browser's storage: conversations in IndexedDB, which has room for thousands, and the settings. The page removes no
+// conversation by itself; if there is no room for another one, `saveConversation` says so.
 
 import { VERSION } from "/conversation.js";
 
-const PREFIX = "quire.chat.";
+const STORE = "conversations";
+const BY_TIME = "by time";
 const CURRENT = "quire.current";
 const SETTINGS = "quire.settings";
-const MOST_CONVERSATIONS = 50;
-const MOST_CHARACTERS = 3_000_000;
+// Where earlier versions of the page kept each conversation, in localStorage. They are moved when the database is made.
+const EARLIER = "quire.chat.";
 
-function attempt(action, otherwise = null) {
-  try {
-    return action();
-  } catch {
-    return otherwise; // storage is forbidden or full, or another program wrote this value
-  }
+let opening = null;
+
+// Newest first: {id, title, changed}, without reading the conversations. Empty without storage.
+export async function listConversations() {
+  const rows = [];
+  await transact("readonly", (store) => {
+    store.index(BY_TIME).openKeyCursor(null, "prev").onsuccess = ({ target: { result: cursor } }) => {
+      if (!cursor) return;
+      const [changed, title] = cursor.key;
+      rows.push({ id: cursor.primaryKey, title, changed });
+      cursor.continue();
+    };
+  }).catch(() => {});
+  return rows;
 }
 
-// Newest first: {id, title, changed}.
-export function listConversations() {
-  return entries().map(({ id, title, changed }) => ({ id, title, changed }));
+// Returns null for one that is unknown, or that another version wrote.
+export async function loadConversation(id) {
+  if (id === null) return null;
+  return attempt(async () => checked(await transact("readonly", (store) => store.get(id))));
 }
 
-export function loadConversation(id) {
-  return id === null ? null : attempt(() => read(localStorage.getItem(PREFIX + id)));
+// Those of this version, the newest last.
+export async function allConversations() {
+  const all = await transact("readonly", (store) => store.index(BY_TIME).getAll());
+  return all.filter((one) => attempt(() => checked(one)));
 }
 
-export function saveConversation(conversation) {
-  if (!conversation.turns.length) return;
-  const text = JSON.stringify(conversation);
-  if (text.length > MOST_CHARACTERS) return; // it would displace all other conversations
-  const kept = entries().filter((entry) => entry.id !== conversation.id);
-  let characters = text.length + kept.reduce((sum, entry) => sum + entry.size, 0);
-  while (kept.length && (kept.length >= MOST_CONVERSATIONS || characters > MOST_CHARACTERS)) {
-    const oldest = kept.pop();
-    characters -= oldest.size;
-    forgetConversation(oldest.id);
-  }
-  const write = () => (localStorage.setItem(PREFIX + conversation.id, text), true);
-  while (!attempt(write, false) && kept.length) forgetConversation(kept.pop().id);
+// Throws DOMException if the browser has no room, or allows no storage.
+export async function saveConversation(conversation) {
+  if (conversation.turns.length) await transact("readwrite", (store) => store.put(conversation));
 }
 
 export function forgetConversation(id) {
-  attempt(() => localStorage.removeItem(PREFIX + id));
+  return transact("readwrite", (store) => store.delete(id)).catch(() => {});
 }
 
 // The conversation that this tab shows; a new tab begins a new one.
@@ -51,30 +54,53 @@ export const current = {
 };
 
 export const settings = {
-  get: () => attempt(() => JSON.parse(localStorage.getItem(SETTINGS)), null) ?? {},
+  get: () => attempt(() => JSON.parse(localStorage.getItem(SETTINGS))) ?? {},
   set: (values) => attempt(() => localStorage.setItem(SETTINGS, JSON.stringify(values))),
 };
 
-function entries() {
-  const found = [];
-  attempt(() => {
-    for (let index = 0; index < localStorage.length; index += 1) {
-      const key = localStorage.key(index);
-      if (!key.startsWith(PREFIX)) continue;
-      const text = localStorage.getItem(key);
-      const conversation = attempt(() => read(text));
-      // Conversations that cannot be read are the first to be removed when room is needed.
-      const { title = "?", changed = 0 } = conversation ?? {};
-      found.push({ id: key.slice(PREFIX.length), title, changed, size: text.length });
-    }
-  });
-  return found.sort((a, b) => b.changed - a.changed);
+// Storage may be forbidden or full, and another program may have written a value.
+function attempt(action) {
+  try {
+    const result = action();
+    return result instanceof Promise ? result.catch(() => null) : result;
+  } catch {
+    return null;
+  }
 }
 
-// Throws TypeError or SyntaxError for data that another version wrote.
-function read(text) {
-  const conversation = JSON.parse(text);
-  if (conversation === null) return null;
+// Runs `action(store)` in one transaction. Resolves to the result of the request that it returns, when all is stored.
+async function transact(mode, action) {
+  opening ??= open();
+  const transaction = (await opening).transaction(STORE, mode);
+  const asked = action(transaction.objectStore(STORE));
+  // At once: the page may be closing.
+  if (mode === "readwrite") transaction.commit();
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve(asked?.result);
+    transaction.onabort = () => reject(transaction.error);
+  });
+}
+
+async function open() {
+  const earlier = attempt(() => Object.keys(localStorage).filter((key) => key.startsWith(EARLIER))) ?? [];
+  const asked = indexedDB.open("quire", 1);
+  asked.onupgradeneeded = () => {
+    const store = asked.result.createObjectStore(STORE, { keyPath: "id" });
+    store.createIndex(BY_TIME, ["changed", "title"]);
+    for (const key of earlier) attempt(() => store.put(checked(JSON.parse(localStorage.getItem(key)))));
+  };
+  const database = await new Promise((resolve, reject) => {
+    asked.onsuccess = () => resolve(asked.result);
+    asked.onerror = () => reject(asked.error);
+  });
+  for (const key of earlier) attempt(() => localStorage.removeItem(key));
+  // The browser closes it when its user deletes the data of the page.
+  database.onclose = () => (opening = null);
+  return database;
+}
+
+// Throws TypeError for data that another version wrote.
+function checked(conversation) {
   const isWhole =
     conversation.version === VERSION &&
     typeof conversation.id === "string" &&

@@ -5,12 +5,11 @@
 //        |                                  v broke
 //        +-- the same call, once            GET .../{id}/stream, Last-Event-ID  ->  the events after it
 
-import { CHAT, Refusal, refusalOf } from "/api.js";
-import { SseParser, isAfter } from "/sse.js";
+import { CHAT, Refusal, refusalOf, request } from "/api.js";
+import { eventsOf, isAfter } from "/sse.js";
 
 const FIRST_PAUSE_MS = 250;
 const LONGEST_PAUSE_MS = 5000;
-const LONGEST_RETRY_AFTER_S = 60;
 // The gateway sends a keepalive every 15 s.
 const SILENCE_MS = 45000;
 // Time without any event after which the stream is given up.
@@ -36,7 +35,7 @@ export async function follow(call, { signal, take, tell }) {
       if (error instanceof Refusal ? isLate || !isPassing(error) : isLate) throw unreachable(error);
       const wait = waitFor(error, pause);
       pause = Math.min(2 * pause, LONGEST_PAUSE_MS);
-      tell({ why: error instanceof Refusal ? error.message : null, wait });
+      tell({ why: error instanceof Refusal ? withoutWait(error.message) : null, wait });
       await sleep(wait, signal);
     }
   }
@@ -74,25 +73,20 @@ async function* deliveries(call, signal, opened) {
     let response;
     if (call.id) {
       if (call.last) headers["Last-Event-ID"] = call.last;
-      response = await fetch(`${CHAT}/${encodeURIComponent(call.id)}/stream`, { headers, signal: either });
+      response = await request(`${CHAT}/${encodeURIComponent(call.id)}/stream`, { headers, signal: either });
     } else {
       headers["Content-Type"] = "application/json";
       headers["Idempotency-Key"] = call.key;
-      response = await fetch(CHAT, { method: "POST", headers, body: call.body, signal: either });
+      response = await request(CHAT, { method: "POST", headers, body: call.body, signal: either });
     }
     if (!response.ok) throw await refusalOf(response);
     // Not x-request-id: a proxy may have chosen that one.
     const requestId = response.headers.get("x-quire-request-id") ?? "";
     if (/^[0-9a-f]{32}$/.test(requestId)) call.id ??= `chatcmpl-${requestId}`;
     opened();
-    const parser = new SseParser();
-    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) return;
+    for await (const events of eventsOf(response)) {
       clearTimeout(timer);
       timer = setTimeout(() => silence.abort(), SILENCE_MS);
-      const events = parser.push(value);
       if (events.length) yield events;
     }
   } finally {
@@ -101,14 +95,20 @@ async function* deliveries(call, signal, opened) {
   }
 }
 
-// True if a retry may succeed.
+// True if a retry may succeed before the stream is given up.
 function isPassing(error) {
+  if (error.isFinal || 1000 * error.retryAfter > PATIENCE_MS) return false;
   if (error.status === 429 || error.status === 503) return true;
   return error.code === null && (error.status === 502 || error.status === 504); // from a proxy that has no gateway
 }
 
+// A refusal's words without the wait at their end: the page shows how much of it is left.
+function withoutWait(message) {
+  return message.replace(/[;,.]? try again in [\d.]+ s\.?$/i, ".");
+}
+
 function waitFor(error, pause) {
-  if (error.retryAfter != null) return 1000 * Math.min(Math.max(error.retryAfter, 1), LONGEST_RETRY_AFTER_S);
+  if (error.retryAfter != null) return 1000 * Math.max(error.retryAfter, 1);
   return pause * (0.5 + Math.random() / 2);
 }
 

@@ -6,7 +6,7 @@ import { directionOf, el } from "/dom.js";
 export class TurnView {
   #actions;
 
-  // `actions`: {retry(run), choose(run, answer), copy(text), edit(text), regenerate()}.
+  // `actions`: {retry(run), startOver() or null, choose(run, answer), copy(text), edit(text), regenerate()}.
   constructor(turn, actions) {
     this.turn = turn;
     this.#actions = actions;
@@ -37,6 +37,7 @@ export class TurnView {
         group,
         isChosen,
         retry: () => this.#actions.retry(run),
+        startOver: this.#actions.startOver,
         choose: () => this.#actions.choose(runIndex, index),
         copy: (text) => this.#actions.copy(text),
       });

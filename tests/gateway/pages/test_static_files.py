@@ -15,7 +15,7 @@ STATIC = Path(static_files.__file__).parent / "static"
 FILES = sorted(path for path in STATIC.iterdir() if path.suffix in (".html", ".css", ".js", ".svg"))
 PAGES = [path for path in FILES if path.suffix == ".html"]
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
-BYTES = {path: path.read_bytes() for path in FILES}
+BYTES = {path: static_files.content(path.name) for path in FILES}
 MAX_BYTES = 150_000
 
 
@@ -59,6 +59,15 @@ async def test_a_file_is_sent_once(gateway: RunningGateway, path: Path) -> None:
         assert again.headers["cache-control"] == "no-cache"
     changed = await gateway.send(raw_request("GET", where, headers={"If-None-Match": '"older"'}))
     assert changed.status == 200
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_only_comments_of_scripts_are_not_served(path: Path) -> None:
+    source, served = path.read_text().splitlines(), BYTES[path].decode().splitlines()
+    assert len(served) == len(source)
+    left_out = [line.strip() for line, kept in zip(source, served, strict=True) if line != kept]
+    assert all(line.startswith(("//", "/**", "* ", "*/")) for line in left_out)
+    assert bool(left_out) == (path.suffix == ".js")
 
 
 def test_all_files_together_are_small() -> None:

@@ -14,7 +14,7 @@ from quire.shared.messages import Delta, Outcome
 from tests.gateway.pages.test_engine_page import Lookers, sees_workers, silent, subscribed, subscribers, worker
 from tests.shared.test_views import VIEW
 from tests.support.gateway.fake_worker import FakeWorker
-from tests.support.gateway.running import RunningGateway, chat_body, until
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, until
 
 
 def view_of(name: str, number: int) -> bytes:
@@ -90,6 +90,42 @@ async def test_a_viewer_follows_a_request_to_the_worker_that_claims_it_and_to_on
         assert await looker.number(2) == "w1"
         wait.set()
         assert (await call).status == 200
+
+
+async def test_a_viewer_follows_a_call_of_several_prompts_to_the_worker_that_has_most_of_them(
+    gateway: RunningGateway,
+) -> None:
+    wait = asyncio.Event()
+
+    async def script(request: Any) -> Any:
+        await wait.wait()
+        yield (Delta(0, (5,), "length"),), Outcome("length")
+
+    async with gateway.worker(script, worker_id="w2") as claimer, Lookers() as lookers:
+        other = FakeWorker(gateway.settings.redis_url, gateway.gateway.model.name, silent, worker_id="w1")
+        other.broker = claimer.broker
+        await other.beat()
+        await sees_workers(gateway, 2)
+        looker = await lookers.look(gateway, "w1", follow="a-key")
+        call = asyncio.create_task(
+            gateway.post(
+                "/v1/completions",
+                {"model": MODEL, "prompt": ["one", "two", "three"], "max_tokens": 1},
+                **{"Idempotency-Key": "a-key"},
+            )
+        )
+        assert await looker.next() == {"follow": "a-key", "worker": "w2"}
+        await until(lambda: has_claimed(claimer, 3))
+        requests = [claimer.broker.keys.request(request.id) for request in claimer.claimed]
+        await claimer.broker.client.hset(requests[0], "owner", "w1")
+        await claimer.broker.client.hset(requests[1], "owner", "w1")
+        assert await looker.next() == {"follow": "a-key", "worker": "w1"}
+        wait.set()
+        assert (await call).status == 200
+
+
+async def has_claimed(worker: FakeWorker, count: int) -> bool:
+    return len(worker.claimed) == count
 
 
 async def test_a_gateway_without_viewers_asks_no_worker_for_views(gateway: RunningGateway) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from quire.gateway.api.chat import ChatDialect
+from quire.gateway.output.parts import AnswerPart
 from quire.gateway.pages import static_files
 from quire.gateway.stream import sse
 from quire.gateway.stream.call_metadata import CallMetadata
@@ -147,11 +148,16 @@ class Script:
     def text(self, position: int, text: str, choice: int = 0) -> str:
         return f"id: {position}\n{self._form.text(choice, text)}"
 
+    def parts(self, position: int, *parts: AnswerPart) -> str:
+        """Reasoning and tool calls."""
+        events = self._form.parts(0, parts)
+        return "".join(f"id: {EventId(position, step)}\n{event}" for step, event in enumerate(events))
+
     def texts(self, pieces: Sequence[str], first: int = 1) -> str:
         return "".join(self.text(first + index, piece) for index, piece in enumerate(pieces))
 
-    def end(self, position: int) -> str:
-        finishes = [event for choice in range(self._n) for event in self._form.finish(choice, "stop")]
+    def end(self, position: int, reason: str = "stop") -> str:
+        finishes = [event for choice in range(self._n) for event in self._form.finish(choice, reason)]
         usage = {"prompt_tokens": 5, "completion_tokens": position, "total_tokens": 5 + position}
         events = [*finishes, *self._form.ending(usage)]
         return "".join(f"id: {EventId(position, step)}\n{event}" for step, event in enumerate(events, start=1))

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from quire.shared.messages import GenerationRequest, SamplingParams
-from quire.shared.views import CACHED, NOBODY, PINNED, View, unpack_table
+from quire.shared.views import CACHED, MAX_NAME_LENGTH, NOBODY, PINNED, View, unpack_table
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect import engine_view
 from quire.worker.inspect.block_report import read_blocks
-from quire.worker.inspect.engine_view import NAME_LENGTH, make_view
+from quire.worker.inspect.engine_view import make_view, name_of
 from quire.worker.inspect.snapshot import take_snapshot
 from quire.worker.inspect.step_log import StepLog
 from tests.support.mock_model import EOS, MockModel
@@ -44,7 +44,7 @@ def look(engine: Engine, log: StepLog | None = None) -> View:
     usage = told["usage"]
     assert {name: usage[name] for name in view.figures} == view.figures
     assert (view.limits.block_size, view.limits.num_blocks) == (told["block_size"], told["num_blocks"])
-    names = [f"{one['request'][:NAME_LENGTH]}/{one['choice']}" for one in told["sequences"]]
+    names = [f"{name_of(one['request'])}/{one['choice']}" for one in told["sequences"]]
     assert [f"{one.request}/{one.choice}" for one in view.sequences] == names
     assert [unpack_table(one.table) for one in view.sequences] == [one["blocks"] for one in told["sequences"]]
     assert [one.tokens for one in view.sequences] == [one["tokens"] for one in told["sequences"]]
@@ -71,7 +71,7 @@ def look(engine: Engine, log: StepLog | None = None) -> View:
             len(one["sequences"]),
             one["cached"],
             one["pinned"],
-            next(iter(name[:NAME_LENGTH] + name[name.rindex("/") :] for name in one["sequences"]), None),
+            next(iter(name_of(name[: name.rindex("/")]) + name[name.rindex("/") :] for name in one["sequences"]), None),
         )
         for one in told["blocks"]
     ]
@@ -151,3 +151,9 @@ def test_neither_prompts_nor_tokens_are_in_a_view() -> None:
     engine.step()
     fields = [field for one in read(engine, log).sequences for field in one]
     assert fields == ["r", 0, "running", 1, 3, 4, 3, 1, 0, b"\0\0\0\0"]
+
+
+def test_the_requests_of_one_call_have_different_names() -> None:
+    call = "0123456789abcdef" * 2
+    assert [name_of(one) for one in (call, f"{call}-1", f"{call}-999")] == ["01234567", "01234567-1", "01234567-999"]
+    assert len(name_of(f"{call}-2047")) <= MAX_NAME_LENGTH
