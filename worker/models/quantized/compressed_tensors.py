@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.worker.models.fields import Fields
+from quire.worker.models.layer_names import ALL, LayerNames, PatternError
 from quire.worker.models.quantized.fp8 import Fp8Layer
-from quire.worker.models.quantized.layer_names import ALL, LayerNames, PatternError
 from quire.worker.models.quantized.layout import (
     FLOATS,
     LayerLayout,
