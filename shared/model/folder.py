@@ -80,14 +80,19 @@ def tokenizer_fault(folder: Path) -> ModelFolderFault:
 
 def find_gguf(folder: Path) -> Path | None:
     """Return the GGUF file of a folder that holds one in place of `config.json`; None for other folders."""
-    names = _names(folder, "*.gguf")
+    names = _gguf_names(folder)
     has_others = _names(folder, CONFIG, ADAPTER, "*.safetensors")
     return folder / names[0] if len(names) == 1 and not has_others else None
 
 
+def _gguf_names(folder: Path) -> list[str]:
+    """Return the GGUF files of a folder without projectors of images (mmproj), which are no models."""
+    return [name for name in _names(folder, "*.gguf") if "mmproj" not in name.lower()]
+
+
 def _gguf_fault(folder: Path) -> ModelFolderFault:
     """Return the fault of a folder with several GGUF files, or with GGUF files as the weights of a `config.json`."""
-    names = _names(folder, "*.gguf")
+    names = _gguf_names(folder)
     listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     if len(names) > 1:
         remedy = f"give one of them as the model, such as {folder / names[0]}; merge the parts of a split file first"
@@ -97,7 +102,7 @@ def _gguf_fault(folder: Path) -> ModelFolderFault:
 
 
 def _of_other_format(folder: Path) -> ModelFolderFault | None:
-    if _names(folder, "*.gguf") and not _names(folder, "model*.safetensors") and find_gguf(folder) is None:
+    if _gguf_names(folder) and not _names(folder, "model*.safetensors") and find_gguf(folder) is None:
         return _gguf_fault(folder)
     original = _names(folder, "consolidated*.safetensors", "consolidated*.pth")
     if original and not _names(folder, "model*.safetensors"):

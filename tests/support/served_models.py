@@ -6,6 +6,7 @@ and writes the tables. It takes some minutes.
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from functools import partial
@@ -30,7 +31,7 @@ from quire.worker.models.transformers_config import KINDS as OTHER_KINDS
 from tests.support.architectures import ARCHITECTURES
 from tests.support.teacher_forcing import assert_greedy, load_reference
 from tests.support.transformers_checkpoints import make_other
-from tests.support.vision_checkpoints import OTHERS, OWN, make_vision
+from tests.support.vision_checkpoints import VISION, make_vision
 from tests.worker.engine.test_engine_parity import prompts
 
 OWN_DECODER, TRANSFORMERS, REFUSED = "Quire's decoder", "Transformers", "refused"
@@ -40,7 +41,6 @@ LIMITS: dict[str, Any] = {"num_blocks": 24, "block_size": 8, "max_num_seqs": 8, 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 NUM_PROMPTS = 12
 NUM_STATE_SLOTS = 60  # of a model with recurrent states
-VISION = OWN | OTHERS
 
 
 class Served(NamedTuple):
@@ -59,7 +59,7 @@ def measure(kind: str, folder: Path) -> Served:
     else:
         model_type, fields = ARCHITECTURES[kind]
         path = make_other(folder / kind, model_type, **fields)
-    architecture = re.findall(r'"architectures": \[\s*"(\w+)"', (path / "config.json").read_text())[0]
+    (architecture,) = json.loads((path / "config.json").read_text())["architectures"]
     try:
         config = choose_model(path)
         ops = kernels.select_ops("cpu", torch.float32)
@@ -88,12 +88,12 @@ def reference(path: Path) -> Any:
 
     The attention that it calls eager adds the biases of Falcon twice, and it does not read alibi_bias_max of MPT.
     """
-    from transformers import AutoModelForImageTextToText
+    import transformers
 
     text = (path / "config.json").read_text()
-    is_vision = '"vision_config"' in text
+    (name,) = json.loads(text)["architectures"]
     attention = "sdpa" if '"model_type": "falcon"' in text else "eager"
-    model = load_reference(path, AutoModelForImageTextToText if is_vision else None, attention)
+    model = load_reference(path, getattr(transformers, name), attention)
     if '"model_type": "mpt"' in text:
         body, largest = model.transformer, model.config.attn_config.alibi_bias_max
         body.build_mpt_alibi_tensor = partial(body.build_mpt_alibi_tensor, alibi_bias_max=largest)

@@ -28,7 +28,7 @@ from quire.worker.models.gguf.rope import with_divisors
 from quire.worker.models.quantized.config import read_quantization
 from quire.worker.models.quantized.layout import Quantization
 from quire.worker.models.rope import DEFAULT_THETA, RopeConfig, parse_rope
-from quire.worker.models.wrappers import text_fields
+from quire.worker.models.wrappers import is_wrapper, text_fields
 
 # Names of tensors in a checkpoint.
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -86,6 +86,7 @@ class ModelConfig:
     input_vocab_size: int = 0
     placeholders: tuple[int, ...] = ()  # tokens that are computed as pad_token_id
     pad_token_id: int = 0
+    is_wrapped: bool = False  # the checkpoint is a vision-language model around this one
 
     @property
     def attention_scale(self) -> float:
@@ -202,7 +203,8 @@ def read_config(folder: Path) -> ModelConfig:
     Raises CheckpointError, one line, for a field that is missing, malformed or not supported; NotSupported for a valid
     configuration of another kind of model.
     """
-    fields = text_fields(config_fields(folder))
+    whole = config_fields(folder)
+    fields = text_fields(whole)
     gguf = open_gguf(folder) if is_gguf(folder) else None
     architecture, family = family_of(fields)
     refuse_unsupported(fields, family)
@@ -250,6 +252,7 @@ def read_config(folder: Path) -> ModelConfig:
         sinks=family.sinks,
         gate=family.gate,
         local_rope=local_rope,
+        is_wrapped=is_wrapper(whole),
         **(_gemma(fields, family, hidden_size) if family.is_gemma else {}),
         **gemma4,
     )

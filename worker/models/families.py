@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+import re
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from quire.kernels.moe import CLAMPED_ALPHA, CLAMPED_LIMIT, GELU, SILU
 from quire.worker.models.fields import Fields
+
+log = logging.getLogger(__name__)
 
 # Fields by which other families scale or cap numbers. Each must be absent or have one of these values: no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -216,10 +224,13 @@ def refuse_unsupported(fields: Fields, family: Family) -> None:
             raise fields.fault(name, " or ".join(["no such field", *(str(value).lower() for value in neutral)]))
     if family.own_fields is not None:
         for name in fields.names():
-            if name not in COMMON and name not in own and name not in NEUTRAL and fields.get(name) is not None:
+            if name in COMMON or name in own or name in NEUTRAL or fields.get(name) is None:
+                continue
+            if not is_unknown_to_transformers(name, family.model_type):
                 raise fields.unsupported(
                     name, f"no such field, which Quire's decoder does not know for {family.model_type}"
                 )
+            log.warning("%s: %s is not used: Transformers does not read this field, either", fields.where, name[:80])
     _refuse_values(fields, family)
     if family.qkv_bias is False and fields.flag("attention_bias", False):
         raise fields.fault("attention_bias", f"false for {family.model_type}")
@@ -227,6 +238,29 @@ def refuse_unsupported(fields: Fields, family: Family) -> None:
         raise fields.fault("mlp_bias", f"false for {family.model_type}")
     if "use_sliding_window" in own and fields.flag("use_sliding_window", False):
         raise fields.unsupported("use_sliding_window", f"false for {family.model_type}")
+
+
+def is_unknown_to_transformers(name: str, model_type: str) -> bool:
+    """True if the installed Transformers has no code for a type that contains the name of a field.
+
+    Such a field changes nothing in Transformers, so it has no effect. False if Transformers is not installed.
+    """
+    words = _words_of_transformers(model_type)
+    return bool(words) and name.isidentifier() and name not in words
+
+
+@cache
+def _words_of_transformers(model_type: str) -> frozenset[str]:
+    """Return the words of the sources of a type and of those that all types share; none without Transformers."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return frozenset()
+    package = Path(spec.submodule_search_locations[0])
+    folders = (package / "models" / model_type.removesuffix("_text"), package, package / "generation")
+    files = [sorted(folder.glob("*.py")) for folder in (*folders, package / "integrations")]
+    if not files[0]:
+        return frozenset()
+    return frozenset(word for path in chain(*files) for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
 
 
 def _refuse_values(fields: Fields, family: Family) -> None:

@@ -61,13 +61,17 @@ class Weights:
         self._tensors: dict[str, tuple[Path, Any, str]] = {}  # canonical name: file, its handle, name inside
         files = _files(folder)
         self._mapped = MappedFiles(files)
+        self._absent: dict[str, Path] = {}  # tensors that the index places in a file without them
         for path, names in files.items():
             handle = _open(path)
             inside = set(handle.keys())
             for name in sorted(inside) if names is None else names:
-                if name not in inside:
-                    raise CheckpointError(path, f"tensor {name}, which {INDEX} promises, is not in this file", AGAIN)
-                self._tensors[name] = (path, handle, name)
+                if name in inside:
+                    self._tensors[name] = (path, handle, name)
+                else:
+                    self._absent[name] = path
+        if self._absent:
+            log.warning("%s has %d tensors that no file has: %s", folder / INDEX, len(self._absent), min(self._absent))
         self._rename()
 
     def __contains__(self, name: str) -> bool:
@@ -94,8 +98,7 @@ class Weights:
                 what = f"tensor {name} has the shape {list(found)}, expected {list(shape)}"
                 raise CheckpointError(path, what, "config.json and the weights must be of the same model")
             if header.get_dtype() not in STORED_DTYPES:
-                what = f"tensor {name} has the type {header.get_dtype()}, expected {', '.join(STORED_DTYPES)}"
-                raise CheckpointError(path, what, "use a checkpoint that is not quantised")
+                raise _wrong_type(path, name, header.get_dtype())
             self._total_bytes += torch.Size(shape).numel() * STORED_DTYPES[header.get_dtype()]
         unknown = [name for name in self._tensors if name not in expected and name not in set(ignored)]
         unknown = sorted(name for name in unknown if not name.endswith(HARMLESS_SUFFIXES))
@@ -212,8 +215,7 @@ class Weights:
         path, handle, inside = self._tensors[name]
         header = handle.get_slice(inside)
         if header.get_dtype() not in (*STORED_DTYPES, *HARMLESS_DTYPES):
-            what = f"tensor {name} has the type {header.get_dtype()}, expected {', '.join(STORED_DTYPES)}"
-            raise CheckpointError(path, what, "use a checkpoint that is not quantised")
+            raise _wrong_type(path, name, header.get_dtype())
         return torch.Size(header.get_shape()).numel()
 
     def equal(self, first: str, second: str) -> bool:
@@ -226,12 +228,22 @@ class Weights:
         return are_equal
 
     def _header(self, name: str, shape: tuple[int, ...]) -> tuple[Path, Any]:
+        for absent, file in self._absent.items():
+            if name in (absent, text_tensor_name(absent), _with_prefix(absent)) and name not in self._tensors:
+                raise CheckpointError(file, f"tensor {absent}, which {INDEX} promises, is not in this file", AGAIN)
         if name not in self._tensors:
             what = f"tensor {name} is missing, expected with the shape {list(shape)}"
             remedy = "config.json must describe these weights, and the checkpoint must be complete"
             raise CheckpointError(self._folder, what, remedy)
         path, handle, inside = self._tensors[name]
         return path, handle.get_slice(inside)
+
+
+def _wrong_type(path: Path, name: str, kind: str) -> CheckpointError:
+    what = f"tensor {name} has the type {kind}, expected {', '.join(STORED_DTYPES)}"
+    if kind == "F64":
+        return CheckpointError(path, what, "save the model in one of these types, such as with model.to(torch.float32)")
+    return CheckpointError(path, what, "use a checkpoint that is not quantised")
 
 
 def _with_prefix(name: str) -> str:

@@ -26,7 +26,8 @@ from quire.worker.models.transformers_fused_rotary import RotationTables, joined
 
 PAGED, EXAMINED = "quire_paged", "quire_examined"
 # Arguments of layers that do not change their attention.
-HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_router_logits", "logits_to_keep", "is_causal"}
+OUTPUTS = {"output_attentions", "output_hidden_states", "output_router_logits", "logits_to_keep"}
+HARMLESS = OUTPUTS | {"position_ids", "use_cache", "is_causal"}
 # Number of positions whose masks are checked, besides the first and the last ones.
 SAMPLED_POSITIONS = 16
 # Sentinel width: the mask is not a sliding window. Some models make such masks, and no layer uses them.

@@ -171,16 +171,24 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
         raise NotSupported(fields.where, reason, "correct the field, or take the config.json of the model") from error
     # Models that also take images generate text of text alone.
     autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
-    model_class = next((one._model_mapping[type(config)] for one in autos if type(config) in one._model_mapping), None)
-    if model_class is None:
+    classes = [one._model_mapping[type(config)] for one in autos if type(config) in one._model_mapping]
+    if not classes:
         raise fields.unsupported("model_type", f"causal language models that Transformers knows; {KINDS}")
-    names, name = fields.get("architectures"), model_class.__name__
-    if names in (None, [name]):
-        return config, model_class
-    if not _is_named_after_type(names, model_type) or names[0] in dir(transformers):
-        supported = f"{name}, as model_type is {config.model_type}; correct the field if the weights are of that model"
-        raise fields.unsupported("architectures", supported)
+    names = fields.get("architectures")
+    # Types such as qwen3_5 have two classes: one takes this configuration, the other only its part for text.
+    for model_class in classes:
+        if names == [model_class.__name__]:
+            return (config if _takes(model_class, config) else config.get_text_config()), model_class
+    model_class = next((one for one in classes if _takes(one, config)), classes[0])
+    if names is not None and (not _is_named_after_type(names, model_type) or names[0] in dir(transformers)):
+        supported = f"{' or '.join(one.__name__ for one in classes)}, as model_type is {config.model_type}"
+        raise fields.unsupported("architectures", f"{supported}; correct the field if the weights are of that model")
     return config, model_class
+
+
+def _takes(model_class: Any, config: Any) -> bool:
+    """True if a class of Transformers is made from a whole configuration and not from its part for text."""
+    return isinstance(config, model_class.config_class or type(config))
 
 
 def _is_named_after_type(architectures: Any, model_type: Any) -> bool:

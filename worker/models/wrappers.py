@@ -140,3 +140,10 @@ def text_tensor_name(name: str) -> str:
         if name.startswith(prefix):
             return plain + name.removeprefix(prefix)
     return name
+
+
+def layer_spellings(name: str) -> list[str]:
+    """Return the names that a layer of a text model may have: alone, and inside a wrapper of any version."""
+    plain = text_tensor_name(f"{name}.")
+    inside = [prefix + plain.removeprefix(own) for prefix, own in PREFIXES if plain.startswith(own)]
+    return [one.removesuffix(".") for one in (f"{name}.", plain, *inside)]

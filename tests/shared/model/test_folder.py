@@ -99,6 +99,8 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     write(tmp_path, {"a.gguf": "", "README.md": ""})
     assert resolve(str(tmp_path / "a.gguf")) == tmp_path / "a.gguf"
     assert resolve(str(tmp_path)) == model_folder.find_gguf(tmp_path) == tmp_path / "a.gguf"
+    write(tmp_path, {"mmproj-a-f16.gguf": ""})  # the projector of images
+    assert resolve(str(tmp_path)) == tmp_path / "a.gguf"
     for other in ("b.gguf", "config.json", "adapter_config.json", "model.safetensors"):
         assert model_folder.find_gguf(write(tmp_path / other, {"a.gguf": "", other: ""})) is None
 
@@ -107,6 +109,7 @@ def test_weights_of_other_formats_next_to_a_configuration_are_named(tmp_path: Pa
     for files, said in (
         ({"a.gguf": "", "b.gguf": "", "c.gguf": "", "d.gguf": ""}, "a.gguf, b.gguf, c.gguf, ...; give one"),
         ({"a.gguf": ""}, "no safetensors files and a.gguf; give the file as the model"),
+        ({"mmproj.gguf": "", "model-Q4_0.gguf": ""}, "no safetensors files and model-Q4_0.gguf; give the file as the"),
         ({"consolidated.safetensors": ""}, "convert_mistral_weights_to_hf.py"),
         ({}, "there is no model.safetensors; give the folder of a complete Hugging Face checkpoint"),
     ):

@@ -25,8 +25,14 @@ MAX_TOKENS = 12
 ADAPTERS: dict[str, dict[str, Any]] = {
     "plain": {"seed": 1, "size": 1.0},
     "rs": {"seed": 2, "rank": 8, "use_rslora": True, "targets": ("q_proj", "v_proj"), "size": 1.0},
-    "mixed": {"seed": 3, "rank_pattern": {"up_proj": 6}, "alpha_pattern": {"up_proj": 3}, "size": 1.0},
-    "wide": {"seed": 4, "rank": 16, "targets": ("gate_proj", "down_proj"), "size": 1.0},
+    "mixed": {
+        "seed": 3,
+        "rank_pattern": {"up_proj": 6, r"layers\.(0|2)\.self_attn\..*": 2},
+        "alpha_pattern": {"up_proj": 3, "^model.layers.1.self_attn.q_proj": 20},
+        "size": 1.0,
+    },
+    "wide": {"seed": 4, "rank": 16, "targets": r".*\.[02]\.mlp\.(gate|down)_proj", "size": 1.0},
+    "layer": {"seed": 5, "targets": ("o_proj", "mlp.up_proj"), "layers_to_transform": [1], "size": 1.0},
 }
 
 
@@ -130,7 +136,7 @@ def test_a_request_has_the_same_bits_in_any_batch(files: SimpleNamespace, cpu_ke
 
     mine = prompts()[5], "plain"
     alone = logprobs([mine])
-    others = [(prompt, name) for prompt, name in zip(prompts(), ["rs", "", "plain", "wide"] * 4, strict=True)]
+    others = [(prompt, name) for prompt, name in zip(prompts(), ["rs", "", "layer", "wide"] * 4, strict=True)]
     assert alone == logprobs([mine, *others]) != b""
 
 

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from quire.worker.models.errors import CheckpointError, NotSupported
-from quire.worker.models.families import FAMILIES, family_of, refuse_unsupported
+from quire.worker.models.families import (
+    FAMILIES,
+    _words_of_transformers,
+    family_of,
+    is_unknown_to_transformers,
+    refuse_unsupported,
+)
 from quire.worker.models.fields import Fields
 
 
@@ -27,7 +33,7 @@ def test_architecture_and_model_type_must_agree() -> None:
     ("name", "value"),
     [
         ("shared_expert_intermediate_size", 32),
-        ("router_scale", 2.0),
+        ("experts_implementation", "other"),
         ("final_logit_softcapping", 30.0),
         ("attention_chunk_size", 128),
         ("hidden_act", "gelu"),
@@ -38,6 +44,24 @@ def test_a_field_that_a_family_does_not_know_is_refused(architecture: str, name:
     refuse_unsupported(fields(architecture, **{name: None}), FAMILIES[architecture])
     with pytest.raises(CheckpointError, match=f"{name} is "):
         refuse_unsupported(fields(architecture, **{name: value}), FAMILIES[architecture])
+
+
+@pytest.mark.parametrize("architecture", [name for name, family in FAMILIES.items() if family.own_fields is not None])
+def test_a_field_that_transformers_does_not_know_either_is_left_out(
+    architecture: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rope = {"rope_scaling": {"rope_type": "yarn"}} if architecture == "GptOssForCausalLM" else {}
+    refuse_unsupported(fields(architecture, unsloth_version="2026.9.1", **rope), FAMILIES[architecture])
+    assert "here: unsloth_version is not used: Transformers does not read this field, either" in caplog.text
+
+
+def test_without_transformers_no_field_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_unknown_to_transformers("unsloth_version", "gemma2")
+    assert not is_unknown_to_transformers("unsloth-version", "gemma2")
+    _words_of_transformers.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert not is_unknown_to_transformers("unsloth_version", "gemma2")
+    _words_of_transformers.cache_clear()
 
 
 def test_fields_of_training_and_of_the_hub_are_no_fault() -> None:
@@ -78,7 +102,7 @@ GPT_OSS = {"rope_scaling": {"rope_type": "yarn"}, "experts_per_token": 4, "initi
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Gemma3ForCausalLM", {"hidden_activation": "silu"}, "hidden_activation"),
         ("Gemma2ForCausalLM", {"embedding_multiplier": 2.0}, "embedding_multiplier"),
-        ("Gemma2ForCausalLM", {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input"),
+        ("Gemma2ForCausalLM", {"attn_implementation": "x"}, "attn_implementation"),
     ],
 )
 def test_values_that_the_kernels_do_not_compute_are_refused(

@@ -136,7 +136,6 @@ def test_the_last_layer_has_full_attention_whatever_the_configuration_says(tmp_p
         ({"per_layer_config": {"1": {"head_dim": 48}, "3": {"head_dim": 32}}}, "per_layer_config is"),
         ({"per_layer_config": {"1": {"rope": 1}, "3": {"rope": 1}}}, "rope is 1"),
         ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "full attention has 3 key-value heads"),
-        ({"altup_num_inputs": 2}, "altup_num_inputs is 2"),
         ({"hidden_activation": "relu"}, "hidden_activation is"),
     ],
 )

@@ -213,6 +213,25 @@ def test_a_shard_without_a_tensor_that_the_index_promises_is_named(copy):
     refusal(path, index["weight_map"][Q_PROJ], f"tensor {Q_PROJ}", "is not in this file")
 
 
+@pytest.mark.parametrize("placed", ["mtp.fc.weight", "model.layers.99.mlp.up_proj.weight"])
+def test_a_promised_tensor_that_no_layer_needs_may_be_absent(copy, placed, caplog):
+    path = copy("sharded")
+    index = json.loads((path / INDEX).read_text())
+    index["weight_map"][placed] = index["weight_map"][Q_PROJ]
+    (path / INDEX).write_text(json.dumps(index))
+    weights = loader.Weights(path)
+    weights.check({Q_PROJ: weights.shape(Q_PROJ)})
+    assert f"has 1 tensors that no file has: {placed}" in caplog.text
+
+
+def test_tensors_of_64_bits_say_what_to_save(copy):
+    path = copy("llama")
+    tensors = load_file(path / WEIGHTS)
+    tensors[Q_PROJ] = tensors[Q_PROJ].double()
+    save_file(tensors, path / WEIGHTS)
+    refusal(path, WEIGHTS, f"tensor {Q_PROJ} has the type F64", "save the model in one of these types")
+
+
 @pytest.mark.parametrize("file", ["../model.safetensors", "/model.safetensors", "a/model.safetensors", "x.bin", "", 3])
 def test_an_index_that_names_anything_but_a_file_beside_it_is_refused(copy, file):
     path = copy("sharded")

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from quire.shared.model.folder import WEIGHTS
+from quire.worker.models.errors import NotSupported
 from quire.worker.models.transformers_config import read_transformers_config
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.support.transformers_checkpoints import (
@@ -18,6 +19,7 @@ from tests.support.transformers_checkpoints import (
     make_kind,
 )
 from tests.support.transformers_models import load, refusal
+from tests.support.vision_checkpoints import make_vision
 
 
 def test_what_is_known_before_the_weights_are_read(tmp_path: Path) -> None:
@@ -89,3 +91,18 @@ def test_a_context_that_is_too_long_says_which_field_makes_it_longer(tmp_path: P
     assert load(path, 257).max_model_len == 257
     # GPT-2 has learned positions, one per row of a table.
     assert refusal(make_kind(tmp_path / "gpt2", "gpt2"), 257).endswith("--max-model-len from 1 to 256, or 0 for 256")
+
+
+def test_a_type_with_two_classes_is_that_of_the_class_that_the_checkpoint_names(tmp_path: Path) -> None:
+    path = make_vision(tmp_path / "qwen3_5", "qwen3_5")
+
+    def found(*names: str) -> tuple[str, str]:
+        change(path, architectures=list(names) or None)
+        config = read_transformers_config(path)
+        return config.architecture, config.loaded.model_type
+
+    assert found("Qwen3_5ForConditionalGeneration") == ("Qwen3_5ForConditionalGeneration", "qwen3_5")
+    assert found("Qwen3_5ForCausalLM") == ("Qwen3_5ForCausalLM", "qwen3_5_text")
+    assert found() == ("Qwen3_5ForConditionalGeneration", "qwen3_5")
+    with pytest.raises(NotSupported, match="supported: Qwen3_5ForCausalLM or Qwen3_5ForConditionalGeneration, as"):
+        found("Qwen3_5")

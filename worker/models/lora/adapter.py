@@ -1,5 +1,6 @@
 """Loads a PEFT adapter for a decoder: `adapter_config.json` and `adapter_model.safetensors` of one folder.
 
+An adapter of a vision-language model may change other parts than the text model. These are left out with a warning.
 Both files are read once, completely and up to a bound that follows from the model; the digest is of the bytes that are
 used. Pickled adapters (`adapter_model.bin`) are never read.
 """
@@ -7,6 +8,7 @@ used. Pickled adapters (`adapter_model.bin`) are never read.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,15 +30,20 @@ from quire.worker.models.lora.adapter_config import (
     AdapterConfig,
     read_adapter_config,
 )
+from quire.worker.models.wrappers import text_tensor_name
+
+log = logging.getLogger(__name__)
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 DIGEST_BYTES = 16
 AGAIN = "copy the adapter again"
-_TENSOR = re.compile(
-    r"base_model\.model\.(model\.layers\.([0-9]{1,4})\.(?:self_attn|mlp)\.([a-z]{1,4}_proj))\.lora_([AB])\.weight"
-)
+PREFIX = "base_model.model."
+FACTORS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
+_PROJECTION = re.compile(r"model\.layers\.[0-9]{1,4}\.(?:self_attn|mlp)\.([a-z]{1,4}_proj)")
+# Names of a text model begin so. All other tensors of a vision-language model are those of towers and projectors.
+TEXT = ("model.layers.", "model.norm.", "model.embed_tokens.", "lm_head.", "layers.", "norm.", "embed_tokens.")
 # The linear layer of `kernels` that each projection is a part of.
 _LINEAR_OF = dict(zip(PROJECTIONS, ("qkv", "qkv", "qkv", "o", "gate_up", "gate_up", "down"), strict=True))
 
@@ -53,13 +60,13 @@ def load_adapter(
     settings = _read(folder / ADAPTER_CONFIG, MAX_CONFIG_BYTES)
     parsed = read_adapter_config(settings, str(folder / ADAPTER_CONFIG))
     path, most = folder / ADAPTER_WEIGHTS, min(max_rank, MAX_RANK)
-    for rank in (parsed.rank, *parsed.ranks.values()):
-        if rank > most:
-            what = f"the rank {rank} is above --max-lora-rank {most}"
-            remedy = f"raise it, up to {MAX_RANK}" if rank <= MAX_RANK else MERGE
-            raise CheckpointError(folder / ADAPTER_CONFIG, what, remedy)
+    if parsed.largest_rank > most:
+        what = f"the rank {parsed.largest_rank} is above --max-lora-rank {most}"
+        remedy = f"raise it, up to {MAX_RANK}" if parsed.largest_rank <= MAX_RANK else MERGE
+        raise CheckpointError(folder / ADAPTER_CONFIG, what, remedy)
     expected = dict(_modules(config))
-    largest = sum(4 * most * (rows + columns) for rows, columns in expected.values()) + MAX_HEADER_BYTES
+    largest = sum(4 * most * (rows + columns) for rows, columns in expected.values())
+    largest = largest * (2 if config.is_wrapped else 1) + MAX_HEADER_BYTES  # a tower is smaller than its text model
     if not path.exists() and (folder / "adapter_model.bin").exists():
         what = "only adapter_model.bin is here, which is pickled and could run code"
         raise NotSupported(path, what, "save it with save_pretrained(..., safe_serialization=True) of peft")
@@ -68,7 +75,9 @@ def load_adapter(
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(path, f"this is not a complete safetensors file ({error})", AGAIN) from None
-    factors = _factors(path, tensors, parsed, expected)
+    if config.is_wrapped:
+        tensors = _of_text(path, tensors)
+    factors, names = _factors(path, tensors, parsed, expected)
     _check_targets(path, parsed, factors, config)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for content in (settings, data):
@@ -78,7 +87,7 @@ def load_adapter(
     layers: list[dict[str, list[LoraPart]]] = [{} for _ in range(config.num_layers)]
     for module, (a, b) in factors.items():
         layer, projection = int(module.split(".")[2]), module.rpartition(".")[2]
-        scale = parsed.scale_of(module, len(a))
+        scale = parsed.scale_of(names[module], len(a))
         if kv_factors:
             scale *= kv_factors[layer].of_projection(projection, config.qk_norm)
         part = LoraPart(a, b, scale, offsets.get(projection, 0))
@@ -96,37 +105,61 @@ def _modules(config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
     ]
 
 
+def _of_text(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of the text model, and log a warning about others."""
+    others = sorted(name for name in tensors if not text_tensor_name(name.removeprefix(PREFIX)).startswith(TEXT))
+    if others:
+        shown = ", ".join(others[:2])[:400] + (", ..." if len(others) > 2 else "")
+        log.warning("%s: %d tensors are not of the text model and are not used: %s", path, len(others), shown)
+    return {name: tensor for name, tensor in tensors.items() if name not in set(others)}
+
+
 def _factors(
     path: Path, tensors: dict[str, torch.Tensor], config: AdapterConfig, expected: dict[str, tuple[int, int]]
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return A [rank, in] and B [out, rank] of each module, checked."""
-    found: dict[str, dict[str, torch.Tensor]] = {}
+) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, str]]:
+    """Return A [rank, in] and B [out, rank] of each module, checked, and the names that the adapter has for modules."""
+    found: dict[str, dict[str, tuple[str, torch.Tensor]]] = {}
+    names = {}
     for name, tensor in sorted(tensors.items()):
-        match = _TENSOR.fullmatch(name)
-        if match is None or match[3] not in PROJECTIONS:
-            what = f"tensor {name[:200]} is not of a projection that an adapter may change ({', '.join(PROJECTIONS)})"
-            raise NotSupported(path, what, MERGE)
-        if match[1] not in expected:
+        own, side = _module_of(path, name)
+        module = text_tensor_name(own)
+        if module not in expected:
             what = f"tensor {name} is of a layer that this model does not have{_of(config)}"
             raise CheckpointError(path, what, "give an adapter that was trained for this model")
-        found.setdefault(match[1], {})[match[4]] = _checked(path, name, tensor)
+        pair = found.setdefault(module, {})
+        if side in pair:
+            raise CheckpointError(path, f"tensors {pair[side][0]} and {name} are of the same module", AGAIN)
+        pair[side], names[module] = (name, _checked(path, name, tensor)), own
     if not found:
-        raise CheckpointError(path, "this file has no tensors", AGAIN)
+        raise CheckpointError(path, "this file has no tensors of the text model", AGAIN)
     factors = {}
     for module in (name for name in expected if name in found):
         pair = found[module]
         for side in "AB":
             if side not in pair:
-                raise CheckpointError(path, f"tensor base_model.model.{module}.lora_{side}.weight is missing", AGAIN)
-        (rows, columns), rank = expected[module], config.rank_of(module)
+                raise CheckpointError(path, f"tensor {PREFIX}{names[module]}.lora_{side}.weight is missing", AGAIN)
+        (rows, columns), rank = expected[module], config.rank_of(names[module])
         for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):
-            if pair[side].shape != shape:
-                name = f"base_model.model.{module}.lora_{side}.weight"
-                what = f"tensor {name} has the shape {list(pair[side].shape)}, expected {list(shape)}{_of(config)}"
+            name, tensor = pair[side]
+            if tensor.shape != shape:
+                what = f"tensor {name} has the shape {list(tensor.shape)}, expected {list(shape)}{_of(config)}"
                 raise CheckpointError(path, what, "give an adapter that was trained for this model")
-        kept = torch.bfloat16 if {one.dtype for one in pair.values()} == {torch.bfloat16} else torch.float32
-        factors[module] = (pair["A"].to(kept).contiguous(), pair["B"].to(kept).contiguous())
-    return factors
+        a, b = pair["A"][1], pair["B"][1]
+        kept = torch.bfloat16 if {a.dtype, b.dtype} == {torch.bfloat16} else torch.float32
+        factors[module] = (a.to(kept).contiguous(), b.to(kept).contiguous())
+    return factors, names
+
+
+def _module_of(path: Path, name: str) -> tuple[str, str]:
+    """Return the module and the factor, A or B, that a tensor belongs to."""
+    end = next((end for end in FACTORS if name.endswith(end)), None)
+    if end is not None and name.startswith(PREFIX):
+        module = name.removeprefix(PREFIX).removesuffix(end)
+        match = _PROJECTION.fullmatch(text_tensor_name(module))
+        if match is not None and match[1] in PROJECTIONS:
+            return module, FACTORS[end]
+    what = f"tensor {name[:200]} is not of a projection that an adapter may change ({', '.join(PROJECTIONS)})"
+    raise NotSupported(path, what, MERGE)
 
 
 def _checked(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:

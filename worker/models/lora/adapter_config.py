@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.worker.models.layer_names import PatternError, compile_bounded
 
 ADAPTER_CONFIG = "adapter_config.json"
 # The projections of a decoder layer that an adapter may change.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MERGE = "merge it into its base model (merge_and_unload() of peft) and serve that folder"
-# Fields that other parts of PEFT use, or that matter only in training.
+# Repeats in a pattern of modules. Matching time grows with this power of a name's length.
+MAX_REPEATS = 3
+# Fields that other parts of PEFT use, that matter only in training, or that belong to a field of REASONS.
 WITHOUT_EFFECT = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
         "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "lora_ga_config",
-        "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
+        "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules",
+        "task_type",
     }
 )  # fmt: skip
 # Fields that are read here.
 READ = frozenset({"peft_type", "r", "lora_alpha", "alpha_pattern", "rank_pattern", "use_rslora", "init_lora_weights"})
-# The reasons for which other fields must be absent, null, false or empty.
+# The reasons for which other fields must be absent or neutral. A field that is in none of these lists may change
+# results in a way that the tensors do not show, so it must be neutral, too.
 REASONS = {
     "use_dora": "DoRA scales whole columns of the base weights",
     "modules_to_save": "the adapter replaces whole layers",
@@ -37,36 +43,49 @@ REASONS = {
     "use_qalora": "the adapter pools its inputs",
     "megatron_config": "the base model is one of Megatron",
     "loftq_config": "the adapter belongs to a base model quantised with LoftQ",
+    "use_bdlora": "its factors are block-diagonal",
+    "arrow_config": "the adapter chooses between other adapters",
+    "kasa_config": "the adapter changes the base weights",
+    "velora_config": "the adapter has projections of VeLoRA",
+    "monteclora_config": "the adapter draws its factors at random",
 }
-NEUTRAL: tuple[Any, ...] = (None, False, "none", [], {})
+NEUTRAL: tuple[Any, ...] = (None, False, "", "none", [], {})  # 0 is equal to False
 # Initialisations that leave the base weights as they are.
-INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+INITIALISATIONS = (True, False, None, "gaussian", "eva", "mica", "orthogonal")
+
+
+Pattern = tuple[re.Pattern[str], float]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """The fields of an adapter that its factors need.
 
-    alphas: `lora_alpha` of single modules, by the end of their names. targets: names of the changed projections, or
-    None if the file selects modules in another way; then the tensors say which they are.
+    alphas, ranks: `lora_alpha` and `r` of modules whose whole name an expression matches; the first match counts.
+    targets: names of the changed projections, or None if the file selects modules in another way; then the tensors say
+    which they are.
     """
 
     rank: int
     alpha: float
     uses_rslora: bool
     base: str = ""
-    alphas: dict[str, float] = field(default_factory=dict)
-    ranks: dict[str, int] = field(default_factory=dict)
+    alphas: tuple[Pattern, ...] = ()
+    ranks: tuple[Pattern, ...] = ()
     targets: tuple[str, ...] | None = None
 
     def rank_of(self, module: str) -> int:
-        """Return the rank of a module such as `model.layers.0.mlp.up_proj`."""
+        """Return the rank of a module, by its name in the model that was trained: `model.layers.0.mlp.up_proj`."""
         return int(_value_of(self.ranks, module, self.rank))
 
     def scale_of(self, module: str, rank: int) -> float:
         """Return the factor of a module's update."""
         alpha = _value_of(self.alphas, module, self.alpha)
         return float(alpha / (math.sqrt(rank) if self.uses_rslora else rank))
+
+    @property
+    def largest_rank(self) -> int:
+        return max([self.rank, *(int(rank) for _, rank in self.ranks)])
 
 
 def read_adapter_config(data: bytes, where: str) -> AdapterConfig:
@@ -94,36 +113,33 @@ def read_adapter_config(data: bytes, where: str) -> AdapterConfig:
         alpha=_number(where, "lora_alpha", alpha),
         uses_rslora=_flag(where, "use_rslora", values.get("use_rslora")),
         base=str(values.get("base_model_name_or_path") or "")[:100],
-        alphas={key: _number(where, "alpha_pattern", one) for key, one in _pattern(where, values, "alpha_pattern")},
-        ranks={key: int(_number(where, "rank_pattern", one)) for key, one in _pattern(where, values, "rank_pattern")},
-        targets=_targets(where, values),
+        alphas=_patterns(where, values, "alpha_pattern"),
+        ranks=_patterns(where, values, "rank_pattern"),
+        targets=_targets(values),
     )
 
 
-def _targets(where: str, values: dict[str, Any]) -> tuple[str, ...] | None:
+def _targets(values: dict[str, Any]) -> tuple[str, ...] | None:
     targets = values.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
         return None  # a regular expression, or the default of the model's family
-    unsupported = sorted(one for one in targets if one.rpartition(".")[2] not in PROJECTIONS)
-    if unsupported:
-        what = f"target_modules has {_shown(unsupported[0])}, expected some of {', '.join(PROJECTIONS)}"
-        raise NotSupported(where, what, MERGE)
     selects = any("." in one for one in targets) or any(
         values.get(name) for name in ("layers_to_transform", "layers_pattern", "exclude_modules")
     )
     return None if selects else tuple(targets)
 
 
-def _pattern(where: str, values: dict[str, Any], name: str) -> list[tuple[str, Any]]:
-    """Return the entries of a field of values by module. PEFT reads the keys as regular expressions."""
+def _patterns(where: str, values: dict[str, Any], name: str) -> tuple[Pattern, ...]:
+    """Return the entries of a field of values by module. PEFT reads the keys as expressions of the ends of names."""
     entries = values.get(name) or {}
     if not isinstance(entries, dict):
         raise CheckpointError(where, f"{name} is {_shown(entries)}, expected an object", "correct the file")
-    for key in entries:
-        if not key.removeprefix("^").replace(".", "").replace("_", "").isalnum():
-            what = f"{name} has the key {_shown(key)}, expected the name of a module"
-            raise NotSupported(where, what, MERGE)
-    return [(key.removeprefix("^"), one) for key, one in entries.items()]
+    try:
+        for key in entries:
+            compile_bounded(key, MAX_REPEATS)
+        return tuple((re.compile(rf"(.*\.)?({key})$"), _number(where, name, value)) for key, value in entries.items())
+    except (PatternError, re.error) as error:
+        raise NotSupported(where, f"{name} {error}", MERGE) from None
 
 
 def _number(where: str, name: str, value: Any) -> float:
@@ -138,8 +154,8 @@ def _flag(where: str, name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _value_of(values: dict[str, Any], module: str, default: Any) -> Any:
-    return next((one for key, one in values.items() if module == key or module.endswith("." + key)), default)
+def _value_of(patterns: tuple[Pattern, ...], module: str, default: float) -> float:
+    return next((value for expression, value in patterns if expression.match(module)), default)
 
 
 def _shown(value: Any) -> str:

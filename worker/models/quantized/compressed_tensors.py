@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.worker.models.fields import Fields
+from quire.worker.models.layer_names import ALL, LayerNames, PatternError
 from quire.worker.models.quantized.fp8 import Fp8Layer
-from quire.worker.models.quantized.layer_names import ALL, LayerNames, PatternError
 from quire.worker.models.quantized.layout import (
     FLOATS,
     LayerLayout,
@@ -31,6 +31,7 @@ from quire.worker.models.quantized.layout import (
 )
 from quire.worker.models.quantized.weight import ScaledWeight
 from quire.worker.models.quantized.words import unpack_columns, unpack_rows
+from quire.worker.models.wrappers import layer_spellings
 
 PACKED, INTEGERS, FLOATING, NAIVE, MIXED = FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"
@@ -131,10 +132,13 @@ class CompressedTensors:
         return any(layout.integer_bits for _, layout in self.groups)
 
     def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:
-        if self.ignored.match(name):
+        # Lists have the names of modules, which other versions of Transformers than the writer of the tensors gave.
+        spellings = layer_spellings(name)
+        if any(map(self.ignored.match, spellings)):
             return None
-        _, layout = max(((names.match(name), layout) for names, layout in self.groups), key=lambda pair: pair[0])
-        return layout if any(names.match(name) for names, _ in self.groups) else None
+        matches = ((max(map(names.match, spellings)), layout) for names, layout in self.groups)
+        closeness, layout = max(matches, key=lambda pair: pair[0])
+        return layout if closeness else None
 
 
 def read_compressed_tensors(fields: Fields) -> CompressedTensors:

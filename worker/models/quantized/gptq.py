@@ -2,8 +2,9 @@
 
 weight[n, k] = (q[k, n] - z[g[k], n]) * scales[g[k], n]. `qweight` packs q along k, and `qzeros` packs z along n, each
 into words of 32 bits, the first in the lowest bits. Version 1 stores z - 1: as in GPTQModel, 1 is subtracted from every
-integer of a word with borrows between them. `g_idx` is the group of each input feature: with `desc_act` (act-order)
-neighbours are in different groups.
+integer of a word with borrows between them. With `sym`, z is the middle of the range, whatever is stored: some files
+have the zero points of the other version, and other servers do not read them. `g_idx` is the group of each input
+feature: with `desc_act` (act-order) neighbours are in different groups.
 """
 
 from __future__ import annotations
@@ -82,13 +83,15 @@ class GptqLayer:
 
     def weight(self, n: int, k: int, load: Load) -> ScaledWeight:
         values = unpack_rows(required(load, "qweight"), self.bits, k)
-        words = required(load, "qzeros")
-        if self.is_v1:
-            words = words + (0x11111111 if self.bits == 4 else 0x01010101)  # wraps around in 32 bits
-        zeros = unpack_columns(words, self.bits, n).T.to(torch.int16)
         groups = group_order(load("g_idx"), "g_idx", k, self.group_size)
         scales = required(load, "scales").T.contiguous()
-        return ScaledWeight(values, scales, (1, self.group_size or k), zeros.contiguous(), groups, self.bits)
+        zeros = None  # `unpack_rows` has subtracted the middle
+        if not self.symmetric:
+            words = required(load, "qzeros")
+            if self.is_v1:
+                words = words + (0x11111111 if self.bits == 4 else 0x01010101)  # wraps around in 32 bits
+            zeros = unpack_columns(words, self.bits, n).T.to(torch.int16).contiguous()
+        return ScaledWeight(values, scales, (1, self.group_size or k), zeros, groups, self.bits)
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,6 @@ def read_gptq(fields: Fields) -> Gptq:
     if any(not pattern.startswith("-:") for pattern in dynamic):
         raise fields.fault("dynamic", "only patterns of layers that are not quantised, which start with -:")
     act_order = fields.flag("desc_act", False)
-    symmetric = fields.flag("sym", True)
+    symmetric = fields.flag("sym", False)  # without the field, the stored zero points decide
     layout = GptqLayer(bits, max(group_size, 0), act_order, version == "gptq", symmetric)
     return Gptq(layout, version.upper())

@@ -1,8 +1,10 @@
-"""A wrong adapter is refused in one line that names the file, the field, what was expected and the remedy."""
+"""Adapters of PEFT are read; a wrong one is refused in one line with the file, the field and the remedy."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,14 +12,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire import kernels
 from quire.kernels.lora import LINEARS
 from quire.kernels.reference import ReferenceOps
+from quire.shared.messages import GenerationRequest
 from quire.worker.engine.adapters import Adapter
+from quire.worker.engine.engine import Engine
+from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.config import read_config
+from quire.worker.models.decoder import Decoder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.lora.adapter import load_adapter
-from tests.support.adapters import change_config, write_adapter
+from tests.support.adapters import change_config, load_adapted, write_adapter
 from tests.support.checkpoints import make_checkpoint
+from tests.support.teacher_forcing import assert_greedy
+from tests.support.vision_checkpoints import OWN, make_vision
+from tests.worker.engine.test_engine_parity import prompts
+from tests.worker.models.test_transformers_parity import GREEDY
 
 WEIGHTS = "adapter_model.safetensors"
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -26,6 +37,17 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("base") / "model", "qwen3")
+
+
+@pytest.fixture(scope="module")
+def written(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapter(tmp_path_factory.mktemp("adapter") / "a", base)
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy of an adapter, for changes."""
+    return Path(shutil.copytree(written, tmp_path / "a"))
 
 
 def load(folder: Path, base: Path, max_rank: int = 64) -> Adapter:
@@ -63,18 +85,80 @@ def test_narrow_factors_are_kept_or_widened(base: Path, tmp_path: Path, dtype: t
     assert kept is (torch.bfloat16 if dtype is torch.bfloat16 else torch.float32)
 
 
+def answers(path: Path, adapter: Path, texts: list[tuple[int, ...]]) -> list[list[int]]:
+    """Return the greedy answers of a checkpoint with an adapter."""
+    model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
+    engine = Engine(model, EngineLimits(200, 8, 8, 64, model.max_model_len), model.config.eos_token_ids, None)
+    engine.adapters.limit = 1
+    engine.adapters.add(model.load_adapter("a", adapter, 64))
+    for number, text in enumerate(texts):
+        engine.add(GenerationRequest(str(number), "m", text, GREEDY, adapter="a"))
+    found: list[list[int]] = [[] for _ in texts]
+    while engine.has_work:
+        for item in engine.step():
+            for delta in item.deltas:
+                found[int(item.request_id)].extend(delta.token_ids)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in OWN if kind != "gemma4"])
+@pytest.mark.parametrize("covers_tower", [False, True], ids=["text", "all"])
+def test_an_adapter_of_a_vision_language_model_changes_its_text(
+    kind: str, covers_tower: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_vision(tmp_path / kind, kind)
+    text = r".*(language|text)_model.*\.(q|v|up|down)_proj"
+    adapter = write_adapter(tmp_path / "a", path, targets="all-linear" if covers_tower else text, size=1.0)
+    stored = [name for name in load_file(adapter / WEIGHTS) if re.search(r"vision|visual|projector|connector", name)]
+    assert bool(stored) == covers_tower
+    found = answers(path, adapter, prompts()[:6])
+    assert_greedy(load_adapted(path, adapter), prompts()[:6], found)
+    assert ("tensors are not of the text model and are not used" in caplog.text) == covers_tower
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "model."])
+def test_an_adapter_has_the_names_of_any_version_of_transformers(
+    prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_vision(tmp_path / "gemma3", "gemma3")
+    own = "model.language_model."
+    adapter = write_adapter(tmp_path / "a", path, rank_pattern={own + "layers.1.mlp.up_proj": 2})
+    layers = load(adapter, path).packed.layers  # type: ignore[attr-defined]
+    tensors = {name.replace(own, prefix): tensor for name, tensor in load_file(adapter / WEIGHTS).items()}
+    save_file(tensors, adapter / WEIGHTS)
+    change_config(adapter, rank_pattern={prefix + "layers.1.mlp.up_proj": 2})
+    again = load(adapter, path).packed.layers  # type: ignore[attr-defined]
+    for one, other in zip(layers, again, strict=True):
+        for linear in LINEARS:
+            pairs = zip(one[linear], other[linear], strict=True)
+            assert all(torch.equal(part.a, same.a) and torch.equal(part.b, same.b) for part, same in pairs)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "lm_head"], ["q_proj", "embed_tokens"]])
+@pytest.mark.parametrize("kind", ["text", "vision"])
+def test_an_adapter_of_head_or_embedding_is_refused(kind: str, targets: list[str], base: Path, tmp_path: Path) -> None:
+    path = base if kind == "text" else make_vision(tmp_path / "llava", "llava")
+    adapter = write_adapter(tmp_path / "a", path, targets=targets)
+    with pytest.raises(CheckpointError, match=rf"{targets[1]}\.\S+ is not of a projection that an adapter may change"):
+        load(adapter, path)
+
+
 CONFIG_FAULTS = {
     "dora": ({"use_dora": True}, "adapter_config.json: use_dora is True: DoRA scales whole columns"),
     "saved": ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]: the adapter replaces whole layers"),
     "bias": ({"bias": "all"}, "bias is 'all': the adapter changes biases"),
     "type": ({"peft_type": "LOHA"}, "peft_type is 'LOHA', expected 'LORA'"),
-    "target": ({"target_modules": ["q_proj", "lm_head"]}, "target_modules has 'lm_head', expected some of q_proj, "),
     "unknown": ({"use_magic": 3}, "use_magic is 3: this field is not known"),
     "init": ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changes the base weights"),
     "rank": ({"r": 65}, "the rank 65 is above --max-lora-rank 64; raise it, up to 512"),
     "no rank": ({"r": 0}, "r is 0, expected a whole number of at least 1"),
     "alpha": ({"lora_alpha": "x"}, "lora_alpha is 'x', expected a positive number"),
-    "pattern": ({"alpha_pattern": {"(a+)+$": 3}}, r"alpha_pattern has the key '\(a\+\)\+\$', expected the name"),
+    "pattern": (
+        {"alpha_pattern": {"(a+)+$": 3}},
+        r"alpha_pattern has the expression '\(a\+\)\+\$'; supported: at most",
+    ),
+    "patterns": ({"rank_pattern": [8]}, r"rank_pattern is \[8\], expected an object"),
     "conv": ({"layer_replication": [[0, 2]]}, "layer_replication is .*: the adapter repeats layers"),
     "shape": ({"r": 5}, rf"{WEIGHTS}: tensor base_model.*lora_A.weight has the shape \[4, 64\], expected \[5, 64\]"),
     "missing": ({"target_modules": ["q_proj"]}, "is of no module of target_modules"),
@@ -82,9 +166,8 @@ CONFIG_FAULTS = {
 
 
 @pytest.mark.parametrize("name", CONFIG_FAULTS)
-def test_a_wrong_field_is_named(name: str, base: Path, tmp_path: Path) -> None:
+def test_a_wrong_field_is_named(name: str, base: Path, folder: Path) -> None:
     fields, message = CONFIG_FAULTS[name]
-    folder = write_adapter(tmp_path / "a", base)
     change_config(folder, **fields)
     with pytest.raises(CheckpointError, match=message) as caught:
         load(folder, base)
@@ -105,7 +188,7 @@ TENSOR_FAULTS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]
     ),
     "layer": (
         lambda tensors: tensors.update({FIRST.replace("layers.0", "layers.7"): torch.ones(4, 64)}),
-        r"is of a layer that this model does not have \(base_model_name_or_path of the adapter: tests/base\)",
+        r"is of a layer that this model does not have \(base_model_name_or_path of the adapter: .*/model\)",
     ),
     "type": (
         lambda tensors: tensors.update({FIRST: torch.ones(4, 64, dtype=torch.int8)}),
@@ -113,26 +196,30 @@ TENSOR_FAULTS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]
     ),
     "base": (
         lambda tensors: tensors.update({FIRST: torch.ones(4, 96)}),
-        r"has the shape \[4, 96\], expected \[4, 64\] \(base_model_name_or_path of the adapter: tests/base\)",
+        r"has the shape \[4, 96\], expected \[4, 64\] \(base_model_name_or_path of the adapter: .*/model\)",
+    ),
+    "twice": (
+        lambda tensors: tensors.update(
+            {FIRST.replace("model.layers", "model.language_model.layers"): tensors[FIRST].clone()}
+        ),
+        r"tensors \S+language_model\S+ and \S+ are of the same module",
     ),
     "none": (lambda tensors: tensors.clear(), "this file has no tensors"),
 }
 
 
 @pytest.mark.parametrize("name", TENSOR_FAULTS)
-def test_a_wrong_tensor_is_named(name: str, base: Path, tmp_path: Path) -> None:
+def test_a_wrong_tensor_is_named(name: str, base: Path, folder: Path) -> None:
     change, message = TENSOR_FAULTS[name]
-    folder = write_adapter(tmp_path / "a", base)
     change_tensors(folder, change)
     with pytest.raises(CheckpointError, match=message) as caught:
         load(folder, base)
     assert str(folder / WEIGHTS) in str(caught.value)
 
 
-def test_damaged_and_missing_files_are_named(base: Path, tmp_path: Path) -> None:
+def test_damaged_and_missing_files_are_named(base: Path, folder: Path) -> None:
     with pytest.raises(CheckpointError, match="the folder of the adapter 'a' is missing; correct its path"):
-        load(tmp_path / "none", base)
-    folder = write_adapter(tmp_path / "a", base)
+        load(folder / "none", base)
     data = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(data[:-5])
     with pytest.raises(CheckpointError, match="is not a complete safetensors file"):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
 from quire.worker.models.errors import CheckpointError
-from quire.worker.models.lora.adapter_config import AdapterConfig, read_adapter_config
+from quire.worker.models.lora.adapter_config import (
+    READ,
+    REASONS,
+    WITHOUT_EFFECT,
+    AdapterConfig,
+    read_adapter_config,
+)
 
 MODULE = "model.layers.3.mlp.up_proj"
 
@@ -22,11 +29,43 @@ def test_the_scale_is_alpha_by_rank_or_by_its_root() -> None:
     assert read(use_rslora=True).scale_of(MODULE, 64) == 2
 
 
-def test_patterns_name_the_ends_of_modules() -> None:
-    config = read(rank_pattern={"mlp.up_proj": 4}, alpha_pattern={"model.layers.3.mlp.up_proj": 3, "p_proj": 9})
-    assert (config.rank_of(MODULE), config.rank_of("model.layers.3.mlp.down_proj")) == (4, 8)
-    assert config.scale_of(MODULE, 4) == 0.75
-    assert config.scale_of("model.layers.2.mlp.up_proj", 4) == 4
+@pytest.mark.parametrize(
+    "key",
+    [
+        "up_proj",
+        "mlp.up_proj",
+        "model.layers.3.mlp.up_proj",
+        r"layers\.(1|3)\..*",
+        "^model.layers.3.mlp.up_proj",
+        "ers"
+        r".[23].mlp.up_proj",
+        "^up_proj",
+        "p_proj",
+        "mlp",
+        "layers.3",
+    ],
+)
+def test_patterns_are_matched_as_in_peft(key: str) -> None:
+    from peft.utils.other import get_pattern_key
+
+    config = read(rank_pattern={"x": 3, key: 4}, alpha_pattern={key: 3})
+    matches = get_pattern_key(["x", key], MODULE) == key
+    assert config.rank_of(MODULE) == (4 if matches else 8)
+    assert config.scale_of(MODULE, 4) == (0.75 if matches else 4)
+
+
+def test_each_field_of_peft_is_honoured_or_refused() -> None:
+    from peft import LoraConfig
+
+    fields = {field.name for field in dataclasses.fields(LoraConfig)}
+    assert not fields - READ - WITHOUT_EFFECT - set(REASONS)
+
+
+def test_an_unknown_field_is_refused_only_if_it_has_a_value() -> None:
+    assert read(use_news=False, news_config=None, news=[], news_scale=0.0, news_type="none", name="").rank == 8
+    for value in (True, 1, "x", [1], {"x": 1}):
+        with pytest.raises(CheckpointError, match=r"^file: news is .*: this field is not known; merge it into"):
+            read(news=value)
 
 
 @pytest.mark.parametrize(

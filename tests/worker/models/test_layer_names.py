@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from quire.worker.models.quantized.layer_names import MAX_PATTERNS, LayerNames, PatternError
+from quire.worker.models.layer_names import MAX_PATTERNS, LayerNames, PatternError
 
 UP = "model.layers.1.mlp.up_proj"
 

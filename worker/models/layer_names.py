@@ -27,7 +27,8 @@ class LayerNames:
             raise PatternError(f"has {len(patterns)} entries; supported: {MAX_PATTERNS}")
         self._all = ALL in patterns
         self._names = {pattern for pattern in patterns if not pattern.startswith(EXPRESSION)}
-        self._expressions = [_compiled(pattern) for pattern in patterns if pattern.startswith(EXPRESSION)]
+        expressions = [pattern.removeprefix(EXPRESSION) for pattern in patterns if pattern.startswith(EXPRESSION)]
+        self._expressions = [compile_bounded(expression) for expression in expressions]
 
     def match(self, name: str) -> int:
         """Return how closely the patterns describe a layer: 3 by name, 2 by an expression, 1 as `Linear`, 0 not."""
@@ -38,14 +39,14 @@ class LayerNames:
         return int(self._all)
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    body = pattern.removeprefix(EXPRESSION)
-    if len(body) > MAX_LENGTH or _NESTED.search(body) or len(_REPEAT.findall(body)) > MAX_REPEATS:
+def compile_bounded(expression: str, max_repeats: int = MAX_REPEATS) -> re.Pattern[str]:
+    """Compile a regular expression of a checkpoint. Raises PatternError if its matching time could explode."""
+    if len(expression) > MAX_LENGTH or _NESTED.search(expression) or len(_REPEAT.findall(expression)) > max_repeats:
         raise PatternError(
-            f"has the expression {body[:80]!r}; supported: at most {MAX_LENGTH} characters and {MAX_REPEATS} repeats, "
-            "and no repeated groups"
+            f"has the expression {expression[:80]!r}; supported: at most {MAX_LENGTH} characters and {max_repeats} "
+            "repeats, and no repeated groups"
         )
     try:
-        return re.compile(body)
+        return re.compile(expression)
     except (re.error, RecursionError, OverflowError) as error:
-        raise PatternError(f"has the expression {body[:80]!r}, which is malformed ({error})") from None
+        raise PatternError(f"has the expression {expression[:80]!r}, which is malformed ({error})") from None
