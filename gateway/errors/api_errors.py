@@ -48,6 +48,23 @@ class InvalidRequest(ApiError):
     type = "invalid_request_error"
 
 
+class ContextExceeded(InvalidRequest):
+    """A prompt, perhaps with its answer, that is longer than the context.
+
+    The message has the words by which clients recognise a full context. prompt_tokens: the length of the prompt, or its
+    smallest possible length if it was not tokenized. context: in tokens.
+    """
+
+    def __init__(self, param: str, context: int, prompt_tokens: int, however: str, remedy: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context} tokens. However, {however}. {remedy}",
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.context = context
+        self.prompt_tokens = prompt_tokens
+
+
 class ApiKeyWrong(ApiError):
     status = 401
     type = "authentication_error"
