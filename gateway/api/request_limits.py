@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.gateway.api.tools import schema_size
-from quire.gateway.errors.api_errors import ContextExceeded, ModelNotFound, refused
+from quire.gateway.errors.api_errors import ContextExceeded, ModelNotFound, refused, too_long
 from quire.gateway.output.tools import Tool
 from quire.shared.logprobs import record_bytes
 from quire.shared.messages import MAX_FRAME_BYTES, SamplingParams
@@ -165,7 +165,7 @@ class RequestLimits:
 
     def _too_long(self, name: str, length: int, however: str) -> ContextExceeded:
         remedy = f"Please reduce the length of {name} or of the completion."
-        return ContextExceeded(name, self.max_model_len, length, however, remedy)
+        return too_long(name, self.max_model_len, length, however, remedy)
 
 
 def _check_min_tokens(params: SamplingParams) -> None:

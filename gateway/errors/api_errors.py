@@ -51,18 +51,11 @@ class InvalidRequest(ApiError):
 class ContextExceeded(InvalidRequest):
     """A prompt, perhaps with its answer, that is longer than the context.
 
-    The message has the words by which clients recognise a full context. prompt_tokens: the length of the prompt, or its
-    smallest possible length if it was not tokenized. context: in tokens.
+    context: in tokens. prompt_tokens: the length of the prompt; if it was not tokenized, the smallest possible one.
     """
 
-    def __init__(self, param: str, context: int, prompt_tokens: int, however: str, remedy: str) -> None:
-        super().__init__(
-            f"This model's maximum context length is {context} tokens. However, {however}. {remedy}",
-            param=param,
-            code="context_length_exceeded",
-        )
-        self.context = context
-        self.prompt_tokens = prompt_tokens
+    context = 0
+    prompt_tokens = 0
 
 
 class ApiKeyWrong(ApiError):
@@ -259,6 +252,14 @@ def body(error: ApiError) -> str:
 def refused(param: str | None, message: str, *, code: str | None = None) -> InvalidRequest:
     """The error for a value that cannot be honoured; its `code` is by default invalid_value."""
     return InvalidRequest(message, param=param, code=code or "invalid_value")
+
+
+def too_long(param: str, context: int, prompt_tokens: int, however: str, remedy: str) -> ContextExceeded:
+    """The error for a prompt over the context, with the words by which clients recognise a full context."""
+    message = f"This model's maximum context length is {context} tokens. However, {however}. {remedy}"
+    error = ContextExceeded(message, param=param, code="context_length_exceeded")
+    error.context, error.prompt_tokens = context, prompt_tokens
+    return error
 
 
 def invalid(param: str, expected: str, value: Any) -> InvalidRequest:

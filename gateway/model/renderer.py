@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from quire.gateway.errors.api_errors import ContextExceeded, refused
+from quire.gateway.errors.api_errors import refused, too_long
 from quire.gateway.model.continued_message import render_continued
 from quire.gateway.model.grammar_check import GrammarTrials
 from quire.gateway.model.prompt_form import PromptForm
@@ -195,4 +195,4 @@ def _check_length(name: str, characters: int, limit: int) -> None:
     if characters > CHARACTERS_PER_TOKEN * limit:
         tokens = math.ceil(characters / CHARACTERS_PER_TOKEN)
         however = f"{name} has {characters} characters, which are at least {tokens} tokens"
-        raise ContextExceeded(name, limit, tokens, however, f"Please reduce the length of {name}.")
+        raise too_long(name, limit, tokens, however, f"Please reduce the length of {name}.")

@@ -75,12 +75,3 @@ async def test_tools_and_a_question_right_after_a_result(strict: RunningGateway)
     text = prompt_of(worker.claimed[0])
     places = [text.index(word) for word in ("text0", "text1", "result", "stop", "late")]
     assert places == sorted(places)
-
-
-async def test_the_words_of_a_template_end_with_one_stop(start_gateway: Start, tmp_path: Any) -> None:
-    folder = write_model(tmp_path / "test-model", chat_template="{{ raise_exception('Not today.') }}")
-    gateway = await start_gateway(model=str(folder))
-    for path, body in bodies(["user"]).items():
-        reply = await gateway.post(path, {"model": MODEL, **body})
-        assert reply.status == 400
-        assert reply.json["error"]["message"].endswith("refuses these messages: Not today.")
