@@ -65,9 +65,17 @@ INPUT = [
 ]
 
 
+def long_model(folder: Path, template: str) -> Path:
+    """A model whose context has room for an agent's prompt."""
+    write_model(folder, chat_template=template)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("agents") / "test-model", chat_template=TEMPLATE)
+    return long_model(tmp_path_factory.mktemp("agents") / "test-model", TEMPLATE)
 
 
 @pytest.fixture
@@ -138,7 +146,7 @@ async def test_a_resumed_thread_on_a_template_that_takes_a_system_message_only_a
     start_gateway: Start, tmp_path: Path
 ) -> None:
     """Codex 0.171: `exec resume` with other permissions sends a new `developer` message before the question."""
-    folder = write_model(tmp_path / "test-model", chat_template=STRICT_TEMPLATES["system at the head"])
+    folder = long_model(tmp_path / "test-model", STRICT_TEMPLATES["system at the head"])
     gateway = await start_gateway(model=str(folder))
     answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "None."}]}
     changed = {**INPUT[0], "content": [{"type": "input_text", "text": "Permissions: all."}]}
