@@ -1,6 +1,6 @@
 """Coding agents from npm: Codex CLI (Responses), Claude Code (Messages) and opencode (chat).
 
-Each one runs a tool, goes on with its thread, and reaches the end of the context. The chat templates are that of the
+Each agent runs a tool, continues its thread, and reaches the end of the context. The chat templates are that of the
 demo model, whose context gets room for an agent's prompt, and two that refuse some orders of roles.
 """
 
@@ -23,7 +23,7 @@ from tests.conftest import QuireProcess, clean_environ
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 PACKAGES = ["@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33"]
-# They put the programs of this machine into place.
+# These scripts link the programs for this machine.
 SCRIPTS = ["@anthropic-ai/claude-code/install.cjs", "opencode-ai/postinstall.mjs"]
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 RUN_TIMEOUT_S = 600
@@ -43,14 +43,9 @@ CHECKS = {
         "{% set ns.index = ns.index + 1 %}{% endif %}{% endfor %}"
     ),
 }
-# The demo model follows this schema, so that its answers are short and known.
-SCHEMA = {
-    "type": "object",
-    "properties": {"said": {"type": "string", "enum": ["done"]}},
-    "required": ["said"],
-    "additionalProperties": False,
-}
-SAID = '{"said": "done"}'
+# The demo model follows this schema, so that its answers are short and known: a string has no room for spaces.
+SCHEMA = {"type": "string", "enum": ["done"]}
+SAID = '"done"'
 RESULT = "sunny in "
 QUESTION = "How is the weather?"
 
@@ -71,8 +66,7 @@ class Force:
         if "count_tokens" in exchange.path or not {"messages", "input"} & body.keys():
             return
         body[self._limit] = 200
-        wanted = next(iter(self._choice.values())) if "function" in self._choice else self._choice["name"]
-        wanted = wanted["name"] if isinstance(wanted, dict) else wanted
+        wanted = self._choice.get("function", self._choice)["name"]
         if not self._is_over and f'"{wanted}"' in json.dumps(body.get("tools", [])):
             self._is_over = True
             body["tool_choice"] = self._choice
@@ -208,7 +202,7 @@ def test_codex(programs: Path, url: str, tmp_path: Path) -> None:
         call, output = second.body["input"][-2:]
         assert (call["namespace"], call["name"]) == ("mcp__w", "get_weather")
         assert RESULT in json.dumps(output["output"])
-        # The thread goes on with a `developer` message after answers.
+        # A resumed thread has a `developer` message after answers.
         assert SAID in agent.tell("And now?", again=True)
         roles = [item.get("role") for item in agent.calls[-1].body["input"]]
         assert "developer" in roles[roles.index("assistant") :]
@@ -222,7 +216,7 @@ def test_codex(programs: Path, url: str, tmp_path: Path) -> None:
 def test_codex_with_the_name_of_a_model_that_gets_its_tools_in_an_item(
     programs: Path, url: str, tmp_path: Path
 ) -> None:
-    """The same model under the name gpt-5.6-sol; the relay names it `demo` to the server."""
+    """Codex sees the name gpt-5.6-sol, and the relay sends `demo` to the server."""
     with Relay(url) as relay:
         agent = codex(programs, relay, tmp_path)
         shorten = relay.change
@@ -247,7 +241,7 @@ def test_claude_code(programs: Path, url: str, tmp_path: Path) -> None:
         assert RESULT in json.dumps(results)
         assert SAID in agent.tell("And now?", again=True)
         assert set(read_calls(agent)) == {200}
-        # A full context: it asks for a summary, then goes on with that.
+        # A full context: the agent asks for a summary, and continues with it.
         before = len(agent.calls)
         assert SAID in agent.tell("word " * (CONTEXT // 2), again=True)
         refused, *more = agent.calls[before:]
