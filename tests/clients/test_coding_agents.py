@@ -70,6 +70,8 @@ class Force:
         if not self._is_over and f'"{wanted}"' in json.dumps(body.get("tools", [])):
             self._is_over = True
             body["tool_choice"] = self._choice
+            if "disable_parallel_tool_use" not in self._choice:
+                body["parallel_tool_calls"] = False  # otherwise the demo model calls until it reaches the limit
             return
         if body.get("tools"):
             body["tool_choice"] = self._none
@@ -145,12 +147,12 @@ def codex(programs: Path, relay: Relay, home: Path) -> Agent:
 
 
 def claude(programs: Path, relay: Relay, home: Path) -> Agent:
-    function = {"type": "tool", "name": "mcp__w__get_weather"}
+    function = {"type": "tool", "name": "mcp__w__get_weather", "disable_parallel_tool_use": True}
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     relay.change = Force(function, {"type": "none"}, "output_config", form, "max_tokens")
     servers = json.dumps({"mcpServers": {"w": {"command": MCP[0], "args": MCP[1:]}}})
     command = [str(programs / "claude"), "-p", "--model", "demo", "--mcp-config", servers, "--strict-mcp-config"]
-    command += ["--allowedTools", function["name"], "--tools", "", "--system-prompt", "You are brief."]
+    command += ["--allowedTools", "mcp__w__get_weather", "--tools", "", "--system-prompt", "You are brief."]
     variables = {
         "ANTHROPIC_BASE_URL": relay.url,
         "ANTHROPIC_SMALL_FAST_MODEL": "demo",
