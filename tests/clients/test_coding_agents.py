@@ -73,7 +73,7 @@ class Force:
             if "disable_parallel_tool_use" not in self._choice:
                 body["parallel_tool_calls"] = False  # otherwise the demo model calls until it reaches the limit
             return
-        if body.get("tools"):
+        if body.get("tools") or "input" in body:  # an item of the input may have tools
             body["tool_choice"] = self._none
         body[self._name] = {**body.get(self._name, {}), **self._form}
 
