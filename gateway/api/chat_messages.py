@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from quire.gateway.api.given_grammars import only
 from quire.gateway.api.tools import tool_name
 from quire.gateway.errors.api_errors import invalid, of_check, refused
 from quire.shared.text.chat_template import Message
+from quire.shared.text.tool_turns import arguments_of
 from quire.shared.validators import InvalidValue, Text, shown
 
 # OpenAI's name `developer` is new; chat templates know it as `system`.
@@ -119,19 +119,13 @@ def _tool_calls(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def call_arguments(name: str, value: Any) -> dict[str, Any]:
-    """The arguments of a tool call, given as JSON text; an empty text stands for none. Raises InvalidRequest.
+    """The arguments of a tool call, given as text. Raises InvalidRequest.
 
-    An answer that was cut off may end inside of its arguments; such a call cannot be sent back.
+    The text may be no JSON: models write what they want, and an answer that was cut off ends inside of its arguments.
     """
     if type(value) is not str:
         raise invalid(name, "a string: the arguments as JSON", value)
-    try:
-        arguments = json.loads(value) if value.strip() else {}
-    except (ValueError, RecursionError):
-        arguments = None
-    if type(arguments) is not dict:
-        raise invalid(name, "the text of a JSON object", value)
-    return arguments
+    return arguments_of(value)
 
 
 def _content(name: str, value: Any) -> str | list[dict[str, str]]:

@@ -60,8 +60,7 @@ async def render_prompt(
     tools = conversation.callable_tools
     tool_format = FORMATS[renderer.model.tool_format] if renderer.model.tool_format else None
     if tool_format is not None and renderer.describes_tools:
-        takes_system = renderer.model.template is None or renderer.model.template.takes_system
-        messages = as_plain_messages(messages, tool_format, tool_format.prompt(tools) if tools else "", takes_system)
+        messages = as_plain_messages(messages, tool_format, tool_format.prompt(tools) if tools else "")
         tools = ()
     return await renderer.chat(
         messages,

@@ -15,7 +15,7 @@ from quire.gateway.api.labels import LABELS, read_labels
 from quire.gateway.api.parameters import OF_THE_CALL, anything, read
 from quire.gateway.api.prompts import read_prompts
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.errors.api_errors import GenerationFailed, refused
+from quire.gateway.errors.api_errors import GenerationFailed, refused, too_long
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
@@ -220,12 +220,9 @@ def _checked(name: str, token_ids: Sequence[int], limits: RequestLimits) -> tupl
             "tokenizer knows more tokens than the model. Leave special tokens out of the text.",
         )
     if len(token_ids) > limits.max_model_len:
-        raise refused(
-            name,
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, {name} has "
-            f"{len(token_ids)} tokens. Shorten it, or give truncate_prompt_tokens.",
-            code="context_length_exceeded",
-        )
+        length = len(token_ids)
+        remedy = "Shorten it, or give truncate_prompt_tokens."
+        raise too_long(name, limits.max_model_len, length, f"{name} has {length} tokens", remedy)
     return tuple(token_ids)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.gateway.api.tools import schema_size
-from quire.gateway.errors.api_errors import InvalidRequest, ModelNotFound, refused
+from quire.gateway.errors.api_errors import ContextExceeded, ModelNotFound, refused, too_long
 from quire.gateway.output.tools import Tool
 from quire.shared.logprobs import record_bytes
 from quire.shared.messages import MAX_FRAME_BYTES, SamplingParams
@@ -154,23 +154,18 @@ class RequestLimits:
         rest = self.max_model_len - length
         if rest < min(1, 1 if asked is None else asked):
             raise self._too_long(
-                name, f"However, {name} has {length} tokens, and at least one must be left for the answer."
+                name, length, f"{name} has {length} tokens, and at least one must be left for the answer"
             )
         if asked is None:
             return rest if default is None else min(default, rest)
         if asked > rest:
-            raise self._too_long(
-                name, f"However, you requested {length + asked} tokens ({length} in {name}, {asked} in the completion)."
-            )
+            however = f"you requested {length + asked} tokens ({length} in {name}, {asked} in the completion)"
+            raise self._too_long(name, length, however)
         return asked
 
-    def _too_long(self, name: str, however: str) -> InvalidRequest:
-        return refused(
-            name,
-            f"This model's maximum context length is {self.max_model_len} tokens. {however} Please reduce the length "
-            f"of {name} or of the completion.",
-            code="context_length_exceeded",
-        )
+    def _too_long(self, name: str, length: int, however: str) -> ContextExceeded:
+        remedy = f"Please reduce the length of {name} or of the completion."
+        return too_long(name, self.max_model_len, length, however, remedy)
 
 
 def _check_min_tokens(params: SamplingParams) -> None:

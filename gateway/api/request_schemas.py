@@ -6,7 +6,6 @@ from quire.gateway.api.chat_messages import MAX_CALL_ID_LENGTH, MAX_MESSAGES, MA
 from quire.gateway.api.schema_parts import (
     ANY_OBJECT,
     FLAG,
-    OBJECT_OR_NO_TEXT,
     TEXT,
     Schema,
     any_of,
@@ -27,7 +26,7 @@ FUNCTION_NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,64}$"}
 _CALL_ID = text(1, MAX_CALL_ID_LENGTH)
 _TOOL_CALLS = array(
     closed(
-        {"id": _CALL_ID, "function": closed({"name": FUNCTION_NAME, "arguments": OBJECT_OR_NO_TEXT})},
+        {"id": _CALL_ID, "function": closed({"name": FUNCTION_NAME, "arguments": TEXT})},
         {"type": {"const": "function"}, "index": {"type": "integer"}},
     ),
     high=MAX_TOOL_CALLS,

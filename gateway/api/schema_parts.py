@@ -54,11 +54,9 @@ def with_nulls(properties: Schema, optional: Schema | None = None) -> Schema:
     return record(nullable, **properties) | {"additionalProperties": NULL}
 
 
-def json_text(pattern: str) -> Schema:
-    """A string that is the JSON text of an object. pattern: which strings are accepted before they are parsed."""
-    return TEXT | {"pattern": pattern, "contentMediaType": "application/json", "contentSchema": ANY_OBJECT}
-
-
-# The text of an object, and that or no text.
-OBJECT_TEXT = json_text(r"^\s*\{[\s\S]*\}\s*$")
-OBJECT_OR_NO_TEXT = json_text(r"^\s*(\{[\s\S]*\}\s*)?$")
+# A string that is the JSON text of an object. The pattern: which strings are accepted before they are parsed.
+OBJECT_TEXT: Schema = TEXT | {
+    "pattern": r"^\s*\{[\s\S]*\}\s*$",
+    "contentMediaType": "application/json",
+    "contentSchema": ANY_OBJECT,
+}

@@ -9,14 +9,11 @@ from quire.gateway.output.tool_format import ToolFormat
 from quire.shared.text.chat_template import Message
 
 
-def as_plain_messages(
-    messages: Sequence[Message], form: ToolFormat, instructions: str, takes_system: bool = True
-) -> list[Message]:
+def as_plain_messages(messages: Sequence[Message], form: ToolFormat, instructions: str) -> list[Message]:
     """Return the conversation with the roles system, user and assistant only, and without `tool_calls`.
 
     form: of the calls. instructions: text about the tools for the system message; empty for none. Results of tools
-    become messages of the user; results of parallel calls become one message, because many templates require that the
-    roles alternate. Without `takes_system` the text of the system begins the first message of the user.
+    become messages of the user; results of parallel calls become one message.
     """
     plain: list[dict[str, Any]] = []
     names: dict[str, str] = {}
@@ -40,25 +37,12 @@ def as_plain_messages(
         else:
             plain.append(dict(message))
         previous = role
-    if instructions and not takes_system:
-        _begin_user_text(plain, instructions)
-    elif instructions:
+    if instructions:
         if plain and plain[0]["role"] == "system":
             plain[0]["content"] = f"{_text(plain[0])}\n\n{instructions}"
         else:
             plain.insert(0, {"role": "system", "content": instructions})
     return list[Message](plain)
-
-
-def _begin_user_text(plain: list[dict[str, Any]], instructions: str) -> None:
-    """Moves the text of the system, with the instructions, to the beginning of the first message of the user."""
-    system = plain.pop(0) if plain and plain[0]["role"] == "system" else None
-    texts = [_text(system), instructions] if system is not None else [instructions]
-    first = next((message for message in plain if message["role"] == "user"), None)
-    if first is None:
-        plain.insert(0, {"role": "user", "content": "\n\n".join(filter(None, texts))})
-    else:
-        first["content"] = "\n\n".join(filter(None, (*texts, _text(first))))
 
 
 def _text(message: Message) -> str:

@@ -48,6 +48,16 @@ class InvalidRequest(ApiError):
     type = "invalid_request_error"
 
 
+class ContextExceeded(InvalidRequest):
+    """A prompt, perhaps with its answer, that is longer than the context.
+
+    context: in tokens. prompt_tokens: the length of the prompt; if it was not tokenized, the smallest possible one.
+    """
+
+    context = 0
+    prompt_tokens = 0
+
+
 class ApiKeyWrong(ApiError):
     status = 401
     type = "authentication_error"
@@ -242,6 +252,14 @@ def body(error: ApiError) -> str:
 def refused(param: str | None, message: str, *, code: str | None = None) -> InvalidRequest:
     """The error for a value that cannot be honoured; its `code` is by default invalid_value."""
     return InvalidRequest(message, param=param, code=code or "invalid_value")
+
+
+def too_long(param: str, context: int, prompt_tokens: int, however: str, remedy: str) -> ContextExceeded:
+    """The error for a prompt over the context, with the words by which clients recognise a full context."""
+    message = f"This model's maximum context length is {context} tokens. However, {however}. {remedy}"
+    error = ContextExceeded(message, param=param, code="context_length_exceeded")
+    error.context, error.prompt_tokens = context, prompt_tokens
+    return error
 
 
 def invalid(param: str, expected: str, value: Any) -> InvalidRequest:

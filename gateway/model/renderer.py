@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from quire.gateway.errors.api_errors import refused
+from quire.gateway.errors.api_errors import refused, too_long
 from quire.gateway.model.continued_message import render_continued
 from quire.gateway.model.grammar_check import GrammarTrials
 from quire.gateway.model.prompt_form import PromptForm
@@ -165,7 +166,7 @@ class Renderer:
         except TemplateFailure as error:
             raise refused(
                 "messages",
-                f"The chat template of {self.model.name} refuses these messages: {str(error)[:500]}.",
+                f"The chat template of {self.model.name} refuses these messages: {str(error)[:500].rstrip('.')}.",
                 code="template_error",
             ) from error
         # The template writes its own beginning-of-sequence token.
@@ -192,9 +193,6 @@ def _characters(message: Message) -> int:
 
 def _check_length(name: str, characters: int, limit: int) -> None:
     if characters > CHARACTERS_PER_TOKEN * limit:
-        raise refused(
-            name,
-            f"{name} has {characters} characters, which is more than the maximum context length of {limit} tokens can "
-            "hold. Shorten it.",
-            code="context_length_exceeded",
-        )
+        tokens = math.ceil(characters / CHARACTERS_PER_TOKEN)
+        however = f"{name} has {characters} characters, which are at least {tokens} tokens"
+        raise too_long(name, limit, tokens, however, f"Please reduce the length of {name}.")

@@ -22,7 +22,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.shared.model.files import ModelError, read_json
-from quire.shared.text.tool_turns import ToolTurns, probe_tool_turns
+from quire.shared.text.role_order import probe_role_order
+from quire.shared.text.tool_turns import PROBED_TOOL, ToolTurns, called_tools, probe_tool_turns
 
 # A message of a conversation: `role`, `content` (a string, a list of text parts, or None in a message with tool calls)
 # and perhaps `name`, `tool_calls`, `tool_call_id` and `reasoning_content`. The arguments of a tool call are an object.
@@ -118,7 +119,7 @@ class ChatTemplate:
     """One compiled template. Construction raises TemplateFailure for a source that is not a valid template.
 
     variables: names that the template takes from outside; `tools` is among them if it can describe tools to the model.
-    tool_turns: the form in which it takes messages with tool calls.
+    tool_turns: the form in which it takes messages with tool calls. role_order: the order of roles that it holds.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -135,8 +136,10 @@ class ChatTemplate:
         parts = [{"type": "text", "text": "first"}, {"type": "text", "text": "second"}]
         self._takes_parts = {role for role in _PROBES if self._shows(role, parts, [{"type": "text", "text": "x"}])}
         self.tool_turns = ToolTurns()
-        if "tools" in self.variables:
+        takes_tools = "tools" in self.variables
+        if takes_tools:
             self.tool_turns = probe_tool_turns(self._try)
+        self.role_order = probe_role_order(self._try_roles, called_tools(1) if takes_tools else [])
 
     def render(
         self,
@@ -150,24 +153,23 @@ class ChatTemplate:
         tools: in the form of the OpenAI API. variables: further ones for the template, such as `enable_thinking`; none
         of them replaces a variable that this class sets.
         """
-        fitted = [self._fitted(message) for message in self.tool_turns.written(messages)]
+        written = self.tool_turns.written(self.role_order.written(messages))
+        fitted = [self._fitted(message) for message in written]
         return self._render(fitted, add_generation_prompt, tools, variables)
 
     def takes_variable(self, name: str) -> bool:
         """True if a variable from outside reaches the template."""
         return name in self.variables and name not in (*_OWN, *self._special_tokens)
 
-    @property
-    def takes_system(self) -> bool:
-        """True if the template shows the model the text of a system message."""
-        return "system" in self._takes_strings | self._takes_parts
-
     def _try(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the prompt of a conversation; None if the template refuses it."""
         try:
-            return self._render([self._fitted(message) for message in messages], True, tools)
+            return self._render([self._fitted(message) for message in messages], True, tools or None)
         except TemplateFailure:
             return None
+
+    def _try_roles(self, messages: Sequence[Message], has_tools: bool) -> str | None:
+        return self._try(self.tool_turns.written(messages), [PROBED_TOOL] if has_tools else [])
 
     def _render(
         self,

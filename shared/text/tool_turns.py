@@ -23,11 +23,14 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 # The ids that the templates of some Mistral models take.
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}", re.ASCII)
 
+# The key under which arguments that are no JSON object travel as text, as clients of the Messages API send them.
+INVALID_JSON = "INVALID_JSON"
+
 # The texts of the probe: no template has them in its own text.
 _ARGUMENTS = ("firstargument", "secondargument")
 _RESULTS = ("firstresult", "secondresult")
 _REASONING = "probedreasoning"
-_TOOL = {
+PROBED_TOOL = {
     "type": "function",
     "function": {
         "name": "probe",
@@ -78,7 +81,7 @@ class ToolTurns:
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
         if self.text_arguments:
-            function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+            function = {**function, "arguments": arguments_text(function["arguments"])}
         return {**call, "id": self._id(call["id"]), "function": function}
 
     def _id(self, call_id: str) -> str:
@@ -110,6 +113,26 @@ class ToolTurns:
             yield from (one for one in results if one["tool_call_id"] not in known)
 
 
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments of a call from their JSON text; an empty text stands for none.
+
+    A text that is no JSON object, such as that of an answer that was cut off, becomes the only value of an object.
+    """
+    try:
+        arguments = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        arguments = None
+    return arguments if type(arguments) is dict else {INVALID_JSON: text}
+
+
+def arguments_text(arguments: Mapping[str, Any]) -> str:
+    """Return the text of `arguments_of`."""
+    text = arguments.get(INVALID_JSON)
+    if type(text) is str and len(arguments) == 1:
+        return text
+    return json.dumps(arguments, ensure_ascii=False)
+
+
 def probe_tool_turns(render: Render) -> ToolTurns:
     """Return the form in which a template shows the model a tool call and its result.
 
@@ -121,24 +144,24 @@ def probe_tool_turns(render: Render) -> ToolTurns:
         for short_ids in (False, True)
         for text_arguments in (False, True)
     ]
-    conversation = _conversation(1)
+    conversation = called_tools(1)
     shown = [(form, text) for form in forms if (text := _render(render, form, conversation, 1)) is not None]
     if not shown:
-        return next((form for form in forms if render(form.written(conversation), [_TOOL]) is not None), forms[0])
+        return next((form for form in forms if render(form.written(conversation), [PROBED_TOOL]) is not None), forms[0])
     nulls = min(text.count("None") for _, text in shown)  # a template may have the word in its own text
     clean = (form for form, text in shown if _is_clean(text) and text.count("None") == nulls)
     form = next(clean, shown[0][0])
-    reasoning = _conversation(1, _REASONING)
+    reasoning = called_tools(1, _REASONING)
     for key in REASONING_KEYS:
         text = _render(render, replace(form, reasoning_key=key), reasoning, 1)
         if text is not None and _REASONING in text:
             form = replace(form, reasoning_key=key)
             break
-    return replace(form, is_parallel=_render(render, form, _conversation(2), 2) is not None)
+    return replace(form, is_parallel=_render(render, form, called_tools(2), 2) is not None)
 
 
-def _conversation(calls: int, reasoning: str = "") -> list[dict[str, Any]]:
-    """A question, tool calls, and their results."""
+def called_tools(calls: int, reasoning: str = "") -> list[dict[str, Any]]:
+    """Return the conversation of a probe: a question, tool calls, and their results."""
     ids = [f"call_{index:024}" for index in range(calls)]
     made = [
         {"id": one, "type": "function", "function": {"name": "probe", "arguments": {"value": _ARGUMENTS[index]}}}
@@ -158,7 +181,7 @@ def _conversation(calls: int, reasoning: str = "") -> list[dict[str, Any]]:
 
 def _render(render: Render, form: ToolTurns, conversation: Messages, calls: int) -> str | None:
     """The text of a conversation; None if the template refuses it, or leaves out a call or a result."""
-    text = render(form.written(conversation), [_TOOL])
+    text = render(form.written(conversation), [PROBED_TOOL])
     if text is None or any(one not in text for one in (*_ARGUMENTS[:calls], *_RESULTS[:calls])):
         return None
     return text

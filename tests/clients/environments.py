@@ -99,6 +99,17 @@ class Environments:
 
         Skips the test if there is no npm, or the packages cannot be downloaded.
         """
+        place = self.node(packages)
+        for source in PROGRAMS.glob("*.mjs"):  # Node.js looks for packages next to the program
+            shutil.copy(source, place)
+        return _cases(["node", str(place / program), url])
+
+    def node(self, packages: Sequence[str], scripts: Sequence[str] = ()) -> Path:
+        """Return a folder with the npm packages, in `node_modules`.
+
+        scripts: of packages, which put their programs into place; no other script of a package runs. Skips the test if
+        there is no npm, or the packages cannot be downloaded.
+        """
         if not shutil.which("npm"):
             pytest.skip("npm is not installed")
 
@@ -106,11 +117,11 @@ class Environments:
             place.mkdir()
             (place / "package.json").write_text('{"private": true, "type": "module"}\n')
             _install(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages], place)
+            for script in scripts:
+                at = place / "node_modules" / script
+                run(["node", at.name], at.parent, INSTALL_TIMEOUT_S)
 
-        place = self._environment("node", packages, install)
-        for source in PROGRAMS.glob("*.mjs"):  # Node.js looks for packages next to the program
-            shutil.copy(source, place)
-        return _cases(["node", str(place / program), url])
+        return self._environment("node", [*packages, *scripts], install)
 
     def _environment(self, kind: str, requirements: Sequence[str], install: Callable[[Path], None]) -> Path:
         """Make an environment unless it is complete; returns its folder. One process makes it at a time."""
@@ -137,13 +148,23 @@ def _install(command: list[str], place: Path) -> None:
 
 
 def run(
-    command: list[str], cwd: Path, timeout_s: float, check: bool = True, variables: dict[str, str] | None = None
+    command: list[str],
+    cwd: Path,
+    timeout_s: float,
+    check: bool = True,
+    variables: dict[str, str] | None = None,
+    text: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command without the user's keys; returns its output. variables: of its environment, more or others."""
+    """Run a command without the user's keys; returns its output.
+
+    variables: of its environment, more or others. text: its standard input.
+    """
     foreign = ("OPENAI_", "ANTHROPIC_", "LANGCHAIN_", "LANGSMITH_")
     environ = {name: value for name, value in clean_environ().items() if not name.startswith(foreign)} | PRIVATE
     environ |= variables or {}
-    return subprocess.run(command, cwd=cwd, env=environ, timeout=timeout_s, capture_output=True, text=True, check=check)
+    return subprocess.run(
+        command, cwd=cwd, env=environ, timeout=timeout_s, capture_output=True, text=True, check=check, input=text
+    )
 
 
 def _cases(

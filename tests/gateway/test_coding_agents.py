@@ -15,6 +15,7 @@ import pytest
 
 from tests.gateway.api.test_conversation import TEMPLATE, answering
 from tests.gateway.conftest import Start
+from tests.support.chat_templates import STRICT_TEMPLATES
 from tests.support.gateway.response_calls import PATH, create, prompt, raw_events
 from tests.support.gateway.running import MODEL, RunningGateway, write_model
 
@@ -64,9 +65,17 @@ INPUT = [
 ]
 
 
+def long_model(folder: Path, template: str) -> Path:
+    """A model whose context has room for an agent's prompt."""
+    write_model(folder, chat_template=template)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("agents") / "test-model", chat_template=TEMPLATE)
+    return long_model(tmp_path_factory.mktemp("agents") / "test-model", TEMPLATE)
 
 
 @pytest.fixture
@@ -92,7 +101,7 @@ async def test_a_turn_with_a_tool(gateway: RunningGateway) -> None:
         "total_tokens",
     }
     skipped = [warning["param"] for warning in last["response"]["warnings"]]
-    assert skipped[:5] == [f"tools[{index}]" for index in range(1, 6)]
+    assert skipped[:4] == [f"tools[{index}]" for index in (1, 3, 4, 5)]
     # Without ids and statuses, as with `store: false`; nothing was encrypted.
     reasoning = {"type": "reasoning", "summary": [], "content": done[0]["content"], "encrypted_content": None}
     call = {key: done[1][key] for key in ("type", "name", "arguments", "call_id")}
@@ -103,6 +112,7 @@ async def test_a_turn_with_a_tool(gateway: RunningGateway) -> None:
     told = prompt(worker.claimed[0])
     assert "You are a coding agent.\n\nPermissions: none." in told
     assert '"name": "exec_command"' in told
+    assert '"name": "mcp__files__read"' in told
     assert "apply_patch" not in told
     assert '<tool_call>exec_command{"cmd": "ls"}</tool_call>' in told
     assert "<|im_start|>tool\na.py\n<|im_end|>" in told
@@ -124,11 +134,26 @@ async def test_the_probe_with_an_empty_input(gateway: RunningGateway, given: Any
 
 async def test_only_tools_that_this_server_does_not_run(gateway: RunningGateway) -> None:
     async with gateway.worker(answering("No tools.")) as worker:
-        reply = await create(gateway, tools=TOOLS[1:], tool_choice="auto", prompt_cache_key="k")
+        others = [tool for tool in TOOLS if tool["type"] not in ("function", "namespace")]
+        reply = await create(gateway, tools=others, tool_choice="auto", prompt_cache_key="k")
     assert reply.status == 200
     assert reply.json["tools"] == []
     assert worker.claimed[0].sampling.grammar == ""
     assert reply.headers["x-quire-no-effect"].startswith("tools[0], tools[1]")
+
+
+async def test_a_resumed_thread_on_a_template_that_takes_a_system_message_only_at_the_head(
+    start_gateway: Start, tmp_path: Path
+) -> None:
+    """Codex 0.171: `exec resume` with other permissions sends a new `developer` message before the question."""
+    folder = long_model(tmp_path / "test-model", STRICT_TEMPLATES["system at the head"])
+    gateway = await start_gateway(model=str(folder))
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "None."}]}
+    changed = {**INPUT[0], "content": [{"type": "input_text", "text": "Permissions: all."}]}
+    async with gateway.worker(answering("One.")) as worker:
+        await raw_events(gateway, PATH, {**TURN, "input": [*INPUT, answer, changed, INPUT[2]]})
+    question = "<|im_start|>user\n<system>\nPermissions: all.\n</system>\n\nList the files.<|im_end|>"
+    assert question in prompt(worker.claimed[0])
 
 
 async def test_a_previous_response_that_was_not_stored_is_a_clean_error(gateway: RunningGateway) -> None:

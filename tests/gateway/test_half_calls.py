@@ -10,7 +10,7 @@ import pytest
 from tests.gateway.api.test_conversation import TEMPLATE
 from tests.gateway.api.test_conversation import streamed as added_up
 from tests.gateway.conftest import Start
-from tests.support.gateway.agents import assembled, saying, stream_events
+from tests.support.gateway.agents import assembled, prompt_of, saying, stream_events
 from tests.support.gateway.response_calls import raw_events
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, write_model
 
@@ -85,9 +85,12 @@ async def test_a_response(gateway: RunningGateway, reason: str, stop: str | None
     async with gateway.worker(saying(text, reason, stop)) as worker:
         whole = (await gateway.post("/v1/responses", body)).json
         events = await raw_events(gateway, "/v1/responses", {**body, "stream": True})
-        following = {"model": MODEL, "input": "Again.", "previous_response_id": whole["id"]}
-        assert (await gateway.post("/v1/responses", following)).status == 200
-    assert len(worker.claimed) == 3
+        output = {"type": "function_call_output", "call_id": whole["output"][-1]["call_id"], "output": "not run"}
+        for given in ("Again.", [output]):
+            following = {"model": MODEL, "input": given, "previous_response_id": whole["id"]}
+            assert (await gateway.post("/v1/responses", following)).status == 200
+            assert "INVALID_JSON" in prompt_of(worker.claimed[-1])
+    assert len(worker.claimed) == 4
     last = events[-1]
     assert last["type"] == "response.incomplete"
     for response in (whole, last["response"]):

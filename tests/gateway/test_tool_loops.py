@@ -10,7 +10,7 @@ import pytest
 from tests.gateway.conftest import Start
 from tests.support.gateway.agents import prompt_of, saying
 from tests.support.gateway.running import MODEL, RunningGateway, write_model
-from tests.support.tool_templates import TOOL_TEMPLATES
+from tests.support.tool_templates import TOOL_TEMPLATES, tool_template
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
@@ -70,6 +70,34 @@ async def test_the_model_sees_its_calls_and_their_results(start_gateway: Start, 
             assert text.count(one) == 1, (dialect.__name__, one, text)
         prompts.add(re.sub(r"[0-9a-f]{9}(?=\{)", "", text))  # without the ids of the calls
     assert len(prompts) == 1, "all dialects write one prompt"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [*TOOL_TEMPLATES, "argument by argument"])
+async def test_a_call_without_whole_arguments_may_be_sent_back(start_gateway: Start, tmp_path: Any, rule: str) -> None:
+    """The SDKs' own message of an answer that was cut off: in each turn after it, and for each template."""
+    by_name = "{% for k, v in call.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
+    templates = {**TOOL_TEMPLATES, "argument by argument": tool_template(call="0").replace("{{ 0 }}", by_name)}
+    folder = write_model(tmp_path / "test-model", chat_template=templates[rule])
+    gateway = await start_gateway(model=str(folder), tool_call_format="hermes")
+    cut = '{"city": "Bo'
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": cut}}
+    said = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    item = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": cut}
+    output = {"type": "function_call_output", "call_id": "c", "output": "broken"}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("chat/completions", {"messages": [*said, {"role": "tool", "tool_call_id": "c", "content": "broken"}]}),
+        ("chat/completions", {"messages": [*said, {"role": "user", "content": "broken"}]}),
+        ("responses", {"input": [{"role": "user", "content": QUESTION}, item, output]}),
+        ("responses", {"input": [{"role": "user", "content": QUESTION}, {**item, "status": "incomplete"}, output]}),
+    ]
+    async with gateway.worker(saying("Yes.")) as worker:
+        for path, body in bodies:
+            reply = await gateway.post(f"/v1/{path}", {"model": MODEL, **body})
+            assert reply.status == 200, reply.json
+            text = prompt_of(worker.claimed[-1])
+            assert "city" in text.partition(QUESTION)[2]
+            assert text.index("Bo") < text.index("broken")
 
 
 @pytest.mark.parametrize(("rule", "is_parallel"), [("any form", True), ("one call", False)])

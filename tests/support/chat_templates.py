@@ -119,3 +119,37 @@ TEMPLATES = {
         "{{ messages | map(attribute='role') | join(',') }}{{ pad_token is defined }}{{ '' if not documents else 'd' }}"
     ),
 }
+# Templates that refuse an order of roles, with the messages of published templates: Qwen3.5, Gemma 3, Mistral v3.
+STRICT_TEMPLATES = {
+    "system at the head": (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}"
+        "{% endif %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ (m.content or '') }}"
+        "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "alternating": (
+        "{% if messages[0].role == 'system' %}{% set head = messages[0].content ~ '\n\n' %}{% set rest = messages[1:] %}"
+        "{% else %}{% set head = '' %}{% set rest = messages %}{% endif %}{% for m in rest %}"
+        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+        "{{ '<|im_start|>' ~ m.role ~ '\n' ~ (head if loop.first else '') ~ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "alternating between tools": (
+        "{% set ns = namespace(index=0) %}{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% else %}"
+        "{% set rest = messages %}{% endif %}{% if tools %}{{ tools | tojson }}{% endif %}"
+        "{{ messages[0].content if messages[0].role == 'system' }}{% for m in rest %}"
+        "{% if m.role != 'tool' and not m.tool_calls %}{% if (m.role == 'user') != (ns.index % 2 == 0) %}"
+        "{{ raise_exception('After the optional system message, conversation roles must alternate user and assistant "
+        "roles except for tool calls and results.') }}{% endif %}{% set ns.index = ns.index + 1 %}{% endif %}"
+        "{{ '<|im_start|>' ~ m.role ~ '\n' ~ (m.content or '') }}"
+        "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "no system": (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+        "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+}

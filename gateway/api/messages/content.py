@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.gateway.api.messages.signature import hidden_text
 from quire.gateway.errors.api_errors import invalid, refused
-from quire.shared.text.chat_template import ChatTemplate, Message, TemplateFailure
+from quire.shared.text.chat_template import Message
 from quire.shared.validators import shown
 
 MAX_MESSAGES = 10_000
@@ -70,31 +70,6 @@ def read_messages(value: Any, no_effect: list[str]) -> list[Message]:
         if "parts" in one:
             one["content"] = _content(one.pop("parts"))
     return [one for one in found if one["content"] or one["role"] != "assistant" or len(one) > 2]
-
-
-def with_late_system(messages: Sequence[Message], template: ChatTemplate | None) -> Sequence[Message]:
-    """The messages in a form that a template takes, if a system message is not at their beginning.
-
-    Many templates refuse such a message, or leave it out. Then its text becomes a part of a message of the user.
-    """
-    if template is None or all(message["role"] != "system" for message in messages[1:]):
-        return messages
-    probe = [{"role": "user", "content": "first"}, {"role": "system", "content": "late"}]
-    try:
-        if "late" in template.render([*probe, {"role": "assistant", "content": "last"}], add_generation_prompt=False):
-            return messages
-    except TemplateFailure:
-        pass
-    found: list[dict[str, Any]] = []
-    for index, message in enumerate(messages):
-        one = dict(message)
-        if index and one["role"] == "system":
-            one = {"role": "user", "content": [{"type": "text", "text": f"<system>\n{_plain(one)}\n</system>"}]}
-        if found and one["role"] == found[-1]["role"] == "user":
-            found[-1]["content"] = [*_parts(found[-1]), *_parts(one)]
-        else:
-            found.append(one)
-    return found
 
 
 def clear_thinking(messages: Sequence[Message], keep: int) -> list[Message]:
@@ -288,14 +263,3 @@ def _joined(first: str | None, second: str) -> str:
 def _content(parts: Sequence[str]) -> str | list[dict[str, str]]:
     """The content of a message: a string if it has one text, else text parts."""
     return [{"type": "text", "text": part} for part in parts] if len(parts) > 1 else "".join(parts)
-
-
-def _parts(message: Message) -> list[dict[str, str]]:
-    """The content of a message as text parts."""
-    content = message["content"]
-    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-
-
-def _plain(message: Message) -> str:
-    """The content of a message as one text."""
-    return "\n".join(part["text"] for part in _parts(message))

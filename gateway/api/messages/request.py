@@ -10,12 +10,12 @@ from typing import Any
 from quire.gateway.api.call import Options
 from quire.gateway.api.conversation import Conversation
 from quire.gateway.api.given_grammars import GivenGrammar
-from quire.gateway.api.messages.content import clear_thinking, read_messages, read_system, with_late_system
+from quire.gateway.api.messages.content import clear_thinking, read_messages, read_system
 from quire.gateway.api.messages.parameters import ALL, REFUSED, WITHOUT_EFFECT
 from quire.gateway.api.messages.tools import read_tool_choice, read_tools
 from quire.gateway.api.options import make_options
 from quire.gateway.api.parameters import read
-from quire.gateway.errors.api_errors import ApiError, refused
+from quire.gateway.errors.api_errors import ApiError, ContextExceeded, refused
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.tools import ToolChoice, ToolMode
 from quire.shared.keys import DEFAULT_CLASS
@@ -79,7 +79,11 @@ class MessageRequest:
         return new or old
 
     def renamed(self, error: ApiError) -> ApiError:
-        """The error with the names of this API: a chat has the schema of a tool at another place."""
+        """The error in the words of this API, which clients look for; a chat has the schema of a tool elsewhere."""
+        if isinstance(error, ContextExceeded):
+            # One token of the context is left for the answer.
+            words = f"prompt is too long: {error.prompt_tokens} tokens > {error.context - 1} maximum"
+            return refused(error.param, f"{words}. {error.message}", code=error.code)
         found = _SCHEMA_NAME.match(error.param or "")
         if found is None or int(found[1]) >= len(self.tool_places):
             return error
@@ -101,7 +105,6 @@ def read_request(body: Mapping[str, Any], table: Mapping[str, Parameter], model:
         messages = clear_thinking(messages, given["context_management"])
     if "system" in given:
         messages = _with_system(read_system(given["system"], no_effect), messages)
-    messages = list(with_late_system(messages, model.template))
     tools = read_tools(given["tools"], no_effect) if "tools" in given else {}
     choice = ToolChoice()
     if "tool_choice" in given:

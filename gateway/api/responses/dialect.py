@@ -57,8 +57,9 @@ class ResponseDialect:
         request = read_request(body, limits, renderer.model.template)
         is_stored = request.is_stored and may_store
         limits.check_model(request.options.model)
-        echo = request.echo()
         before = await self._store.whole_conversation(request.previous) if request.previous else []
+        request = request.following(before)
+        echo = request.echo()
         items = before + await self._resolved(request.items, before)
         conversation = self._written(request, items) if is_stored else b""
         try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, end_status
 from quire.gateway.api.responses.output_items import ItemChange, ItemStatus, ItemType, OutputItem, OutputItems
+from quire.gateway.api.responses.tools import function_names
 from quire.gateway.errors.api_errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind
@@ -31,7 +32,7 @@ class ResponseEvents:
 
     def __init__(self, call_id: str, model: ServedModel, metadata: CallMetadata, after: int = START) -> None:
         self.body = ResponseBody(call_id, model, metadata)
-        self.output = OutputItems(call_id, model.token_texts)
+        self.output = OutputItems(call_id, model.token_texts, function_names(metadata.echo))
         self._is_background = metadata.is_background
         self._after = after
         # The number of the next event.

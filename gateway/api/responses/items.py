@@ -8,29 +8,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quire.gateway.api.chat_messages import MAX_CALL_ID_LENGTH, ROLES, call_arguments
+from quire.gateway.api.chat_messages import MAX_CALL_ID_LENGTH, ROLES
+from quire.gateway.api.responses.tools import FunctionName, read_response_tools
 from quire.gateway.api.tools import tool_name
 from quire.gateway.errors.api_errors import invalid, of_check, refused
-from quire.gateway.output.parts import is_complete
 from quire.shared.broker import new_id
 from quire.shared.text.chat_template import Message
+from quire.shared.text.tool_turns import arguments_of
 from quire.shared.validators import InvalidValue, OneOf, Text, shown
 
 Item = dict[str, Any]
 
 MAX_ITEMS = 10_000
 MAX_ITEM_ID_LENGTH = 256
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+ADDITIONAL_TOOLS = "additional_tools"
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", ADDITIONAL_TOOLS, "item_reference")
 # Ends of the types of calls, and of their outputs, of tools that only other servers have, such as `web_search_call`.
-_FOREIGN = ("_call", "_call_output")
+_FOREIGN_ENDS = ("_call", "_call_output")
+# Other items that threads have which began at another server.
+_FOREIGN = (
+    "agent_message",
+    "compaction",
+    "context_compaction",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_list_tools",
+    "program",
+    "program_output",
+    "tool_search_output",
+)
 _STATUS = OneOf(("in_progress", "completed", "incomplete"))
 # Keys of each type besides `type`, `id` and `status`. The keys of the second group are kept with the item, and the
 # model does not see them.
 _KEYS = {
     "message": (("role", "content"), ("phase",)),
-    "function_call": (("call_id", "name", "arguments"), ("created_by",)),
-    "function_call_output": (("call_id", "output"), ("created_by", "name")),
+    "function_call": (("call_id", "namespace", "name", "arguments", "caller"), ("created_by",)),
+    "function_call_output": (("call_id", "output", "caller"), ("created_by", "namespace", "name")),
     "reasoning": (("content", "summary"), ("encrypted_content", "created_by")),
+    ADDITIONAL_TOOLS: (("role", "tools"), ()),
     "item_reference": ((), ()),
 }
 # The type of a text part by role; `text` is the name of the chat API.
@@ -41,8 +56,8 @@ _PART_KEYS = ("type", "text", "annotations", "logprobs", "prompt_cache_breakpoin
 def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = None) -> list[Item]:
     """Returns the items of an input: a string is one message of the user. Raises InvalidRequest that names the item.
 
-    Items without an id get a random one. Calls of tools of other servers, and their outputs, are left out: their names
-    are added to `skipped`, each with the reason.
+    Items without an id get a random one. Those that only other servers have, such as calls of their tools, are left
+    out: their names are added to `skipped`, each with the reason.
     """
     if type(value) is str:
         return [_user_message(value)] if value else []
@@ -55,7 +70,7 @@ def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = No
         for index, item in enumerate(value):
             at = f"{name}[{index}]"
             kind = item.get("type") if type(item) is dict else None
-            if type(kind) is not str or kind in ITEM_TYPES or not kind.endswith(_FOREIGN):
+            if type(kind) is not str or kind in ITEM_TYPES or not (kind in _FOREIGN or kind.endswith(_FOREIGN_ENDS)):
                 items.append(_item(at, item))
             elif skipped is not None:
                 skipped.append((at, f"this server has no items of the type {shown(kind)}; the model does not see it"))
@@ -146,9 +161,10 @@ def _part(name: str, value: Any, part_type: str) -> dict[str, Any]:
 
 def _read_function_call(name: str, value: Mapping[str, Any], item: Item) -> None:
     item["call_id"] = Text(1, MAX_CALL_ID_LENGTH)(f"{name}.call_id", value.get("call_id"))
+    if value.get("namespace") is not None:
+        item["namespace"] = tool_name(f"{name}.namespace", value["namespace"])
     item["name"] = tool_name(f"{name}.name", value.get("name"))
-    if item["status"] != "incomplete":
-        call_arguments(f"{name}.arguments", value.get("arguments"))
+    _check_caller(f"{name}.caller", value.get("caller"))
     item["arguments"] = Text()(f"{name}.arguments", value.get("arguments"))
 
 
@@ -157,7 +173,21 @@ def _read_function_call_output(name: str, value: Mapping[str, Any], item: Item) 
     output = value.get("output")
     if type(output) is not str and type(output) is not list:
         raise invalid(f"{name}.output", "a string or an array of text parts", output)
+    _check_caller(f"{name}.caller", value.get("caller"))
     item["output"] = output if type(output) is str else _parts(f"{name}.output", output, "input_text")
+
+
+def _check_caller(name: str, value: Any) -> None:
+    """Check what made a call, such as a program of another server: the model does not see it."""
+    if value is not None and type(value) is not dict:
+        raise invalid(name, 'an object like {"type": "direct"}', value)
+
+
+def _read_additional_tools(name: str, value: Mapping[str, Any], item: Item) -> None:
+    if value.get("role") != "developer":
+        raise invalid(f"{name}.role", "developer", value.get("role"))
+    read_response_tools(f"{name}.tools", value.get("tools"))
+    item |= {"role": "developer", "tools": value["tools"]}
 
 
 def _read_reasoning(name: str, value: Mapping[str, Any], item: Item) -> None:
@@ -179,8 +209,15 @@ _READERS: dict[str, Callable[[str, Mapping[str, Any], Item], None]] = {
     "function_call": _read_function_call,
     "function_call_output": _read_function_call_output,
     "reasoning": _read_reasoning,
+    ADDITIONAL_TOOLS: _read_additional_tools,
 }
-_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+_PREFIXES = {
+    "message": "msg_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "reasoning": "rs_",
+    ADDITIONAL_TOOLS: "at_",
+}
 
 
 def messages_of(instructions: str, items: Sequence[Item]) -> list[Message]:
@@ -188,22 +225,18 @@ def messages_of(instructions: str, items: Sequence[Item]) -> list[Message]:
 
     Reasoning, text and function calls that follow each other are one message of the assistant. Messages of the system
     at the beginning become one, after the instructions: many templates take only one. Without any message of another
-    role, the user says an empty text: templates need a message to answer. A function call in whose arguments an answer
-    ended is left out, with its output.
+    role, the user says an empty text: templates need a message to answer.
     """
     head = [instructions] if instructions else []
     messages: list[dict[str, Any]] = []
     calls: set[str] = set()
-    unfinished: set[str] = set()
     reasoning = ""
     for index, item in enumerate(items):
         kind = item["type"]
+        if kind == ADDITIONAL_TOOLS:
+            continue
         if kind == "reasoning":
             reasoning += "".join(part["text"] for part in item["content"])
-        elif kind == "function_call" and item["status"] == "incomplete" and not is_complete(item["arguments"]):
-            unfinished.add(item["call_id"])
-        elif kind == "function_call_output" and item["call_id"] in unfinished:
-            continue
         elif kind == "function_call_output":
             if item["call_id"] not in calls:
                 raise refused(
@@ -242,8 +275,9 @@ def _assistant(messages: list[dict[str, Any]], reasoning: str) -> dict[str, Any]
 
 
 def _call(item: Item) -> dict[str, Any]:
-    arguments = call_arguments("arguments", item["arguments"])
-    return {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": arguments}}
+    name = FunctionName(item.get("namespace", ""), item["name"]).flat
+    function = {"name": name, "arguments": arguments_of(item["arguments"])}
+    return {"id": item["call_id"], "type": "function", "function": function}
 
 
 def _content(value: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:

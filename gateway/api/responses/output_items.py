@@ -6,12 +6,13 @@ alone, so every gateway makes the same items and the same ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from quire.gateway.api.logprobs import token_entries
+from quire.gateway.api.responses.tools import FunctionName
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind, is_complete
 from quire.gateway.stream import sse
@@ -42,6 +43,7 @@ _TYPES = {
     PartKind.CALL: ItemType.FUNCTION_CALL,
     PartKind.ARGUMENTS: ItemType.FUNCTION_CALL,
 }
+NO_NAMES: Mapping[str, FunctionName] = {}
 _PREFIXES = {ItemType.MESSAGE: "msg_", ItemType.REASONING: "rs_", ItemType.FUNCTION_CALL: "fc_"}
 
 
@@ -56,11 +58,15 @@ def item_place(item_id: str) -> tuple[str, int] | None:
 
 @dataclass(slots=True)
 class OutputItem:
-    """One item as it grows. name, tool_call_id: of a function call. logprobs: JSON objects, one per token."""
+    """One item as it grows.
+
+    namespace, name, tool_call_id: of a function call. logprobs: JSON objects, one per token.
+    """
 
     index: int
     type: ItemType
     id: str
+    namespace: str = ""
     name: str = ""
     tool_call_id: str = ""
     # The fields that place an event in the response.
@@ -82,7 +88,8 @@ class OutputItem:
         """The item in the form of the API."""
         head = f'{{"id":{sse.quote(self.id)},"type":"{self.type}","status":"{self.status}"'
         if self.type == ItemType.FUNCTION_CALL:
-            names = f'"call_id":{sse.quote(self.tool_call_id)},"name":{sse.quote(self.name)}'
+            space = f'"namespace":{sse.quote(self.namespace)},' if self.namespace else ""
+            names = f'"call_id":{sse.quote(self.tool_call_id)},{space}"name":{sse.quote(self.name)}'
             return f'{head},{names},"arguments":{sse.quote(self.text)}}}'
         # An item that has just begun has no content yet.
         content = self.part_json() if self.texts else ""
@@ -110,9 +117,11 @@ class ItemChange(NamedTuple):
 class OutputItems:
     """The items of one response."""
 
-    def __init__(self, call_id: str, texts: TokenTexts) -> None:
+    def __init__(self, call_id: str, texts: TokenTexts, names: Mapping[str, FunctionName] = NO_NAMES) -> None:
+        """names: of functions within namespaces, by the name that the model knows."""
         self._call_id = call_id
         self._texts = texts
+        self._names = names
         # Log-probabilities of tokens without a part yet, each with the number of bytes of its token.
         self._held: list[tuple[str, int]] = []
         self.items: list[OutputItem] = []
@@ -135,7 +144,8 @@ class OutputItems:
                 yield from self._end(ItemStatus.COMPLETED)
                 item = self._begin(kind)
                 if part.kind == PartKind.CALL:
-                    item.name, item.tool_call_id = part.text, part.id
+                    item.namespace, item.name = self._names.get(part.text, ("", part.text))
+                    item.tool_call_id = part.id
                 yield ItemChange(item)
                 if part.kind == PartKind.CALL:
                     continue

@@ -156,7 +156,8 @@ RESPONSES: dict[str, Parameter] = {
         schema=schemas.TOOLS,
         default=(),
         kind="array of at most 1,024 tools, of which `--max-tools` (128) functions",
-        help="functions that the model may [call](#tools). Tools of other types are skipped and named in `warnings`",
+        help="functions that the model may [call](#tools), perhaps within a `namespace`. Tools of other types are "
+        "skipped and named in `warnings`",
     ),
     "tool_choice": Parameter(
         read=read_response_tool_choice,

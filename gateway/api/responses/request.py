@@ -14,7 +14,7 @@ from quire.gateway.api.labels import LABELS, NO_EFFECT
 from quire.gateway.api.options import make_options
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.responses.items import Item, messages_of, read_items
+from quire.gateway.api.responses.items import ADDITIONAL_TOOLS, Item, messages_of, read_items
 from quire.gateway.api.responses.parameters import (
     LOGPROBS,
     NOT_HERE,
@@ -24,7 +24,13 @@ from quire.gateway.api.responses.parameters import (
     TextOptions,
     check_refused,
 )
-from quire.gateway.api.responses.tools import GivenChoice, GivenTools
+from quire.gateway.api.responses.tools import (
+    FunctionName,
+    GivenChoice,
+    GivenFunction,
+    GivenTools,
+    read_response_tools,
+)
 from quire.gateway.api.tools import check_choice
 from quire.gateway.errors.api_errors import InvalidRequest, refused
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
@@ -66,8 +72,23 @@ class ResponseRequest:
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
         """The functions that `tool_choice` allows."""
-        allowed = _choice(self.given).allowed
-        return tuple(tool for tool in self.tools.functions if allowed is None or tool.name in allowed)
+        return tuple(one.tool for one in self._callable)
+
+    @property
+    def _callable(self) -> list[GivenFunction]:
+        choice = _choice(self.given)
+        return [one for one in self.tools.functions if choice.allows(one.name)]
+
+    def following(self, before: Sequence[Item]) -> ResponseRequest:
+        """The call with the tools of the conversation that it continues. Raises InvalidRequest."""
+        tools = GivenTools()
+        for item in before:
+            if item["type"] == ADDITIONAL_TOOLS:
+                tools = tools.followed_by(read_response_tools("previous_response_id.tools", item["tools"]))
+        request = replace(self, tools=tools.followed_by(self.tools))
+        check_choice(request.tools.tools, request.choice)
+        _check_allowed(request.tools, _choice(self.given))
+        return request
 
     def conversation(self, items: Sequence[Item]) -> Conversation:
         """The conversation of these items. Raises InvalidRequest."""
@@ -81,12 +102,12 @@ class ResponseRequest:
 
     def _schema_name(self, index: int) -> str:
         """The name of the schema of a callable tool, as the call gave it."""
-        return f"tools[{self.tools.places[self.callable_tools[index].name]}].parameters"
+        return f"{self._callable[index].place}.parameters"
 
     def renamed(self, error: InvalidRequest) -> InvalidRequest:
         """The error with the place of a tool in this call: a chat has no tools of other types."""
         found = _SCHEMA_NAME.match(error.param or "")
-        if found is None or int(found[1]) >= len(self.callable_tools):
+        if found is None or int(found[1]) >= len(self._callable):
             return error
         name = self._schema_name(int(found[1]))
         return refused(name, _SCHEMA_NAME.sub(name, error.message), code=error.code)
@@ -124,7 +145,7 @@ class ResponseRequest:
             "temperature": sampling.temperature,
             "text": {"format": text.format} | ({"verbosity": text.verbosity} if text.verbosity else {}),
             "tool_choice": _choice(given).echo,
-            "tools": self.tools.echo,
+            "tools": self.tools.echo(),
             "top_logprobs": sampling.top_logprobs,
             "top_p": sampling.top_p,
             "truncation": given.get("truncation", "disabled"),
@@ -143,7 +164,7 @@ class ResponseRequest:
 
 
 def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemplate | None = None) -> ResponseRequest:
-    """Raises InvalidRequest. template: of the model."""
+    """Raises InvalidRequest. template: of the model. A call that continues a response is not checked for its tools."""
     given = read(check_refused(body), RESPONSES)
     if body.get("input") is None and not given.get("previous_response_id"):
         raise refused("input", "input is required.", code="missing_required_parameter")
@@ -152,14 +173,14 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
     left_out: list[tuple[str, str]] = []
     items = read_items("input", body.get("input") or [], left_out)
     tools: GivenTools = given.get("tools") or GivenTools()
-    choice = _choice(given)
-    tool_choice = choice.choice._replace(parallel=given.get("parallel_tool_calls", True))
-    check_choice(tools.functions, tool_choice)
-    _check_allowed(tools, choice)
+    for index, item in enumerate(body["input"] if type(body.get("input")) is list else ()):
+        if item.get("type") == ADDITIONAL_TOOLS:
+            tools = tools.followed_by(read_response_tools(f"input[{index}].tools", item["tools"]))
+    tool_choice = _choice(given).choice._replace(parallel=given.get("parallel_tool_calls", True))
     skipped = (*left_out, *_skipped(given, tools), *_unknown_variables(given, template))
     options = _options(given, limits)
     labels = replace(options.labels, no_effect=tuple(name for name, _ in skipped))
-    return ResponseRequest(
+    request = ResponseRequest(
         given=given,
         items=items,
         tools=tools,
@@ -167,6 +188,8 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
         options=replace(options, labels=labels),
         skipped=skipped,
     )
+    # The conversation before the call may have more tools.
+    return request if request.previous else request.following(())
 
 
 def _choice(given: dict[str, Any]) -> GivenChoice:
@@ -185,11 +208,11 @@ def _reasoning(given: dict[str, Any]) -> ReasoningOptions:
 
 
 def _check_allowed(tools: GivenTools, choice: GivenChoice) -> None:
-    names = {tool.name for tool in tools.functions}
+    names = {one.name for one in tools.functions} | {FunctionName(one, "") for one in tools.namespaces}
     if unknown := [name for name in choice.allowed or () if name not in names]:
         raise refused(
             "tool_choice.tools",
-            f"tool_choice.tools names the function {unknown[0]!r}, which is not among the tools of the call.",
+            f"tool_choice.tools names the function {unknown[0].flat!r}, which is not among the tools of the call.",
         )
     if choice.allowed == () and choice.choice.mode == ToolMode.REQUIRED:
         raise refused("tool_choice.tools", "tool_choice.tools has no function, but its mode is 'required'.")

@@ -35,7 +35,7 @@ TOOLS: Schema = {"type": "array", "maxItems": 1024, "items": _record(("type",), 
 TOOL_CHOICE: Schema = {
     "anyOf": [
         _one_of("auto", "required", "none"),
-        _record(("type", "name"), type={"const": "function"}, name=_TEXT),
+        _record(("type", "name"), type={"const": "function"}, name=_TEXT, namespace=_TEXT),
         _record(
             ("type", "mode", "tools"), type={"const": "allowed_tools"}, mode=_one_of("auto", "required"), tools=TOOLS
         ),

@@ -7,16 +7,16 @@ responses are in it, so that `previous_response_id` needs one read.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
 from quire.gateway.api import resume
-from quire.gateway.api.chat_messages import call_arguments
 from quire.gateway.api.responses.body import PREFIX, ResponseBody, ResponseStatus, is_stored
 from quire.gateway.api.responses.items import Item
 from quire.gateway.api.responses.output_items import OutputItems
+from quire.gateway.api.responses.tools import function_names
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import ApiError, GenerationFailed, InvalidRequest, NotFound
 from quire.gateway.model.served_model import ServedModel
@@ -110,7 +110,7 @@ class ResponseStore:
     async def read_call(self, call_id: str, call: StoredCall) -> StoredResponse:
         """Returns the response of a call with its output so far. Raises BrokerDown."""
         transcript = Transcript(call.metadata, self._model, [call_id], is_joined=True)
-        output = OutputItems(call_id, self._model.token_texts)
+        output = OutputItems(call_id, self._model.token_texts, function_names(call.metadata.echo))
         error: ApiError | None = None
         try:
             while not transcript.ended:
@@ -155,26 +155,13 @@ class ResponseStore:
                 param="previous_response_id",
                 code="previous_response_in_progress",
             )
-        return items + usable(output_of(response))
+        return items + output_of(response)
 
 
 def output_of(response: StoredResponse) -> list[Item]:
     """The output items in the form of input items."""
     items: list[Item] = json.loads(response.output.json())
     return items
-
-
-def usable(items: Sequence[Item]) -> list[Item]:
-    """The items without function calls that were cut off inside of their arguments: templates need whole ones."""
-    found = []
-    for item in items:
-        if item["type"] == "function_call":
-            try:
-                call_arguments("arguments", item["arguments"])
-            except InvalidRequest:
-                continue
-        found.append(item)
-    return found
 
 
 def _not_found(response_id: str) -> NotFound:

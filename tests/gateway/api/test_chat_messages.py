@@ -63,10 +63,6 @@ MESSAGES: dict[str, tuple[Any, str]] = {
         calls([{**CALL, "function": {"name": "add", "arguments": {}}}]),
         "messages[0].tool_calls[0].function.arguments",
     ),
-    "arguments that were cut off": (
-        calls([{**CALL, "function": {"name": "add", "arguments": '{"a'}}]),
-        "messages[0].tool_calls[0].function.arguments",
-    ),
     "reasoning of another type": (
         [{"role": "assistant", "content": "x", "reasoning_content": 1}],
         "messages[0].reasoning_content",

@@ -186,7 +186,7 @@ PROMPTS: dict[str, tuple[Any, str, str]] = {
     "text among ids": ([1, "x"], "prompt[1]", "token id"),
     "too many": (["x"] * 9, "prompt", "at most 8"),
     "longer than the context": ([1] * 512, "prompt", "maximum context length is 512 tokens"),
-    "much longer than the context": ("x" * 20_000, "prompt", "maximum context length of 512 tokens"),
+    "much longer than the context": ("x" * 20_000, "prompt", "maximum context length is 512 tokens"),
 }
 
 

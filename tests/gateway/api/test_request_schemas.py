@@ -35,6 +35,7 @@ GOOD_MESSAGES: list[Any] = [
     [{**ASSISTANT, "reasoning": "r"}],
     call(function={"name": "f", "arguments": ""}),
     call(function={"name": "f", "arguments": " "}),
+    call(function={"name": "f", "arguments": '{"a": "cut'}),
     [{"role": "assistant", "tool_calls": [{"id": "1", "function": CALL["function"]}] * 128}],
 ]
 BAD_MESSAGES: list[Any] = [
@@ -66,7 +67,6 @@ BAD_MESSAGES: list[Any] = [
     call(function=None),
     call(function={"name": "f"}),
     call(function={"name": "a b", "arguments": "{}"}),
-    call(function={"name": "f", "arguments": "[]"}),
     call(function={"name": "f", "arguments": {}}),
     call(function={"name": "f", "arguments": "{}", "other": None}),
     [{**RESULT, "tool_call_id": None}],

@@ -10,7 +10,6 @@ from jsonschema import Draft202012Validator
 from quire.gateway.api.schema_parts import (
     COUNT,
     FLAG,
-    OBJECT_OR_NO_TEXT,
     OBJECT_TEXT,
     TEXT,
     Schema,
@@ -35,7 +34,6 @@ CASES: list[tuple[Schema, list[Any], list[Any]]] = [
     (closed({"a": {}}, {"b": TEXT}), [{"a": 1}, {"a": None, "b": "x"}], [{}, {"a": 1, "c": 1}, {"a": 1, "b": None}]),
     (with_nulls({"a": {}}, {"b": TEXT}), [{"a": 1, "b": None, "c": None}, {"a": 1, "b": "x"}], [{"a": 1, "c": 1}]),
     (OBJECT_TEXT, ["{}", ' {"a":\n1} '], ["", "[]", "x", "5", {}]),
-    (OBJECT_OR_NO_TEXT, ["", " ", "{}", '\n{"a": 1}'], ["[]", "x", {}]),
 ]
 
 

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from quire.gateway.api.tool_messages import as_plain_messages
 from quire.gateway.output.formats import FALLBACK, FORMATS
 
@@ -53,22 +51,3 @@ def test_calls_are_written_in_the_format_of_the_model() -> None:
     messages = [{"role": "assistant", "content": "So:", "tool_calls": [call(1, "add", a=2)]}]
     written = 'So:\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
     assert as_plain_messages(messages, FORMATS["hermes"], "") == [{"role": "assistant", "content": written}]
-
-
-@pytest.mark.parametrize(
-    ("messages", "expected"),
-    [
-        ([("system", "Be brief."), ("user", "Hi")], [("user", "Be brief.\n\nYou have tools.\n\nHi")]),
-        ([("user", "Hi"), ("assistant", "Yes?")], [("user", "You have tools.\n\nHi"), ("assistant", "Yes?")]),
-        ([("assistant", "Yes?"), ("user", "")], [("assistant", "Yes?"), ("user", "You have tools.")]),
-        ([("system", "Be brief.")], [("user", "Be brief.\n\nYou have tools.")]),
-    ],
-)
-def test_a_template_without_system_messages_gets_the_text_in_the_first_message_of_the_user(
-    messages: list[tuple[str, str]], expected: list[tuple[str, str]]
-) -> None:
-    given = [{"role": role, "content": content} for role, content in messages]
-    found = as_plain_messages(given, FALLBACK, "You have tools.", takes_system=False)
-    assert [(one["role"], one["content"]) for one in found] == expected
-    assert given == [{"role": role, "content": content} for role, content in messages]
-    assert as_plain_messages(given, FALLBACK, "", takes_system=False) == given, "only with instructions"

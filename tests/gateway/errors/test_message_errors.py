@@ -19,6 +19,7 @@ TYPES = {
     api_errors.NotFound: "not_found_error",
     api_errors.ModelNotFound: "not_found_error",
     api_errors.MethodNotAllowed: "invalid_request_error",
+    api_errors.ContextExceeded: "invalid_request_error",
     api_errors.BodyTimeout: "invalid_request_error",
     api_errors.IdempotencyKeyReused: "conflict_error",
     api_errors.AdapterExists: "conflict_error",

@@ -27,11 +27,11 @@ def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = None
 
 
 async def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, byte_level(), TEMPLATES["gemma"])
+    folder = write_folder(tmp_path, byte_level(), "{{ raise_exception('Not today.') }}")
     renderer = Renderer(load_model(str(folder), "test"), 1)
     try:
-        with pytest.raises(InvalidRequest, match="System role not supported") as refused:
-            await renderer.chat(CHATS["system"], 4096)
+        with pytest.raises(InvalidRequest, match=r"refuses these messages: Not today\.$") as refused:
+            await renderer.chat(CHATS["one turn"], 4096)
         assert refused.value.param == "messages"
     finally:
         renderer.close()

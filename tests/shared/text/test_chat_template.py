@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -57,14 +56,13 @@ def test_text_and_token_ids_are_those_of_transformers(
     source, messages = TEMPLATES[style], CHATS[chat]
     template = ChatTemplate(source, TOKENS)
     options = {"chat_template": source, "add_generation_prompt": add_generation_prompt}
-    try:
-        expected = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    except Exception as error:
-        with pytest.raises(TemplateFailure, match=re.escape(str(error))):
-            template.render(messages, add_generation_prompt)
-        return
     rendered = template.render(messages, add_generation_prompt)
-    assert rendered == expected
+    if style == "gemma" and messages[0]["role"] == "system":
+        with pytest.raises(Exception, match="System role not supported"):
+            tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        system, first, *rest = messages
+        messages = [{**first, "content": f"{system['content']}\n\n{first['content']}"}, *rest]
+    assert rendered == tokenizer.apply_chat_template(messages, tokenize=False, **options)
     ids = load_tokenizer(folder, TOKENS).encode(rendered, add_special_tokens=False).ids
     assert ids == tokenizer.apply_chat_template(messages, return_dict=False, **options)
 

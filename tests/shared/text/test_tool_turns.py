@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from quire.shared.text.chat_template import ChatTemplate
-from quire.shared.text.tool_turns import ToolTurns, probe_tool_turns
+from quire.shared.text.tool_turns import ToolTurns, arguments_of, arguments_text, probe_tool_turns
 from tests.support.tool_templates import TOOL_TEMPLATES, tool_template
 
 FORMS = {
@@ -99,3 +100,22 @@ def test_a_template_that_shows_no_calls_gets_the_first_form_that_it_takes() -> N
     assert ChatTemplate(shows_no_calls, {}).tool_turns == ToolTurns(empty_content="")
     assert probe_tool_turns(lambda messages, tools: None) == ToolTurns()
     assert ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}).tool_turns == ToolTurns()
+
+
+@pytest.mark.parametrize("text", ['{"a": "b', "[1]", "5", "null", "not json", "[" * 100_000])
+def test_arguments_that_are_no_object_travel_as_text(text: str) -> None:
+    assert arguments_of(text) == {"INVALID_JSON": text}
+    assert arguments_text(arguments_of(text)) == text
+    turn = {"role": "assistant", "content": None, "tool_calls": [call(ID, "Bonn")]}
+    turn["tool_calls"][0]["function"]["arguments"] = arguments_of(text)
+    [as_text], [as_object] = ToolTurns(text_arguments=True).written([turn]), ToolTurns().written([turn])
+    assert as_text["tool_calls"][0]["function"]["arguments"] == text
+    assert as_object["tool_calls"][0]["function"]["arguments"] == {"INVALID_JSON": text}
+
+
+def test_arguments_that_are_an_object_stay_one() -> None:
+    assert arguments_of(" ") == {}
+    assert arguments_of('{"a": "ö"}') == {"a": "ö"}
+    assert arguments_text({"a": "ö"}) == '{"a": "ö"}'
+    for alike in ({"INVALID_JSON": 1}, {"INVALID_JSON": "x", "a": 1}):
+        assert json.loads(arguments_text(alike)) == alike

@@ -15,12 +15,9 @@ from quire.gateway.api.messages.content import (
     clear_thinking,
     read_messages,
     read_system,
-    with_late_system,
 )
 from quire.gateway.api.messages.signature import sign
 from quire.gateway.errors.api_errors import ApiError
-from quire.shared.text.chat_template import ChatTemplate
-from tests.support.chat_templates import TEMPLATES, TOKENS
 
 TEXT = {"type": "text", "text": "Hello"}
 CACHED = {"type": "ephemeral", "ttl": "1h"}
@@ -135,35 +132,6 @@ def test_the_text_of_hidden_thinking_is_in_its_signature() -> None:
     thought = {"type": "thinking", "thinking": "", "signature": sign("Hm.", True)}
     [message] = read_messages([assistant(thought, TEXT)], [])
     assert message["reasoning_content"] == "Hm."
-
-
-LATE = [
-    {"role": "user", "content": "Hello"},
-    {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]},
-    {"role": "assistant", "content": "Hi"},
-    {"role": "system", "content": "Now."},
-    {"role": "user", "content": "Go on."},
-]
-
-
-@pytest.mark.parametrize("style", ["llama2", "mistral", "ignoring"])
-def test_a_late_system_message_is_a_part_of_a_message_of_the_user_if_the_template_takes_none(style: str) -> None:
-    source = {**TEMPLATES, "ignoring": "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"}[
-        style
-    ]
-    texts = [(one["role"], one["content"]) for one in with_late_system(LATE, ChatTemplate(source, TOKENS))]
-    system = {"type": "text", "text": "<system>\nBe\nbrief.\n</system>"}
-    assert texts == [
-        ("user", [{"type": "text", "text": "Hello"}, system]),
-        ("assistant", "Hi"),
-        ("user", [{"type": "text", "text": "<system>\nNow.\n</system>"}, {"type": "text", "text": "Go on."}]),
-    ]
-
-
-def test_a_late_system_message_stays_if_the_template_takes_it() -> None:
-    template = ChatTemplate(TEMPLATES["chatml"], TOKENS)
-    assert with_late_system(LATE, template) == LATE
-    assert with_late_system(LATE[:1], None) == LATE[:1]
 
 
 def test_fields_that_the_sdk_sends_back_are_accepted() -> None:

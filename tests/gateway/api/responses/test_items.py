@@ -61,15 +61,19 @@ def test_items_keep_their_ids_and_get_the_form_of_answers() -> None:
         ({"role": "user", "content": "x", "extra": 1}, "input[0].extra"),
         ({"role": "user", "content": "x", "status": "new"}, "input[0].status"),
         ({"role": "user", "content": "x", "id": ""}, "input[0].id"),
-        ({**CALL, "arguments": "{"}, "input[0].arguments"),
-        ({**CALL, "arguments": "[]"}, "input[0].arguments"),
+        ({**CALL, "arguments": {}}, "input[0].arguments"),
         ({**CALL, "call_id": None}, "input[0].call_id"),
         ({**CALL, "name": "a b"}, "input[0].name"),
-        ({**CALL, "namespace": "n"}, "input[0].namespace"),
+        ({**CALL, "namespace": "a b"}, "input[0].namespace"),
+        ({**CALL, "caller": "direct"}, "input[0].caller"),
         ({**OUTPUT, "output": 5}, "input[0].output"),
         ({"type": "reasoning", "content": "x"}, "input[0].content"),
         ({"type": "reasoning", "summary": [{"type": "other", "text": "x"}]}, "input[0].summary[0]"),
         ({"type": "item_reference"}, "input[0].id"),
+        ({"type": "compaction_trigger"}, "input[0].type"),
+        ({"type": "additional_tools", "role": "user", "tools": []}, "input[0].role"),
+        ({"type": "additional_tools", "role": "developer"}, "input[0].tools"),
+        ({"type": "additional_tools", "role": "developer", "tools": [{"type": "function"}]}, "input[0].tools[0].name"),
     ],
 )
 def test_a_wrong_item_is_refused_with_its_place(item: Any, param: str) -> None:
@@ -79,8 +83,27 @@ def test_a_wrong_item_is_refused_with_its_place(item: Any, param: str) -> None:
     assert param in caught.value.message
 
 
-@pytest.mark.parametrize("kind", ["custom_tool_call", "custom_tool_call_output", "web_search_call", "new_call"])
-def test_calls_of_tools_of_other_servers_are_left_out(kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "web_search_call",
+        "new_call",
+        "agent_message",
+        "compaction",
+        "context_compaction",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "tool_search_call",
+        "tool_search_output",
+    ],
+)
+def test_items_that_only_other_servers_have_are_left_out(kind: str) -> None:
     skipped: list[tuple[str, str]] = []
     foreign = {"type": kind, "id": "x", "anything": {"a": 1}}
     [item] = read_items("input", [foreign, user("Hi")], skipped)
@@ -146,16 +169,34 @@ def test_an_output_without_its_call_is_refused() -> None:
     assert caught.value.param == "input"
 
 
-def test_a_function_call_that_the_answer_ended_in_is_left_out_with_its_output() -> None:
-    cut = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": ', "status": "incomplete"}
-    output = {"type": "function_call_output", "call_id": "c", "output": "not run"}
-    assert messages(user("x"), cut, output, user("y")) == messages(user("x"), user("y"))
-    with pytest.raises(InvalidRequest, match="arguments"):
-        messages({**cut, "status": "completed"})
-    with pytest.raises(InvalidRequest, match="arguments"):
-        messages({**cut, "arguments": 1})
-    whole = {**cut, "arguments": "{}"}
-    assert [one["role"] for one in messages(user("x"), whole, output)] == ["user", "assistant", "tool"]
+@pytest.mark.parametrize("status", ["completed", "incomplete", None])
+@pytest.mark.parametrize("arguments", ['{"a": ', "[]", "not json"])
+def test_a_function_call_without_whole_arguments_is_kept_with_its_output(status: str | None, arguments: str) -> None:
+    """LangChain sends back the call in which an answer ended, without its status."""
+    cut = {**CALL, "arguments": arguments, "status": status}
+    _, asked, result = messages(user("x"), cut, {**OUTPUT, "output": "not run"})
+    assert asked["tool_calls"][0]["function"] == {"name": "f", "arguments": {"INVALID_JSON": arguments}}
+    assert result == {"role": "tool", "content": "not run", "tool_call_id": "c"}
+
+
+def test_the_model_knows_a_function_of_a_namespace_by_a_flat_name() -> None:
+    caller = {"type": "program", "caller_id": "c1"}
+    call = {**CALL, "namespace": "mcp__w", "caller": caller}
+    output = {**OUTPUT, "namespace": "mcp__w", "name": "f", "caller": caller}
+    [item, kept] = read_items("input", [call, output])
+    assert (item["namespace"], item["name"], kept["namespace"]) == ("mcp__w", "f", "mcp__w")
+    assert messages(call)[0]["tool_calls"][0]["function"]["name"] == "mcp__w__f"
+
+
+def test_additional_tools_are_no_message() -> None:
+    tools = {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "f"}]}
+    assert messages(tools, {"role": "developer", "content": "d"}, user("x"), instructions="i") == [
+        {"role": "system", "content": "i\n\nd"},
+        user("x"),
+    ]
+    [item] = read_items("input", [tools])
+    assert item["id"].startswith("at_")
+    assert read_items("input", [item]) == [item]
 
 
 def test_the_oldest_items_are_dropped_with_the_outputs_of_dropped_calls() -> None:

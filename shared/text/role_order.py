@@ -1,0 +1,143 @@
+"""The order of roles that a chat template holds: messages that it refuses or leaves out are moved and joined, in order.
+
+Many templates take a system message only at the head, only one of them, or none. Others refuse two messages of one
+speaker in a row, or a question right after the result of a tool. A template is probed once, and a conversation that it
+holds reaches it unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Message = Mapping[str, Any]
+# Renders messages, with or without the tools that they call; returns None if the template refuses them.
+Render = Callable[[Sequence[Message], bool], str | None]
+
+SPEAKERS = frozenset(("system", "user", "assistant"))
+# Between the texts of two messages that become one.
+SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOrder:
+    """The conversations that one template holds.
+
+    takes_system: with a message of the system at the head. takes_late_system: with such messages at other places.
+    repeated: roles whose messages may follow each other. takes_assistant_first: with an assistant that begins.
+    takes_user_after_tool: with a message of the user right after a tool call or its result.
+    """
+
+    takes_system: bool = True
+    takes_late_system: bool = True
+    repeated: frozenset[str] = SPEAKERS
+    takes_assistant_first: bool = True
+    takes_user_after_tool: bool = True
+
+    def written(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the conversation in a form that the template holds.
+
+        A system message that cannot stay becomes text of the user at the same place, between `<system>` tags unless it
+        is at the head. Neighbours of one role are joined. Empty messages fill the gaps between roles that must
+        alternate.
+        """
+        if self == RoleOrder():
+            return messages
+        found: list[Message] = []
+        was_moved = False
+        for message, is_moved in self._placed(messages):
+            last = found[-1] if found else None
+            role = message["role"]
+            if last and last["role"] == role != "tool" and (role not in self.repeated or is_moved or was_moved):
+                found[-1] = _joined(last, message)
+            else:
+                found += self._fill(last, role)
+                found.append(message)
+            was_moved = is_moved
+        return found
+
+    def _placed(self, messages: Sequence[Message]) -> Iterator[tuple[Message, bool]]:
+        """Yield each message, and whether it was a system message that cannot stay one."""
+        is_head = True
+        for message in messages:
+            is_system = message["role"] == "system"
+            is_head = is_head and is_system
+            if not is_system or (self.takes_system if is_head else self.takes_late_system):
+                yield message, False
+            else:
+                content = message["content"]
+                yield (
+                    {"role": "user", "content": content if is_head else f"<system>\n{_text(content)}\n</system>"},
+                    True,
+                )
+
+    def _fill(self, last: Message | None, role: str) -> list[Message]:
+        """Return the empty message that the template needs between a message and one of the given role, if any."""
+        begins = last is None or last["role"] == "system"
+        if begins and role == "assistant" and not self.takes_assistant_first:
+            return [{"role": "user", "content": ""}]
+        after_tool = last is not None and (last["role"] == "tool" or last.get("tool_calls"))
+        if after_tool and role == "user" and not self.takes_user_after_tool:
+            return [{"role": "assistant", "content": ""}]
+        return []
+
+
+def probe_role_order(render: Render, tool_turn: Sequence[Message]) -> RoleOrder:
+    """Return the order of roles that a template holds.
+
+    tool_turn: a conversation that ends with the result of a tool; empty if the template takes none.
+    """
+
+    def holds(*roles: str) -> bool:
+        messages = [{"role": role, "content": f"probed{role}{at}"} for at, role in enumerate(roles)]
+        text = render(messages, False)
+        return text is not None and all(message["content"] in text for message in messages)
+
+    if not holds("user", "assistant", "user"):
+        return RoleOrder()  # the template refuses more than an order of roles
+    doubled = {
+        "system": ("system", "system", "user"),
+        "user": ("user", "user", "assistant", "user"),
+        "assistant": ("user", "assistant", "assistant", "user"),
+    }
+    question = {"role": "user", "content": "probedquestion"}
+    takes_system = holds("system", "user")
+    takes_tools = bool(tool_turn) and render(tool_turn, True) is not None
+    return RoleOrder(
+        takes_system=takes_system,
+        takes_late_system=takes_system
+        and holds("user", "assistant", "system")
+        and holds("user", "system", "assistant", "user"),
+        repeated=frozenset(role for role, roles in doubled.items() if holds(*roles)),
+        takes_assistant_first=holds("assistant", "user"),
+        takes_user_after_tool=not takes_tools or render([*tool_turn, question], True) is not None,
+    )
+
+
+def _joined(first: Message, second: Message) -> Message:
+    """Return two messages of one role as one."""
+    joined: dict[str, Any] = {**second, **first, "content": _both(first["content"], second["content"])}
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
+    if reasoning := [one["reasoning_content"] for one in (first, second) if one.get("reasoning_content")]:
+        joined["reasoning_content"] = SEPARATOR.join(reasoning)
+    return joined
+
+
+def _both(first: Any, second: Any) -> Any:
+    """Return two contents as one: texts as one text; otherwise parts, because the template writes parts in its way."""
+    if not first or not second:
+        return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return first + SEPARATOR + second
+    head, *rest = _parts(second)
+    return [*_parts(first), {**head, "text": SEPARATOR + head["text"]}, *rest]
+
+
+def _parts(content: Any) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _text(content: Any) -> str:
+    return "\n".join(part["text"] for part in _parts(content or ""))
