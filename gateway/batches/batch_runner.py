@@ -154,6 +154,7 @@ class BatchRunner:
 
     def _open_window(self, window: Window, state: BatchState, lines: LineRunner) -> None:
         key = window.batch_id, window.index
+        state.left_s = window.left_s
         if (old := self._open.pop(key, None)) is not None:  # its lease has ended here unnoticed
             old.task.cancel()
         if window.was_begun:
@@ -227,11 +228,13 @@ class BatchRunner:
         for (key, one), reply in zip(opened, replies, strict=True):
             if isinstance(reply, BaseException):
                 failure = reply
-            elif reply == LOST:
+            elif reply[0] == LOST:
                 if self._open.get(key) is one and not one.task.done():
                     one.task.cancel()
-            elif reply == BatchStatus.CANCELLING:
-                await self.cancelled(one.window.batch_id)
+            else:
+                one.state.left_s = reply[1]
+                if reply[0] == BatchStatus.CANCELLING:
+                    await self.cancelled(one.window.batch_id)
         if failure is not None:
             raise failure
         await asyncio.sleep(RENEW_S)

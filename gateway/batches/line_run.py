@@ -72,11 +72,18 @@ class BatchState:
 
     batch: Batch
     is_cancelled: bool = False
+    # End of the batch on the monotonic clock of this process.
+    ends_at: float = 0.0
 
     @property
     def left_s(self) -> float:
         """Seconds until the batch expires."""
-        return self.batch.numbers["expires"] - time.time()
+        return self.ends_at - time.monotonic()
+
+    @left_s.setter
+    def left_s(self, value: float) -> None:
+        """Note what Redis says: the clock of this process may be wrong."""
+        self.ends_at = time.monotonic() + value
 
     @property
     def has_ended(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -53,14 +52,13 @@ class FileRoutes:
         is_complete = False
         try:
             # 1) Reserve the largest size that the content can have: uploads at the same time share the bounds.
-            await self._in_bounds(partial(store.reserve, file_id, owner, reader.most, int(time.time())))
+            await self._in_bounds(partial(store.reserve, file_id, owner, reader.most))
             # 2) Write the content.
             found = await self._files.write(file_id, reader.read)
             # 3) Make the file known, with its real size.
-            expires_s = found.expires_s or settings.file_retention_s
-            expires = int(time.time()) + expires_s if expires_s else 0
+            life_s = found.expires_s or settings.file_retention_s
             complete = partial(store.complete, filename=found.filename, purpose=found.purpose)
-            stored = await self._in_bounds(partial(complete, file_id, owner, found.size, expires))
+            stored = await self._in_bounds(partial(complete, file_id, owner, found.size, life_s))
             is_complete = True
         finally:
             if not is_complete:

@@ -98,26 +98,29 @@ class FileStore:
         self._write_file = load_script(client, "write_file")
         self._delete_file = load_script(client, "delete_file")
 
-    async def reserve(self, file_id: str, owner: str, size: int, now: int) -> None:
+    async def reserve(self, file_id: str, owner: str, size: int) -> None:
         """Reserve bytes for an upload that begins. Raises StorageFull."""
-        await self._write(file_id, owner, size, expires=now + UPLOAD_S, is_complete=False)
+        await self._write(file_id, owner, size, life_s=UPLOAD_S, is_complete=False)
 
     async def complete(
-        self, file_id: str, owner: str, size: int, expires: int, *, filename: str, purpose: str
+        self, file_id: str, owner: str, size: int, life_s: int, *, filename: str, purpose: str
     ) -> StoredFile:
-        """Make an uploaded file known, with the bytes that it has. Raises StorageFull."""
+        """Make an uploaded file known, with the bytes that it has. Raises StorageFull.
+
+        life_s: seconds until it is deleted; 0 for never.
+        """
         fields = {"filename": filename, "purpose": purpose}
-        await self._write(file_id, owner, size, expires=expires, is_complete=True, **fields)
+        await self._write(file_id, owner, size, life_s=life_s, is_complete=True, **fields)
         found = await self.get(file_id, owner)
         if found is None:
             raise ConnectionError("Redis has lost the record of a file")
         return found
 
     async def _write(
-        self, file_id: str, owner: str, size: int, *, expires: int, is_complete: bool, **fields: str
+        self, file_id: str, owner: str, size: int, *, life_s: int, is_complete: bool, **fields: str
     ) -> None:
         args: list[Any] = [self.keys.prefix, file_id, owner, size, self.bounds.owner, self.bounds.all]
-        args += ["1" if is_complete else "", expires, *(part for item in fields.items() for part in item)]
+        args += ["1" if is_complete else "", life_s, *(part for item in fields.items() for part in item)]
         reply = await self._write_file(keys=[self.keys.file(file_id)], args=args)
         if text(reply[0]) == "full":
             raise StorageFull(text(reply[1]), int(reply[2]))
@@ -141,9 +144,10 @@ class FileStore:
         ordered = sorted((int(index), text(value).split(" ")) for index, value in found.items())
         return [(name, int(size)) for _, (name, size) in ordered]
 
-    async def delete(self, file_id: str, owner: str) -> str:
-        """Delete a file: record, then content. Returns `deleted`, `used` or `unknown`."""
-        reply = text(await self._delete_file(keys=[self.keys.file(file_id)], args=[self.keys.prefix, file_id, owner]))
+    async def delete(self, file_id: str, owner: str, *, only_expired: bool = False) -> str:
+        """Delete a file: record, then content. Returns `deleted`, `used`, `unknown` or, with `only_expired`, `kept`."""
+        args: list[Any] = [self.keys.prefix, file_id, owner, "1" if only_expired else ""]
+        reply = text(await self._delete_file(keys=[self.keys.file(file_id)], args=args))
         if reply == "deleted":
             await self.remove_content(file_id)
         return reply

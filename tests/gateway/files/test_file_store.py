@@ -49,17 +49,17 @@ async def test_a_file_is_found_by_its_owner_alone(store: FileStore) -> None:
 
 async def test_uploads_reserve_what_they_may_take(store: FileStore) -> None:
     first, second = new_file_id(), new_file_id()
-    await store.reserve(first, "o", 100, 0)
+    await store.reserve(first, "o", 100)
     with pytest.raises(StorageFull) as caught:
-        await store.reserve(second, "o", 100, 0)
+        await store.reserve(second, "o", 100)
     assert (caught.value.whose, caught.value.taken) == ("owner", 100)
     assert await store.get(first, "o") is None  # it is not complete
     await add(store, 30, file_id=first)
-    await store.reserve(second, "o", 100, 0)  # the first one was smaller than it might have been
+    await store.reserve(second, "o", 100)  # the first one was smaller than it might have been
     assert await used(store) == {b"all": b"130", b"owner:o": b"130"}
-    await store.reserve(new_file_id(), "p", 100, 0)
+    await store.reserve(new_file_id(), "p", 100)
     with pytest.raises(StorageFull) as caught:
-        await store.reserve(new_file_id(), "p", 50, 0)
+        await store.reserve(new_file_id(), "p", 50)
     assert caught.value.whose == "all"
     assert await store.delete(second, "o") == "deleted"
     assert await used(store) == {b"all": b"130", b"owner:o": b"30", b"owner:p": b"100"}
@@ -68,7 +68,7 @@ async def test_uploads_reserve_what_they_may_take(store: FileStore) -> None:
 async def test_a_repeated_command_counts_once(store: FileStore) -> None:
     file_id = new_file_id()
     for _ in range(2):
-        await store.reserve(file_id, "o", 100, 0)
+        await store.reserve(file_id, "o", 100)
     for _ in range(2):
         await add(store, 40, file_id=file_id)
     assert await used(store) == {b"all": b"40", b"owner:o": b"40"}
