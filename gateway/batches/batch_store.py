@@ -27,18 +27,18 @@ LEASE_MS = int(1000 * WINDOW_LEASE_S)
 
 @dataclass(frozen=True, slots=True)
 class LinePlace:
-    """A place in the input: the offset of a line in bytes, and the number of the line, counted from 1."""
+    """A place in the input: the offset of a line in bytes, and its number among the lines that are not blank."""
 
     offset: int
-    line: int
+    number: int
 
     def __str__(self) -> str:
-        return f"{self.offset} {self.line}"
+        return f"{self.offset} {self.number}"
 
     @classmethod
     def read(cls, value: str) -> LinePlace:
-        offset, _, line = value.partition(" ")
-        return cls(int(offset or 0), int(line or 1))
+        offset, _, number = value.partition(" ")
+        return cls(int(offset or 0), int(number or 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 --   ->    {} (there is none now) | {number of the window (-1: the validation), begin, end, '1' if an earlier gateway
 --         has begun it, '1' if its output is written: only its lines are to be deleted, milliseconds until the batch
 --         expires}
---         begin, end: `<offset> <line>` of the input
+--         begin, end: `<offset> <number of the line>` of the input, blank lines not counted
 -- Not repeatable: a caller that lost the reply has begun a window, which another one takes over when the lease ends.
 local prefix, id, token = ARGV[1], ARGV[2], ARGV[3]
 local found = redis.call('HMGET', KEYS[1], 'status', 'expires')

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
 import openai
 import pytest
 
-from quire.shared.accounts.limits import AccountLimits
-from quire.shared.accounts.store import AccountStore
-from quire.shared.keys import ACCOUNTS_TAG, BatchKeys
-from quire.shared.redis.clients import command_client
+from quire.shared.keys import BatchKeys
 from tests.support.faults import batches
+from tests.support.faults.keys import make_key
 from tests.support.faults.stack import FaultStack
 
 DAY_S = 86_400
 LINES = [batches.line(number, max_tokens=5) for number in range(300)]
-
-
-def make_key(url: str, life_s: int) -> str:
-    """Make an API key that expires in so many seconds of Redis' clock. Returns its secret."""
-
-    async def make() -> str:
-        client = command_client(url, ACCOUNTS_TAG, connections=1)
-        try:
-            store = AccountStore(client, "test")
-            expires = int(await store.now()) + life_s
-            return (await store.create("acme", "web", "ci", AccountLimits(), expires))[1]
-        finally:
-            await client.aclose()
-
-    return asyncio.run(make())
 
 
 def models(url: str, key: str) -> str:
@@ -54,7 +36,7 @@ def test_gateways_with_wrong_clocks_delete_no_file_and_expire_no_batch_and_no_ke
     stack.worker("a", "--max-num-seqs", "64")
     kept = batches.create(url, LINES[:1])
     assert batches.ended(url, kept).status == "completed"
-    valid, expired = make_key(stack.redis_server.url, DAY_S), make_key(stack.redis_server.url, -60)
+    valid, expired = make_key(stack.redis_server.url), make_key(stack.redis_server.url, life_s=-60)
     # The only gateways from now on are 40 days ahead, two days ahead, and two days behind.
     batch_id = batches.create(url, LINES)
     first.kill()
