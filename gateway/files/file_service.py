@@ -89,7 +89,7 @@ class FileService:
             return
         settings = self._settings
         self._client = command_client(self._redis_url, BATCHES_TAG, connections=4)
-        bounds = StorageBounds(settings.max_file_bytes, settings.max_key_file_bytes, settings.max_stored_file_bytes)
+        bounds = StorageBounds(settings.max_file_bytes, settings.key_file_bytes, settings.max_stored_file_bytes)
         self._store = FileStore(self._client, self._storage, bounds)
         self._sweeper = asyncio.create_task(self._sweep_all())
 

@@ -44,6 +44,7 @@ async def store(redis_url: str, tmp_path: Path) -> AsyncIterator[FileStore]:
 
 async def add(store: FileStore, life_s: int = 0) -> str:
     file_id = new_file_id()
+    await store.reserve(file_id, "o", 1)
     await put(store.storage, "0", b"x", file_id=file_id)
     await store.complete(file_id, "o", 1, life_s, filename="x", purpose="batch")
     return file_id

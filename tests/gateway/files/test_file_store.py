@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from quire.gateway.files.file_store import FileStore, StorageBounds, StorageFull, StoredFile, new_file_id, read_id
+from quire.gateway.files.file_store import (
+    FileStore,
+    StorageBounds,
+    StorageFull,
+    StoredFile,
+    UploadLost,
+    new_file_id,
+    read_id,
+)
 from quire.gateway.files.folder_storage import FolderStorage
 from quire.gateway.files.storage import StorageError
 from quire.shared.keys import BATCHES_TAG
@@ -24,6 +32,7 @@ async def store(redis_url: str, tmp_path: Path) -> AsyncIterator[FileStore]:
 
 async def add(store: FileStore, size: int = 10, owner: str = "o", file_id: str = "") -> StoredFile:
     file_id = file_id or new_file_id()
+    await store.reserve(file_id, owner, size)
     await put(store.storage, "0", b"x" * size, file_id=file_id)
     return await store.complete(file_id, owner, size, 0, filename="a.jsonl", purpose="batch")
 
@@ -72,6 +81,24 @@ async def test_a_repeated_command_counts_once(store: FileStore) -> None:
     for _ in range(2):
         await add(store, 40, file_id=file_id)
     assert await used(store) == {b"all": b"40", b"owner:o": b"40"}
+
+
+async def test_an_announced_size_must_be_free_and_is_not_reserved(store: FileStore) -> None:
+    await store.reserve(new_file_id(), "o", 10, announced=150)
+    assert await used(store) == {b"all": b"10", b"owner:o": b"10"}
+    with pytest.raises(StorageFull):
+        await store.reserve(new_file_id(), "o", 10, announced=150)
+
+
+async def test_an_upload_that_was_given_up_does_not_come_back(store: FileStore) -> None:
+    file_id = new_file_id()
+    await store.reserve(file_id, "o", 10)
+    await store.delete(file_id, "o")
+    with pytest.raises(UploadLost):
+        await store.reserve(file_id, "o", 10, has_begun=True)
+    with pytest.raises(UploadLost):
+        await store.complete(file_id, "o", 10, 0, filename="a", purpose="batch")
+    assert await used(store) == {b"all": b"0"}
 
 
 async def test_pages(store: FileStore) -> None:
