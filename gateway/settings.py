@@ -60,7 +60,7 @@ class FileSettings:
         128,
         minimum=1,
         maximum=4096,
-        help="Largest number of lines of batches that a gateway has in the queue or at workers.",
+        help="Largest number of lines of batches that a gateway has in the queue of a model or at its workers.",
     )
 
     @property
