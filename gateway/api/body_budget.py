@@ -116,7 +116,7 @@ def _busy() -> ServerBusy:
 
 
 BODIES = web.AppKey("bodies", BodyBudget)
-_HELD = web.RequestKey("held_body", Callable[[], None])
+_HELD = web.RequestKey("held_body", tuple[BodyBudget, str, int])
 
 
 async def hold_body(request: web.Request, size: int, timeout_s: float) -> None:
@@ -126,14 +126,15 @@ async def hold_body(request: web.Request, size: int, timeout_s: float) -> None:
         return
     name = caller_of(request).owner or f"address {request.remote}"
     await budget.take(name, size, timeout_s)
-    request[_HELD] = lambda: budget.give_back(name, size)
+    request[_HELD] = budget, name, size
 
 
 def release_body(request: web.BaseRequest) -> None:
     """Count the body of a request no more: the call is submitted, or was refused."""
     if _HELD in request:
-        request[_HELD]()
+        budget, name, size = request[_HELD]
         del request[_HELD]
+        budget.give_back(name, size)
 
 
 def releasing() -> Middleware:

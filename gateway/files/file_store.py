@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +120,7 @@ class FileStore:
         life_s: seconds until it is deleted; 0 for never.
         """
         fields = {"filename": filename, "purpose": purpose}
-        await self._write(file_id, owner, size, life_s=life_s, is_complete=True, **fields)
+        await self._write(file_id, owner, size, life_s=life_s, is_complete=True, fields=fields)
         found = await self.get(file_id, owner)
         if found is None:
             raise ConnectionError("Redis has lost the record of a file")
@@ -135,7 +136,7 @@ class FileStore:
         life_s: int,
         is_complete: bool = False,
         is_new: bool = False,
-        **fields: str,
+        fields: Mapping[str, str] | None = None,
     ) -> None:
         args: list[Any] = [self.keys.prefix, file_id, owner, size, self.bounds.owner, self.bounds.all]
         args += [
@@ -143,7 +144,7 @@ class FileStore:
             life_s,
             announced,
             "" if is_new else "1",
-            *(part for item in fields.items() for part in item),
+            *(part for item in (fields or {}).items() for part in item),
         ]
         reply = await self._write_file(keys=[self.keys.file(file_id)], args=args)
         if text(reply[0]) == "full":
