@@ -38,7 +38,11 @@ class FileSettings:
         2**36, minimum=0, maximum=2**60, help="Largest size of all files together, in bytes; 0 for no limit."
     )
     max_key_file_bytes: int = option(
-        0, minimum=0, maximum=2**60, help="Largest size of the files of one API key, in bytes; 0 for no limit."
+        -1,
+        minimum=-1,
+        maximum=2**60,
+        help="Largest size of the files of one API key, in bytes; 0 for no limit, -1 for a quarter of "
+        "--max-stored-file-bytes.",
     )
     file_retention_s: int = option(
         30 * 86_400,
@@ -56,8 +60,13 @@ class FileSettings:
         128,
         minimum=1,
         maximum=4096,
-        help="Largest number of lines of batches that a gateway has in the queue or at workers.",
+        help="Largest number of lines of batches that a gateway has in the queue of a model or at its workers.",
     )
+
+    @property
+    def key_file_bytes(self) -> int:
+        """The largest size of the files of one API key; 0 for no limit."""
+        return self.max_stored_file_bytes // 4 if self.max_key_file_bytes < 0 else self.max_key_file_bytes
 
     @property
     def has_files(self) -> bool:
@@ -103,6 +112,13 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
     )
     max_body_bytes: int = option(
         4 * 1024 * 1024, minimum=1024, maximum=64 * 1024 * 1024, help="Largest request body in bytes."
+    )
+    max_bodies_bytes: int = option(
+        256 * 1024 * 1024,
+        minimum=1024 * 1024,
+        maximum=2**40,
+        help="Largest size in bytes of all request bodies that are read and parsed at the same time; further ones wait "
+        "for --body-timeout-s, and then get status 503. Memory for about three times this size is needed.",
     )
     max_queued_requests: int = option(
         1024,

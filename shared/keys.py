@@ -222,8 +222,9 @@ WINDOW_LEASE_S = 5.0
 BATCH_RETENTION_S = 40 * 86_400
 # Life of an ended line of a batch until a gateway has collected it: 15 days, a day longer than the longest batch.
 LINE_RETENTION_S = 15 * 86_400
-# Time after which an upload that has not ended is given up.
-UPLOAD_S = 86_400
+# Lease of a gateway on an upload that has not ended, which it renews four times as often. After it, the bytes that the
+# upload has reserved are free again.
+UPLOAD_LEASE_S = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,7 @@ class BatchKeys:
         return f"{self.prefix}batch:{batch_id}"
 
     def windows(self, batch_id: str) -> str:
-        """List: offset and line number at which each window of the input begins, and those of the end."""
+        """List: offset and number of the line at which each window of the input begins, and those of the end."""
         return f"{self.prefix}windows:{batch_id}"
 
     def leases(self, batch_id: str) -> str:

@@ -10,7 +10,6 @@ import getpass
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -73,13 +72,12 @@ async def _act(store: AccountStore, settings: KeySettings | UsageSettings) -> No
     elif action == "list":
         _print_all([one for one in await store.all() if one.kind == "key"], settings.json)
     elif action == "create":
-        days = settings.expires_in_days
         account, secret = await store.create(
             settings.organisation or DEFAULT_NAME,
             settings.project or DEFAULT_NAME,
             settings.name,
             _limits(AccountLimits(), settings),
-            int(time.time()) + days * 86_400 if days else 0,
+            await store.expiry(settings.expires_in_days * 86_400),
         )
         _print_secret(account, secret, settings.json)
     elif action == "rotate":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
@@ -33,6 +34,8 @@ class KeyRing:
         self._retry = retry
         # Accounts by key id, with the time at which they were read; the least recently used first.
         self._known: OrderedDict[str, tuple[float, tuple[Account, ...]]] = OrderedDict()
+        # Unix time of Redis minus the monotonic clock of this process, measured with each reading of accounts.
+        self._ahead_s = 0.0
 
     async def caller(self, secret: str) -> Caller:
         """Return the caller that has this secret. Raises ApiKeyWrong.
@@ -42,7 +45,7 @@ class KeyRing:
         """
         key_id = key_id_of(secret)
         chain = await self.accounts(key_id) if key_id else ()
-        fault = (chain[0] if chain else _NOBODY).fault(digest_of(secret), time.time())
+        fault = (chain[0] if chain else _NOBODY).fault(digest_of(secret), self._now())
         if fault in ("revoked", "expired"):
             raise _wrong(f"The API key {key_id} has expired or was revoked; ask for a new one.")
         if fault:
@@ -57,7 +60,7 @@ class KeyRing:
         if not key_id:
             return ANONYMOUS
         chain = await self.accounts(key_id)
-        if not chain or chain[0].revoked or 0 < chain[0].expires <= time.time():
+        if not chain or chain[0].revoked or 0 < chain[0].expires <= self._now():
             raise _wrong(f"The API key {key_id} has expired or was revoked.")
         return Caller(key_id, chain)
 
@@ -69,7 +72,7 @@ class KeyRing:
             self._known.move_to_end(key_id)
             return found[1]
         try:
-            chain = await self._retry(partial(self.store.chain, key_id, found[1] if found else ()))
+            chain = await self._retry(partial(self._read, key_id, found[1] if found else ()))
         except InvalidValue as error:
             log.error("the accounts of key %s are corrupt in Redis, so its calls are refused: %s", key_id, error)
             chain = ()
@@ -78,6 +81,15 @@ class KeyRing:
         if len(self._known) > MAX_KEYS:
             self._known.popitem(last=False)
         return chain
+
+    async def _read(self, key_id: str, known: tuple[Account, ...]) -> tuple[Account, ...]:
+        now, chain = await asyncio.gather(self.store.now(), self.store.chain(key_id, known))
+        self._ahead_s = now - time.monotonic()
+        return chain
+
+    def _now(self) -> float:
+        """Return the unix time of Redis."""
+        return time.monotonic() + self._ahead_s
 
     def forget(self) -> None:
         """Read all accounts again when they are used next, because some were changed through this gateway."""

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, cast
 
 from aiohttp import web
 
+from quire.gateway.api.body_budget import hold_body
 from quire.gateway.errors.api_errors import ApiError, BodyTimeout, BodyTooLarge, InvalidRequest, UnsupportedMedia
 
 # A body may have LEAST_MAX_VALUES values, or one per BYTES_PER_VALUE bytes of the size limit if that is more.
@@ -38,6 +39,10 @@ async def read_object(request: web.Request, limit: int, timeout_s: float) -> dic
         raise UnsupportedMedia("A body with a Content-Encoding is not accepted; send plain JSON.")
     if request.content_type != "application/json":
         raise UnsupportedMedia("The body must be JSON; send it with the header `Content-Type: application/json`.")
+    length = request.content_length
+    if length is not None and length > limit:
+        raise _too_large(limit)
+    await hold_body(request, limit if length is None else length, timeout_s)
     return parse_object(await _read(request, limit, timeout_s), max_values(limit))
 
 
@@ -47,8 +52,6 @@ def max_values(max_body_bytes: int) -> int:
 
 
 async def _read(request: web.Request, limit: int, timeout_s: float) -> bytes:
-    if (request.content_length or 0) > limit:
-        raise _too_large(limit)
     data = bytearray()
     try:
         async with asyncio.timeout(timeout_s):

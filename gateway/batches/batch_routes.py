@@ -173,7 +173,7 @@ class BatchRoutes:
         gateway = self._directory.find(batch.lane)
         if gateway is None:
             return
-        ids = [call_id_of(batch.id, line) for begin, end in windows for line in range(begin.line, end.line)]
+        ids = [call_id_of(batch.id, number) for begin, end in windows for number in range(begin.number, end.number)]
         for at in range(0, len(ids), CANCELLATIONS):
             some = ids[at : at + CANCELLATIONS]
             await asyncio.gather(*(gateway.retry(partial(gateway.broker.cancel, id_)) for id_ in some))

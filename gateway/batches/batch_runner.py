@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
 
@@ -34,8 +35,14 @@ log = logging.getLogger("gateway")
 # Seconds between two looks for windows to begin, and between two renewals of the leases.
 POLL_S = 1.0
 RENEW_S = WINDOW_LEASE_S / 10
-# Windows that a gateway has at most: the answers of their lines wait in Redis.
-MAX_WINDOWS = 8
+# Windows that a gateway has at most, and those of one owner and model: the answers of their lines wait in Redis. Half
+# of the windows are kept for owners that have none.
+MAX_WINDOWS = 32
+MAX_OWN_WINDOWS = 8
+# Inputs that a gateway validates at the same time, one of each owner.
+MAX_VALIDATIONS = 16
+# Seconds for which a window is kept although all its lines wait, while another batch needs its place.
+IDLE_S = 2.0
 PAUSE_S = (0.2, 5.0)
 
 
@@ -47,6 +54,15 @@ class OpenWindow:
     state: BatchState
     task: asyncio.Task[None]
     run: WindowRun | None = None
+    begun_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def owner(self) -> str:
+        return self.state.batch.owner
+
+    @property
+    def lane(self) -> str:
+        return self.state.batch.lane
 
 
 class BatchRunner:
@@ -59,7 +75,10 @@ class BatchRunner:
         self._storage = storage
         self._meter = meter
         self._wake = asyncio.Event()
-        self._slots = LineSlots(self._settings.batch_lines_in_flight, self._wake.set)
+        # By model, so that one without a worker holds up no other.
+        self._slots: dict[str, LineSlots] = {}
+        # Owner and model of each batch that has not ended.
+        self._places: dict[str, tuple[str, str]] = {}
         # By batch and number of the window.
         self._open: dict[tuple[str, int], OpenWindow] = {}
         # The state and the lines of each batch with an open window, which its windows share.
@@ -89,6 +108,7 @@ class BatchRunner:
         """Stop the lines of a batch that run through this gateway: it was cancelled."""
         if (found := self._batches.get(batch_id)) is not None and not found[0].is_cancelled:
             found[0].is_cancelled = True
+            self._slots_of(found[0].batch.lane).let_go(batch_id)
             await found[1].cancel_open()
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -112,28 +132,37 @@ class BatchRunner:
     async def _look(self) -> None:
         """Begin windows while lines can be run; then wait until something has changed, for POLL_S at most."""
         self._wake.clear()
-        while self._has_room:
-            if not await self._begin_one():
-                break
-        self._meter.windows, self._meter.lines_in_flight = len(self._open), self._slots.taken
+        while not self._directory.process.draining and await self._begin_one():
+            pass
+        lines = sum(slots.taken for slots in self._slots.values())
+        self._meter.windows, self._meter.lines_in_flight = len(self._open), lines
         with suppress(TimeoutError):
             async with asyncio.timeout(POLL_S):
                 await self._wake.wait()
 
-    @property
-    def _has_room(self) -> bool:
-        if len(self._open) >= MAX_WINDOWS or self._directory.process.draining:
-            return False
-        is_reading = any(one.run is not None and one.run.is_reading for one in self._open.values())
-        return self._slots.has_room and not is_reading
+    def _slots_of(self, lane: str) -> LineSlots:
+        if lane not in self._slots:
+            self._slots[lane] = LineSlots(self._settings.batch_lines_in_flight, self._wake.set)
+        return self._slots[lane]
 
     async def _begin_one(self) -> bool:
-        """Begin a window of the next batch that has one. Returns False if no batch has one."""
+        """Begin a window, or the validation, of the next batch that has one. Returns False if no batch has one."""
         active = await self._store.active()
         at = active.index(self._last) + 1 if self._last in active else 0
+        self._places = {one: self._places[one] for one in active if one in self._places}
         for batch_id in active[at:] + active[:at]:
+            place = self._places.get(batch_id)
+            if place and not self._may_validate(place[0]) and not self._may_run(*place):
+                continue
             found = self._batches.get(batch_id) or await self._known(batch_id)
             if found is None:
+                continue
+            batch = found[0].batch
+            place = self._places[batch_id] = batch.owner, batch.lane
+            is_valid = batch.status != BatchStatus.VALIDATING
+            if not (self._may_run(*place) if is_valid else self._may_validate(batch.owner)):
+                continue
+            if is_valid and not await self._has_place():
                 continue
             window = await self._store.claim(batch_id)
             if window is None:
@@ -143,6 +172,39 @@ class BatchRunner:
             self._open_window(window, *found)
             return True
         return False
+
+    def _may_validate(self, owner: str) -> bool:
+        validated = [one.owner for one in self._open.values() if one.run is None]
+        return owner not in validated and len(validated) < MAX_VALIDATIONS
+
+    def _may_run(self, owner: str, lane: str) -> bool:
+        """True if the lines of another window of this owner and model would get slots soon."""
+        windows = [one for one in self._open.values() if one.run is not None]
+        own = [one for one in windows if (one.owner, one.lane) == (owner, lane)]
+        most = MAX_OWN_WINDOWS if len(windows) < MAX_WINDOWS // 2 else 1
+        is_reading = any(one.run is not None and one.run.is_reading for one in own)
+        return len(own) < most and not is_reading and self._slots_of(lane).may_begin(owner)
+
+    async def _has_place(self) -> bool:
+        """True if a window may be begun. If there are too many, the oldest of those that only wait is handed back."""
+        windows = [one for one in self._open.values() if one.run is not None]
+        if len(windows) < MAX_WINDOWS:
+            return True
+        before = time.monotonic() - IDLE_S
+        idle = [one for one in windows if one.begun_at < before and self._is_idle(one)]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda one: one.begun_at)
+        oldest.task.cancel()
+        await asyncio.gather(oldest.task, return_exceptions=True)
+        await self._store.release(oldest.window)
+        return True
+
+    def _is_idle(self, one: OpenWindow) -> bool:
+        """True if the lines of a window wait for a limit, or for a worker of a model that has none."""
+        gateway = self._directory.find(one.lane)
+        has_workers = gateway is not None and bool(gateway.worker_registry.workers)
+        return one.run is not None and (one.run.is_idle or not has_workers)
 
     async def _known(self, batch_id: str) -> tuple[BatchState, LineRunner] | None:
         """Return the state of a batch whose model this process serves; else None."""
@@ -154,6 +216,7 @@ class BatchRunner:
 
     def _open_window(self, window: Window, state: BatchState, lines: LineRunner) -> None:
         key = window.batch_id, window.index
+        state.left_s = window.left_s
         if (old := self._open.pop(key, None)) is not None:  # its lease has ended here unnoticed
             old.task.cancel()
         if window.was_begun:
@@ -168,7 +231,7 @@ class BatchRunner:
                 self._store,
                 self._storage,
                 lines,
-                self._slots,
+                self._slots_of(state.batch.lane),
                 self._meter,
                 self._settings.max_body_bytes,
             )
@@ -227,11 +290,15 @@ class BatchRunner:
         for (key, one), reply in zip(opened, replies, strict=True):
             if isinstance(reply, BaseException):
                 failure = reply
-            elif reply == LOST:
+            elif reply[0] == LOST:
                 if self._open.get(key) is one and not one.task.done():
                     one.task.cancel()
-            elif reply == BatchStatus.CANCELLING:
-                await self.cancelled(one.window.batch_id)
+            else:
+                one.state.left_s = reply[1]
+                if one.state.has_ended:
+                    self._slots_of(one.lane).let_go(one.window.batch_id)
+                if reply[0] == BatchStatus.CANCELLING:
+                    await self.cancelled(one.window.batch_id)
         if failure is not None:
             raise failure
         await asyncio.sleep(RENEW_S)

@@ -27,25 +27,26 @@ LEASE_MS = int(1000 * WINDOW_LEASE_S)
 
 @dataclass(frozen=True, slots=True)
 class LinePlace:
-    """A place in the input: the offset of a line in bytes, and the number of the line, counted from 1."""
+    """A place in the input: the offset of a line in bytes, and its number among the lines that are not blank."""
 
     offset: int
-    line: int
+    number: int
 
     def __str__(self) -> str:
-        return f"{self.offset} {self.line}"
+        return f"{self.offset} {self.number}"
 
     @classmethod
     def read(cls, value: str) -> LinePlace:
-        offset, _, line = value.partition(" ")
-        return cls(int(offset or 0), int(line or 1))
+        offset, _, number = value.partition(" ")
+        return cls(int(offset or 0), int(number or 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """A window that this gateway has begun. token: its fence.
 
-    was_begun: another gateway began it before. is_written: its output is stored and counted.
+    was_begun: another gateway began it before. is_written: its output is stored and counted. left_s: seconds until the
+    batch expires, by the clock of Redis.
     """
 
     batch_id: str
@@ -55,6 +56,7 @@ class Window:
     end: LinePlace
     was_begun: bool = False
     is_written: bool = False
+    left_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +143,30 @@ class BatchStore:
         )
         if not reply:
             return None
-        index, begin, end, begun, written = map(text, reply)
+        index, begin, end, begun, written = map(text, reply[:5])
         return Window(
-            batch_id, int(index), token, LinePlace.read(begin), LinePlace.read(end), begun == "1", written == "1"
+            batch_id,
+            int(index),
+            token,
+            LinePlace.read(begin),
+            LinePlace.read(end),
+            begun == "1",
+            written == "1",
+            int(reply[5]) / 1000,
         )
 
-    async def renew(self, window: Window, completed: int, failed: int) -> str:
-        """Renew a lease, and note the progress. Returns the status of the batch, or LOST."""
+    async def renew(self, window: Window, completed: int, failed: int) -> tuple[str, float]:
+        """Renew a lease, and note the progress. Returns the status of the batch, or LOST, and its seconds to live."""
         return await self._renew(window, LEASE_MS, completed, failed)
 
     async def release(self, window: Window) -> None:
         """Hand a window to the next gateway that looks."""
         await self._renew(window, 0, 0, 0)
 
-    async def _renew(self, window: Window, lease_ms: int, completed: int, failed: int) -> str:
+    async def _renew(self, window: Window, lease_ms: int, completed: int, failed: int) -> tuple[str, float]:
         args: list[Any] = [self.keys.prefix, window.batch_id, window.token, lease_ms, window.index, completed, failed]
-        return text(await self._renew_window(keys=[self.keys.batch(window.batch_id)], args=args))
+        reply = await self._renew_window(keys=[self.keys.batch(window.batch_id)], args=args)
+        return text(reply[0]), int(reply[1]) / 1000 if len(reply) > 1 else 0.0
 
     async def begin(self, window: Window, places: Sequence[LinePlace], total: int) -> str:
         """End a validation without errors. places: where each window begins, and the end. Returns `begun` or LOST."""

@@ -27,7 +27,7 @@ TIERS = ("auto", "default", "flex")
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line that was read. number: counted from 1."""
+    """A line that was read. number: among the lines that are not blank, from 1."""
 
     number: int
     custom_id: str
@@ -65,7 +65,7 @@ def read_line(raw: RawLine, endpoint: str, max_bytes: int) -> BatchLine:
     if type(body) is not dict:
         raise refused("body", f"body must be an object, not {shown(body)}.")
     _check_body(body)
-    return BatchLine(raw.place.line, custom_id, body)
+    return BatchLine(raw.place.number, custom_id, body)
 
 
 def _check_body(body: dict[str, Any]) -> None:

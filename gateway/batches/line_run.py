@@ -23,6 +23,7 @@ from quire.gateway.api.labels import user_hash
 from quire.gateway.batches.batch import Batch
 from quire.gateway.batches.line import BatchLine, call_id_of
 from quire.gateway.batches.line_endpoints import Answer, line_endpoint, read_answer
+from quire.gateway.batches.slots import Turn
 from quire.gateway.errors.api_errors import (
     ApiError,
     BrokerDown,
@@ -47,8 +48,10 @@ from quire.shared.states import OutcomeName
 TIER = "flex"
 # The part of the bounds of the queue that lines may fill: the rest is for clients that wait.
 SHARE = 4
-# Seconds between two attempts to submit a line that the queue or a limit does not allow now.
+# Seconds between two attempts to submit a line that the queue or a limit does not allow now, and between two looks at a
+# parked line.
 PAUSE_S = (0.1, 2.0)
+PARKED_S = (2.0, 10.0)
 # Errors after which a line is submitted again.
 _PASSING = (BrokerDown, QueueIsFull, NoWorkers)
 _NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
@@ -72,11 +75,18 @@ class BatchState:
 
     batch: Batch
     is_cancelled: bool = False
+    # End of the batch on the monotonic clock of this process.
+    ends_at: float = 0.0
 
     @property
     def left_s(self) -> float:
         """Seconds until the batch expires."""
-        return self.batch.numbers["expires"] - time.time()
+        return self.ends_at - time.monotonic()
+
+    @left_s.setter
+    def left_s(self, value: float) -> None:
+        """Note what Redis says: the clock of this process may be wrong."""
+        self.ends_at = time.monotonic() + value
 
     @property
     def has_ended(self) -> bool:
@@ -88,7 +98,7 @@ class RunLine:
     """A line that has ended, or could not be submitted.
 
     error: why there is no call. gateway, form: of the call; form of embeddings only. requests: of the call; 0 if
-    unknown. has_failed: the call has no answer.
+    unknown. has_failed: the call has no answer. ends_with_batch: the deadline of the call is the end of the batch.
     """
 
     number: int
@@ -99,6 +109,7 @@ class RunLine:
     form: EmbeddingFormat | None = None
     requests: int = 0
     has_failed: bool = False
+    ends_with_batch: bool = True
 
 
 class LineRunner:
@@ -111,21 +122,26 @@ class LineRunner:
         # The requests of the lines in flight, with their models.
         self._open: dict[str, Gateway] = {}
 
-    async def run(self, line: BatchLine, *, was_begun: bool) -> RunLine:
-        """Run a line to its end. was_begun: another gateway may have submitted it. Raises LineLost."""
+    async def run(self, line: BatchLine, turn: Turn, *, was_begun: bool) -> RunLine:
+        """Run a line to its end. was_begun: another gateway may have submitted it. Raises LineLost.
+
+        The line has a slot while it is submitted, and in the queue or at a worker, and none while it waits for a limit.
+        """
         run = RunLine(line.number, line.custom_id, call_id_of(self._batch.id, line.number))
-        backoff = Backoff(*PAUSE_S, jitter=True)
+        backoff, parked = Backoff(*PAUSE_S, jitter=True), Backoff(*PARKED_S, jitter=True)
         while True:
+            await turn.wait()
+            pause_s = parked_s = 0.0
             try:
                 if self._state.has_ended and not (was_begun and await self._is_known(run.call_id)):
                     run.error, run.has_failed = BatchEnded(), True
                     return run
-                await self._run_once(line, run, was_begun=was_begun)
+                await self._run_once(line, run, turn, was_begun=was_begun)
                 return run
             except _PASSING:
                 pause_s = backoff.next()
             except LineParked:
-                was_begun, pause_s = True, PAUSE_S[1]
+                was_begun, parked_s = True, parked.next()
             except RateLimited as error:
                 if error.headers.get("X-Should-Retry") == "false":
                     run.error, run.has_failed = error, True
@@ -134,9 +150,12 @@ class LineRunner:
             except ApiError as error:
                 run.error, run.has_failed = error, True
                 return run
-            await asyncio.sleep(pause_s)
+            finally:
+                turn.give_back(pause_s)
+            if parked_s:
+                await asyncio.sleep(parked_s)
 
-    async def _run_once(self, line: BatchLine, run: RunLine, *, was_begun: bool) -> None:
+    async def _run_once(self, line: BatchLine, run: RunLine, turn: Turn, *, was_begun: bool) -> None:
         directory, batch = self._directory, self._batch
         # 1) Read the call, with the limits that the key has now.
         caller = await directory.process.key_ring.owner(batch.owner)
@@ -150,9 +169,11 @@ class LineRunner:
         # 2) Listen before the requests are submitted, so that no frame is missed.
         with gateway.listening(ids) as buffer:
             user = user_hash(call.options.labels.user, gateway.user_hash_key)
-            options = gateway.key_limits.charged(caller, call.options.model, self._options(gateway, call, line), user)
+            options, run.ends_with_batch = self._options(gateway, call, line)
+            options = gateway.key_limits.charged(caller, call.options.model, options, user)
             metadata = call.metadata(endpoint.name, int(time.time()))
             await gateway.submission.submit(requests, metadata.encode(), options)
+            turn.accepted()
             self._open.update(dict.fromkeys(ids, gateway))
             try:
                 if self._state.has_ended:
@@ -167,20 +188,23 @@ class LineRunner:
                 for id_ in ids:
                     self._open.pop(id_, None)
 
-    def _options(self, gateway: Gateway, call: Call, line: BatchLine) -> AdmissionOptions:
+    def _options(self, gateway: Gateway, call: Call, line: BatchLine) -> tuple[AdmissionOptions, bool]:
+        """Return the options of a call, and whether its deadline is the end of the batch."""
         settings, left_ms = gateway.settings, max(1, math.ceil(1000 * self._state.left_s))
         options = read_admission_options(
             _NO_HEADERS, self._batch.endpoint, line.body, call.options, 0.0, settings.max_timeout_s
         )
-        return replace(
+        deadline_ms = min(options.deadline_ms or left_ms, left_ms)
+        options = replace(
             options,
-            deadline_ms=min(options.deadline_ms or left_ms, left_ms),
+            deadline_ms=deadline_ms,
             retention_s=LINE_RETENTION_S,
             counts_stored=False,
             bounds=QueueBounds(
                 max(1, settings.max_queued_requests // SHARE), max(1, settings.max_queued_tokens // SHARE)
             ),
         )
+        return options, deadline_ms == left_ms
 
     async def _attach(self, gateway: Gateway, buffer: OutputBuffer, call_id: str) -> None:
         """Have the output published to this gateway, and read what was published before. Raises LineLost."""
@@ -277,11 +301,11 @@ class LineRunner:
         for index in reversed(range(count)):
             await gateway.retry(partial(gateway.broker.delete, request_id(call_id, index)))
 
-    def stopped_by_end(self, error: ApiError) -> bool:
+    def stopped_by_end(self, run: RunLine, error: ApiError) -> bool:
         """True if the end of the batch is the reason of an error."""
-        return (isinstance(error, Cancelled) and self._state.is_cancelled) or (
-            isinstance(error, DeadlinePassed) and self._state.left_s <= 0
-        )
+        if isinstance(error, Cancelled):
+            return self._state.is_cancelled
+        return isinstance(error, DeadlinePassed) and run.ends_with_batch
 
 
 def _in_class(call: Call) -> Call:

@@ -53,7 +53,7 @@ async def validate(
         report.lines += 1
         if report.lines > max_lines:
             report.add(
-                raw.place.line,
+                raw.line,
                 f"The file has more than {max_lines} lines (this server's setting --max-batch-lines).",
                 code="too_many_lines",
             )
@@ -62,11 +62,11 @@ async def validate(
             line = read_line(raw, endpoint, max_bytes)
             check(line)
         except ApiError as error:
-            report.add(raw.place.line, error.message, code=error.code or "invalid_value", param=error.param)
+            report.add(raw.line, error.message, code=error.code or "invalid_value", param=error.param)
         else:
             if not ids.add(line.custom_id):
                 message = "An earlier line has the same custom_id."
-                report.add(raw.place.line, message, code="duplicate_custom_id", param="custom_id")
+                report.add(raw.line, message, code="duplicate_custom_id", param="custom_id")
         if len(report.errors) >= MAX_ERRORS:
             break
         if not report.places or window_lines >= WINDOW_LINES or offset - window_from >= WINDOW_BYTES:

@@ -20,7 +20,7 @@ from quire.gateway.batches.batch_store import LOST, BatchStore, StoredPart, Wind
 from quire.gateway.batches.jsonl import RawLine, read_lines
 from quire.gateway.batches.line import answer_line, call_id_of, error_line, read_line, unrun_line
 from quire.gateway.batches.line_run import BatchState, LineLost, LineRunner, RunLine
-from quire.gateway.batches.slots import LineSlots, Waiting
+from quire.gateway.batches.slots import LineSlots, Turn
 from quire.gateway.errors.api_errors import ApiError, BrokerDown
 from quire.gateway.files.storage import CHUNK, WHOLE, ObjectWriter, Storage, StorageError
 from quire.gateway.telemetry.batch_meter import BatchMeter
@@ -57,6 +57,7 @@ class WindowRun:
         self.failed = 0
         # True until the lines are known to `slots`.
         self.is_reading = True
+        self._turns: list[Turn] = []
         self._batch = state.batch
         self._store = store
         self._storage = storage
@@ -64,6 +65,11 @@ class WindowRun:
         self._meter = meter
         self._max_bytes = max_bytes
         self._was_begun = window.was_begun
+
+    @property
+    def is_idle(self) -> bool:
+        """True if lines wait, and none of them is in the queue or at a worker."""
+        return bool(self._turns) and not any(turn.has_slot for turn in self._turns)
 
     async def run(self) -> None:
         """Run the window to its end. After a failure it is tried again, until another gateway takes the window over."""
@@ -83,7 +89,7 @@ class WindowRun:
         window = self.window
         lines = await self._read()
         # The requests of each line as far as they are known, for the deletion.
-        requests = dict.fromkeys((line.place.line for line in lines), 0)
+        requests = dict.fromkeys((line.place.number for line in lines), 0)
         if not window.is_written:
             runs = await self._run_lines(lines)
             requests |= {run.number: run.requests for run in runs}
@@ -106,19 +112,24 @@ class WindowRun:
         """Return all lines in order, once they have ended. Raises LineLost."""
         self.completed = self.failed = 0
         tasks: list[asyncio.Task[RunLine]] = []
-        with self._slots.window(len(lines)) as waiting:
-            self.is_reading = False
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._run_line(raw, waiting)) for raw in lines]
-            except* LineLost:
-                raise LineLost from None
+        self._turns = [self._slots.turn(self._batch.owner, self._batch.id) for _ in lines]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run_line(*one)) for one in zip(lines, self._turns, strict=True)]
+        except* LineLost:
+            raise LineLost from None
+        finally:
+            self._turns = []
         return [task.result() for task in tasks]
 
-    async def _run_line(self, raw: RawLine, waiting: Waiting) -> RunLine:
-        async with self._slots.one(waiting):
+    async def _run_line(self, raw: RawLine, turn: Turn) -> RunLine:
+        self.is_reading = False
+        await turn.wait()
+        try:
             line = read_line(raw, self._batch.endpoint, self._max_bytes)
-            run = await self.runner.run(line, was_begun=self._was_begun)
+            run = await self.runner.run(line, turn, was_begun=self._was_begun)
+        finally:
+            turn.give_back()
         if run.has_failed:
             self.failed += 1
         else:
@@ -146,7 +157,7 @@ class WindowRun:
                     raise
                 except ApiError as error:
                     failed += 1
-                    if self.runner.stopped_by_end(error):
+                    if self.runner.stopped_by_end(run, error):
                         expired += await self._write_unrun(errors, run)
                     else:
                         await errors.write(error_line(run.call_id, run.custom_id, error))

@@ -226,6 +226,15 @@ class BrokerDown(ApiError):
     code = "broker_unavailable"
 
 
+class ServerBusy(ApiError):
+    """There is no memory for the body now. The body is not read."""
+
+    status = 503
+    type = "server_error"
+    code = "server_busy"
+    closes = True
+
+
 class NoWorkers(ApiError):
     status = 503
     type = "server_error"

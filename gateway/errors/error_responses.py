@@ -77,7 +77,8 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     try:
         return await handler(request)
     except ApiError as error:
-        refusal = error
+        # The traceback has this frame, and the frames that have the body: a cycle would keep them until a collection.
+        refusal = error.with_traceback(None)
     except web.HTTPException as error:
         if error.status < 400:
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -14,9 +13,11 @@ from aiohttp import hdrs, web
 
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.paging import read_page_query
-from quire.gateway.errors.api_errors import ApiError, FileInUse, StorageIsFull, refused
+from quire.gateway.errors.api_errors import ApiError, FileInUse, StorageDown, StorageIsFull, refused
 from quire.gateway.files.file_service import FileService, not_found
-from quire.gateway.files.file_store import PREFIX, PURPOSES, StorageFull, new_file_id, read_id
+from quire.gateway.files.file_store import PREFIX, PURPOSES, StorageFull, UploadLost, new_file_id, read_id
+from quire.gateway.files.reservation import Reservation, ReservedWriter
+from quire.gateway.files.storage import StorageError
 from quire.gateway.files.upload import UploadReader
 from quire.gateway.settings import GatewaySettings
 from quire.shared.validators import shown
@@ -52,15 +53,18 @@ class FileRoutes:
         file_id = new_file_id()
         is_complete = False
         try:
-            # 1) Reserve the largest size that the content can have: uploads at the same time share the bounds.
-            await self._in_bounds(partial(store.reserve, file_id, owner, reader.most, int(time.time())))
-            # 2) Write the content.
-            found = await self._files.write(file_id, reader.read)
-            # 3) Make the file known, with its real size.
-            expires_s = found.expires_s or settings.file_retention_s
-            expires = int(time.time()) + expires_s if expires_s else 0
-            complete = partial(store.complete, filename=found.filename, purpose=found.purpose)
-            stored = await self._in_bounds(partial(complete, file_id, owner, found.size, expires))
+            # 1) Reserve bytes: uploads at the same time share the bounds.
+            reservation = Reservation(store, self._in_bounds, file_id, owner, reader.most)
+            await reservation.begin()
+            async with reservation.renewing():
+                # 2) Write the content, and reserve more bytes as they arrive.
+                found = await self._files.write(
+                    file_id, lambda writer: reader.read(ReservedWriter(writer, reservation))
+                )
+                # 3) Make the file known, with its real size.
+                life_s = found.expires_s or settings.file_retention_s
+                complete = partial(store.complete, filename=found.filename, purpose=found.purpose)
+                stored = await self._in_bounds(partial(complete, file_id, owner, found.size, life_s))
             is_complete = True
         finally:
             if not is_complete:
@@ -150,11 +154,13 @@ class FileRoutes:
                 f"{whose} take {error.taken} bytes, and with this one they would take more than the server's setting "
                 f"{name} allows. Delete files that are not needed."
             ) from error
+        except UploadLost as error:
+            raise StorageDown("The record of the upload was lost; send the file again.") from error
 
     async def _drop(self, file_id: str, owner: str) -> None:
-        """Delete an upload that failed. If Redis is away, it is deleted when its reservation expires."""
-        with suppress(ApiError):
-            await self._files.delete(file_id, owner)
+        """Delete an upload that failed. If Redis is away, it is deleted when its lease ends."""
+        with suppress(ApiError, StorageError):
+            await self._files.retry(partial(self._files.store.drop, file_id, owner))
 
     async def _in_time(self, request: web.Request, written: Awaitable[None]) -> None:
         """Wait for a slow client, for the write timeout at most; then close its connection."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from quire.shared.broker.lane import text
 from quire.shared.keys import BATCHES_TAG
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import command_client
+from quire.shared.redis.clock import unix_time
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class FileService:
             return
         settings = self._settings
         self._client = command_client(self._redis_url, BATCHES_TAG, connections=4)
-        bounds = StorageBounds(settings.max_file_bytes, settings.max_key_file_bytes, settings.max_stored_file_bytes)
+        bounds = StorageBounds(settings.max_file_bytes, settings.key_file_bytes, settings.max_stored_file_bytes)
         self._store = FileStore(self._client, self._storage, bounds)
         self._sweeper = asyncio.create_task(self._sweep_all())
 
@@ -147,11 +147,11 @@ class FileService:
 async def sweep(store: FileStore) -> None:
     """Delete expired files, and the content of files whose deletion a gateway has not finished."""
     client, keys = store.client, store.keys
-    now = int(time.time())
+    now = int(await unix_time(client))
     for member in await client.zrangebyscore(keys.expiring, "-inf", now, start=0, num=SWEEP_COUNT):
         file_id = text(member)
         owner = await client.hget(keys.file(file_id), "owner")
-        reply = await store.delete(file_id, text(owner or b""))
+        reply = await store.delete(file_id, text(owner or b""), only_expired=True)
         if reply == "used":
             await client.zadd(keys.expiring, {file_id: now + IN_USE_S})
         elif reply == "unknown":  # the record was lost with data of Redis

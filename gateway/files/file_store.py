@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from redis.asyncio import Redis
 from quire.gateway.files.storage import Storage
 from quire.shared.broker.lane import text
 from quire.shared.broker.scripts import load_script
-from quire.shared.keys import UPLOAD_S, BatchKeys
+from quire.shared.keys import UPLOAD_LEASE_S, BatchKeys
 
 PREFIX = "file-"
 BATCH, BATCH_OUTPUT = "batch", "batch_output"
@@ -29,6 +30,10 @@ class StorageBounds:
     file: int
     owner: int
     all: int
+
+
+class UploadLost(Exception):
+    """Redis has no record of an upload: its lease has ended, or data of Redis were lost."""
 
 
 class StorageFull(Exception):
@@ -98,29 +103,54 @@ class FileStore:
         self._write_file = load_script(client, "write_file")
         self._delete_file = load_script(client, "delete_file")
 
-    async def reserve(self, file_id: str, owner: str, size: int, now: int) -> None:
-        """Reserve bytes for an upload that begins. Raises StorageFull."""
-        await self._write(file_id, owner, size, expires=now + UPLOAD_S, is_complete=False)
+    async def reserve(
+        self, file_id: str, owner: str, size: int, announced: int = 0, *, has_begun: bool = False
+    ) -> None:
+        """Reserve bytes for an upload until its lease ends, or renew it. Raises StorageFull and UploadLost.
+
+        announced: bytes that are not reserved, but must be free now.
+        """
+        await self._write(file_id, owner, size, announced, life_s=UPLOAD_LEASE_S, is_new=not has_begun)
 
     async def complete(
-        self, file_id: str, owner: str, size: int, expires: int, *, filename: str, purpose: str
+        self, file_id: str, owner: str, size: int, life_s: int, *, filename: str, purpose: str
     ) -> StoredFile:
-        """Make an uploaded file known, with the bytes that it has. Raises StorageFull."""
+        """Make an uploaded file known, with the bytes that it has. Raises StorageFull and UploadLost.
+
+        life_s: seconds until it is deleted; 0 for never.
+        """
         fields = {"filename": filename, "purpose": purpose}
-        await self._write(file_id, owner, size, expires=expires, is_complete=True, **fields)
+        await self._write(file_id, owner, size, life_s=life_s, is_complete=True, fields=fields)
         found = await self.get(file_id, owner)
         if found is None:
             raise ConnectionError("Redis has lost the record of a file")
         return found
 
     async def _write(
-        self, file_id: str, owner: str, size: int, *, expires: int, is_complete: bool, **fields: str
+        self,
+        file_id: str,
+        owner: str,
+        size: int,
+        announced: int = 0,
+        *,
+        life_s: int,
+        is_complete: bool = False,
+        is_new: bool = False,
+        fields: Mapping[str, str] | None = None,
     ) -> None:
         args: list[Any] = [self.keys.prefix, file_id, owner, size, self.bounds.owner, self.bounds.all]
-        args += ["1" if is_complete else "", expires, *(part for item in fields.items() for part in item)]
+        args += [
+            "1" if is_complete else "",
+            life_s,
+            announced,
+            "" if is_new else "1",
+            *(part for item in (fields or {}).items() for part in item),
+        ]
         reply = await self._write_file(keys=[self.keys.file(file_id)], args=args)
         if text(reply[0]) == "full":
             raise StorageFull(text(reply[1]), int(reply[2]))
+        if text(reply[0]) == "lost":
+            raise UploadLost(file_id)
 
     async def get(self, file_id: str, owner: str) -> StoredFile | None:
         """Return a complete file of an owner; None if there is none."""
@@ -141,12 +171,18 @@ class FileStore:
         ordered = sorted((int(index), text(value).split(" ")) for index, value in found.items())
         return [(name, int(size)) for _, (name, size) in ordered]
 
-    async def delete(self, file_id: str, owner: str) -> str:
-        """Delete a file: record, then content. Returns `deleted`, `used` or `unknown`."""
-        reply = text(await self._delete_file(keys=[self.keys.file(file_id)], args=[self.keys.prefix, file_id, owner]))
+    async def delete(self, file_id: str, owner: str, *, only_expired: bool = False) -> str:
+        """Delete a file: record, then content. Returns `deleted`, `used`, `unknown` or, with `only_expired`, `kept`."""
+        args: list[Any] = [self.keys.prefix, file_id, owner, "1" if only_expired else ""]
+        reply = text(await self._delete_file(keys=[self.keys.file(file_id)], args=args))
         if reply == "deleted":
             await self.remove_content(file_id)
         return reply
+
+    async def drop(self, file_id: str, owner: str) -> None:
+        """Delete an upload that has failed: record and content."""
+        if await self.delete(file_id, owner) == "unknown":
+            await self.remove_content(file_id)
 
     async def remove_content(self, file_id: str) -> None:
         """Delete the objects of a file whose record is deleted."""

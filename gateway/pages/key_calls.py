@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable
 from functools import partial
 from typing import Any, TypeVar
@@ -76,7 +75,7 @@ class KeyCalls:
         organisation, project, name = (body.get(part, DEFAULT_NAME) for part in ("organisation", "project", "name"))
         life_s = _whole(body, "expires_in_s", MAX_LIFE_S)
         limits = _limits(body.get("limits", {}))
-        expires = int(time.time()) + life_s if life_s else 0
+        expires = await self._process.retry(partial(self._store.expiry, life_s))
         account, secret = await self._changed(self._store.create(organisation, project, name, limits, expires))
         return web.json_response({**account.shown(), "key": secret}, status=201)
 

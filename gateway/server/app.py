@@ -6,6 +6,7 @@ from aiohttp import web
 
 from quire.gateway.api import headers
 from quire.gateway.api.authentication import authentication
+from quire.gateway.api.body_budget import BODIES, BodyBudget, releasing
 from quire.gateway.api.cors import CorsOrigins
 from quire.gateway.api.openapi import document
 from quire.gateway.batches.batch_service import BATCHES, BatchService
@@ -16,6 +17,7 @@ from quire.gateway.pages.model_cards import ModelCards
 from quire.gateway.pages.status import Status
 from quire.gateway.routes import completion_routes, embedding_routes, message_routes, responses, tokenization
 from quire.gateway.server.http_server import add_headers
+from quire.gateway.server.memory import MemoryReturn
 from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Served
 from quire.gateway.telemetry.access_log import recording
 
@@ -35,10 +37,12 @@ def create_app(models: Served) -> web.Application:
             headers.middleware,
             origins.middleware(),
             authentication(lambda secret: process.key_ring.caller(secret), settings.is_open),
+            releasing(),
         ],
         client_max_size=settings.max_body_bytes,
     )
     app[DIRECTORY] = directory
+    app[BODIES] = BodyBudget(settings.max_bodies_bytes, MemoryReturn().note)
     batches = app[BATCHES] = BatchService(directory)
     app.on_startup.append(batches.open)
     app.on_startup.append(_start)

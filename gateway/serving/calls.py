@@ -16,9 +16,10 @@ from quire.gateway.admission.admission_options import read_admission_options
 from quire.gateway.admission.parking import ParkingState
 from quire.gateway.admission.retry import down
 from quire.gateway.api import resume as stored
+from quire.gateway.api.body_budget import release_body
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.parsing import read_object
+from quire.gateway.api.parsing import BODY, read_object
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import REQUEST_ID, USER_HASH, BrokerDown
@@ -129,6 +130,10 @@ async def serve_with(
     call_id = request[REQUEST_ID]
     requests = call.requests(call_id)
     metadata = call.metadata(dialect.name, int(time.time()))
+    # The body is not needed while the answer is written.
+    del body
+    request.pop(BODY, None)
+    release_body(request)
     # 2) Listen before the requests are submitted, so that no frame is missed.
     can_return = bool(options.idempotency_key) or (call.options.stream and len(requests) == 1)
     with gateway.listening([item.id for item in requests], can_return=can_return) as buffer:

@@ -37,12 +37,16 @@ def by_body(directory: ModelDirectory, handler: ModelHandler) -> Handler:
         try:
             body = request[BODY] = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
             gateway = directory.choose(body.get("model"), caller_of(request))
+            del body  # the handler drops it before the answer is written
         except ApiError as error:
             models = directory.gateways
             if not models:
                 raise
-            request[BODY], gateway = error, models[0]
-        return await handler(gateway, request)
+            request[BODY], gateway = error.with_traceback(None), models[0]
+        try:
+            return await handler(gateway, request)
+        finally:
+            request.pop(BODY, None)
 
     return handle
 

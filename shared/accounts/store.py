@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from quire.shared.accounts.secret import digest_of, new_secret
 from quire.shared.broker.lane import text
 from quire.shared.broker.scripts import load_script
 from quire.shared.keys import AccountKeys
+from quire.shared.redis.clock import unix_time
 from quire.shared.validators import InvalidValue
 
 # Changes that are made again because another caller changed the same account meanwhile.
@@ -46,6 +46,14 @@ class AccountStore:
         self.keys = AccountKeys()
         self.actor = actor
         self._change = load_script(client, "change_account")
+
+    async def now(self) -> float:
+        """Return the unix time of Redis, by which keys expire."""
+        return await unix_time(self.client)
+
+    async def expiry(self, life_s: int) -> int:
+        """Return the unix time after which a new key is not valid; 0 (never) for a life of 0 seconds."""
+        return int(await self.now()) + life_s if life_s else 0
 
     async def has_keys(self) -> bool:
         """True if an API key was ever made."""
@@ -97,7 +105,7 @@ class AccountStore:
         """
         _check_weight("key", limits)
         parent = f"{check_name('organisation', organisation)}/{check_name('project', project)}"
-        now = int(time.time())
+        now = int(await self.now())
         key_id, secret = new_secret()
         key = Account(
             kind="key",
@@ -127,7 +135,7 @@ class AccountStore:
 
     async def revoke(self, key_id: str) -> Account:
         """Make a key invalid; this cannot be undone. Raises UnknownAccount and InvalidValue."""
-        return await self._update("revoke", f"key:{key_id}", {}, revoked=int(time.time()))
+        return await self._update("revoke", f"key:{key_id}", {}, revoked=int(await self.now()))
 
     async def rotate(self, key_id: str, grace_s: int = 0) -> tuple[Account, str]:
         """Give a key a new secret, and return both. The old secret stays valid for `grace_s` seconds."""
@@ -135,7 +143,7 @@ class AccountStore:
         if old.revoked:
             raise InvalidValue("id", "must be that of a key that is not revoked")
         _, secret = new_secret(key_id)
-        until = int(time.time()) + grace_s if grace_s else 0
+        until = await self.expiry(grace_s)
         old_digest = old.digest if grace_s else ""
         changes: dict[str, Any] = {"digest": digest_of(secret), "old_digest": old_digest, "old_until": until}
         return await self._update("rotate", old.place, {"grace_s": grace_s}, **changes), secret

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,6 +14,7 @@ from redis.asyncio import Redis
 from quire.shared.accounts.limits import money
 from quire.shared.broker.lane import text
 from quire.shared.keys import USAGE_S
+from quire.shared.redis.clock import unix_time
 
 DAY_S = 86_400
 MAX_DAYS = USAGE_S // DAY_S
@@ -45,7 +45,7 @@ async def read_usage(client: Redis, prefix: str, days: int, key: str = "") -> li
 
     prefix: of the accounts' keys. key: only this one; all by default.
     """
-    today = int(time.time()) // DAY_S
+    today = int(await unix_time(client)) // DAY_S
     numbers = range(today - days + 1, today + 1)
     pipe = client.pipeline(transaction=False)
     for number in numbers:

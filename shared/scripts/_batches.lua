@@ -9,6 +9,11 @@ end
 -- Number of a window that stands for the validation of the input.
 local VALIDATION = '-1'
 
+-- Milliseconds until a batch expires, negative once it has. expires: its unix time (s).
+local function left_ms(expires, now)
+    return 1000 * tonumber(expires or 0) - now
+end
+
 -- Add to the bytes that all files take, and those of an owner.
 local function add_used(prefix, owner, bytes)
     redis.call('HINCRBY', prefix .. 'used', 'all', bytes)

@@ -21,6 +21,18 @@ local function month_of(day)
     return 12 * (year + era * 400) + month + 2
 end
 
+-- Return the day of a reservation. If the clock of Redis was set back over midnight, an account has begun the next day
+-- already: that day goes on, so no budget is renewed twice.
+local function day_of(root, given, now)
+    local day = math.floor(now / 86400000)
+    for i = 8, #given do
+        if tonumber(redis.call('HGET', root .. 'spent:' .. given[i][1], 'day') or 0) == day + 1 then
+            return day + 1
+        end
+    end
+    return day
+end
+
 -- Read what an account has spent: today, this month, and its buckets as they are now.
 local function spent_of(key, now, day, month, limits)
     local raw = redis.call('HMGET', key, unpack(SPENT))
@@ -36,6 +48,9 @@ local function spent_of(key, now, day, month, limits)
     end
     for name, limit in pairs({calls = limits[2], tokens = limits[3]}) do
         local passed = math.max(0, now - spent[name .. '_at'])
+        if spent[name .. '_at'] > now then -- the clock was set back: the bucket fills from now on, whether or not it allows this
+            redis.call('HSET', key, name .. '_at', now)
+        end
         -- A bucket that is not used yet is full; its time is 0.
         spent[name] = math.min(60000 * limit, spent[name] + math.min(passed, 60000) * limit)
         spent[name .. '_at'] = limit > 0 and now or 0
@@ -68,7 +83,7 @@ end
 local function reserve(prefix, id, charge, most, now, base, is_unchecked)
     local given = cmsgpack.unpack(charge)
     local root, calls, prompt, price_in, price_out, park_s = given[1], given[2], given[3], given[4], given[5], given[7]
-    local day = math.floor(now / 86400000)
+    local day = day_of(root, given, now)
     local month = month_of(day)
     local found = {}
     local reached, account, wait

@@ -1,6 +1,6 @@
 -- End the validation of a batch: its windows can be begun, or it has failed.
 --   KEYS  batch hash
---   ARGV  prefix, id, fencing token, errors as JSON ('' = the input is valid), lines, then `<offset> <line>` at which
+--   ARGV  prefix, id, fencing token, errors as JSON ('' = the input is valid), lines, then `<offset> <number>` at which
 --         each window begins, and those of the end
 --   ->    'begun' | 'failed' | 'lost' (another gateway validates it, or it was cancelled)
 -- Not repeatable, but harmless: a caller that lost the reply gets 'lost'.

@@ -1,13 +1,17 @@
 -- Delete the record of a file, and note that its objects are to be deleted.
 --   KEYS  file hash
---   ARGV  prefix, id, owner
---   ->    'deleted' | 'used' (a batch that has not ended reads it: nothing was done) | 'unknown' (there is no such file
---         of this owner)
+--   ARGV  prefix, id, owner, '1' to delete the file only if it has expired
+--   ->    'deleted' | 'used' (a batch that has not ended reads it: nothing was done) | 'kept' (it has not expired) |
+--         'unknown' (there is no such file of this owner)
 -- Repeatable.
 local prefix, id, owner = ARGV[1], ARGV[2], ARGV[3]
-local found = redis.call('HMGET', KEYS[1], 'owner', 'bytes', 'uses')
+local found = redis.call('HMGET', KEYS[1], 'owner', 'bytes', 'uses', 'expires')
 if not found[1] or found[1] ~= owner then
     return 'unknown'
+end
+local expires = tonumber(found[4] or 0)
+if ARGV[4] == '1' and (expires == 0 or expires > now_ms() / 1000) then
+    return 'kept'
 end
 if tonumber(found[3] or 0) > 0 then
     return 'used'

@@ -20,9 +20,9 @@ FORM, BYTES = "multipart/form-data", "application/octet-stream"
 
 # Statuses of errors that every endpoint may answer with, those of a body, and those of a call that needs Redis.
 EVERY = (400, 401, 417, 431, 500)
-BODY = (408, 413, 415)
+BODY = (408, 413, 415, 503)
 MODEL = (404,)
-CALL = (402, 403, *BODY, *MODEL, 409, 429, 499, 503, 504)
+CALL = (402, 403, *BODY, *MODEL, 409, 429, 499, 504)
 STORED = (404, 499, 503, 504)
 FILES = (404, 503)
 _VERSIONS = ("AnthropicVersion", "AnthropicBeta")
@@ -163,7 +163,7 @@ def _responses() -> tuple[Endpoint, ...]:
         table=RESPONSES,
         unsupported=refused,
         answers={JSON: "ResponseTokens"},
-        errors=(*BODY, *MODEL, 503),
+        errors=(*BODY, *MODEL),
     )
     read = Endpoint(
         method="get",
@@ -207,7 +207,7 @@ def _files() -> tuple[Endpoint, ...]:
             summary="Upload a file",
             form="FileUpload",
             answers={JSON: "File"},
-            errors=(*BODY, *FILES),
+            errors=(*BODY, 404),
         ),
         replace(
             show,
@@ -242,7 +242,7 @@ def _batches() -> tuple[Endpoint, ...]:
             table=BATCHES,
             unsupported={},
             answers={JSON: "Batch"},
-            errors=(*BODY, *FILES, 429),
+            errors=(*BODY, 404, 429),
         ),
         replace(
             show,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -21,6 +22,10 @@ class Store:
     def __init__(self) -> None:
         self.reads: list[str] = []
         self.fault: Exception | None = None
+        self.ahead_s = 0.0
+
+    async def now(self) -> float:
+        return time.time() + self.ahead_s
 
     async def chain(self, key_id: str, known: tuple[Account, ...] = ()) -> tuple[Account, ...]:
         assert {account.id for account in known} <= {key_id}
@@ -79,6 +84,25 @@ async def test_the_owner_of_work_that_goes_on_is_found_without_its_secret() -> N
     assert store.reads == [KEY_ID]
     with pytest.raises(ApiKeyWrong, match="expired or was revoked"):
         await keys.owner("0" * 16)
+
+
+async def test_a_key_expires_by_the_time_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, store = ring()
+    expires = int(time.time()) + 86_400
+    account = Account(kind="key", id=KEY_ID, name="a", digest=digest_of(SECRET), expires=expires)
+
+    async def chain(key_id: str, known: tuple[Account, ...] = ()) -> tuple[Account, ...]:
+        return (account,)
+
+    monkeypatch.setattr(store, "chain", chain)
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # the clock of this process is wrong
+    store.ahead_s = expires - 10.0
+    assert (await keys.caller(SECRET)).owner == KEY_ID
+    store.ahead_s = expires + 10.0
+    keys.forget()
+    for found in (keys.caller(SECRET), keys.owner(KEY_ID)):
+        with pytest.raises(ApiKeyWrong, match="has expired"):
+            await found
 
 
 @pytest.mark.parametrize("change", [{"revoked": 1}, {"expires": 1}])

@@ -16,7 +16,7 @@ from tests.gateway.batches.test_batch_service import left_in_redis
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
 from tests.support.gateway.fake_worker import Steps, emit
-from tests.support.gateway.running import RunningGateway, until
+from tests.support.gateway.running import MODEL, RunningGateway, until
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ async def test_another_gateway_takes_the_windows_of_a_dead_one_over(
         batch = await BatchClient(first).create(jsonl(lines))
 
         async def short_lines_ended() -> bool:
-            return runner_of(first)._slots.taken == 128 and len(worker.claimed) >= 128
+            return runner_of(first)._slots_of(MODEL).taken == 128 and len(worker.claimed) >= 128
 
         await until(short_lines_ended)
         await die(first)

@@ -46,8 +46,9 @@ async def left_in_redis(gateway: RunningGateway) -> list[bytes]:
 
 async def test_a_batch_has_one_line_of_output_for_each_line(gateway: RunningGateway, client: BatchClient) -> None:
     lines = [chat_line(number) for number in range(300)]
+    content = b"\n" * 5000 + jsonl(lines).replace(b"\n", b"\n \r\n")  # blank lines are not counted
     async with gateway.worker(emit([ord("a"), ord("b")])) as worker:
-        batch = await client.create(jsonl(lines), metadata={"job": "7"})
+        batch = await client.create(content, metadata={"job": "7"})
         assert batch["status"] == "validating"
         batch = await client.ended(batch["id"])
         assert len(worker.claimed) == 300

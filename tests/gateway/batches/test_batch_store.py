@@ -71,7 +71,7 @@ async def test_a_batch_is_validated_then_run_window_by_window(stores: Stores) ->
     assert await batches.claim(batch_id) is None
     batch = await batches.get(batch_id)
     assert batch is not None
-    assert await batches.renew(first, 2, 1) == "in_progress"
+    assert (await batches.renew(first, 2, 1))[0] == "in_progress"
     assert (await batches.get(batch_id)).shown()["request_counts"] == {"total": 8, "completed": 2, "failed": 1}  # type: ignore[union-attr]
     for window, counts in ((second, WindowCounts(4, 0, 0, 40, 4)), (first, WindowCounts(3, 1, 0, 30, 3))):
         for _ in range(2):  # repeatable: a window is counted once
@@ -104,7 +104,7 @@ async def test_a_window_whose_lease_has_ended_is_taken_over(stores: Stores, monk
     new = await stores.claim(batch_id)
     assert (new.index, new.was_begun, new.is_written) == (old.index, True, False)
     # The old gateway can neither renew, nor count, nor close.
-    assert await batches.renew(old, 0, 0) == LOST
+    assert (await batches.renew(old, 0, 0))[0] == LOST
     assert await batches.end(old, WindowCounts(4), StoredPart("x", 10), NO_PART) == LOST
     assert await batches.close(old) == LOST
     assert await batches.end(new, WindowCounts(4), NO_PART, NO_PART) == "ended"
@@ -142,7 +142,7 @@ async def test_cancelling(stores: Stores) -> None:
     assert await batches.cancel(batch_id, "another") == ("", [])
     for _ in range(2):
         assert await batches.cancel(batch_id, OWNER) == ("cancelling", [(PLACES[0], PLACES[1])])
-    assert await batches.renew(window, 0, 0) == "cancelling"
+    assert (await batches.renew(window, 0, 0))[0] == "cancelling"
     # The windows that were not begun are run as well: their lines get an error.
     other = await stores.claim(batch_id)
     for one in (window, other):

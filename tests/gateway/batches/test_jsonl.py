@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from quire.gateway.batches.batch_store import LinePlace
 from quire.gateway.batches.jsonl import RawLine, read_lines
+from quire.gateway.files.storage import CHUNK
 
 LINES = st.binary(max_size=20).filter(lambda line: b"\n" not in line)
 
@@ -28,10 +31,10 @@ async def split(data: bytes, size: int, most: int = 100) -> list[RawLine | LineP
 async def test_places_and_blank_lines(size: int) -> None:
     found = await split(b'{"a":1}\n\n \t\r\n{"b":2}\r\nlast', size)
     assert found == [
-        RawLine(LinePlace(0, 1), b'{"a":1}'),
-        RawLine(LinePlace(13, 4), b'{"b":2}\r'),
-        RawLine(LinePlace(22, 5), b"last"),
-        LinePlace(26, 6),
+        RawLine(LinePlace(0, 1), b'{"a":1}', line=1),
+        RawLine(LinePlace(13, 2), b'{"b":2}\r', line=4),
+        RawLine(LinePlace(22, 3), b"last", line=5),
+        LinePlace(26, 4),
     ]
 
 
@@ -40,7 +43,7 @@ async def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_found(size: in
     first, *rest = await split(b"x" * 500 + b"\nnext\n", size, most=10)
     assert isinstance(first, RawLine)
     assert (first.is_too_long, first.place) == (True, LinePlace(0, 1))
-    assert rest == [RawLine(LinePlace(501, 2), b"next"), LinePlace(506, 3)]
+    assert rest == [RawLine(LinePlace(501, 2), b"next", line=2), LinePlace(506, 3)]
 
 
 @pytest.mark.parametrize("length", [9, 10, 11])
@@ -64,11 +67,35 @@ async def test_lines_are_those_of_the_text_and_a_window_reads_its_part(lines: li
     assert end.offset == len(data)
     raw = [one for one in found if isinstance(one, RawLine)]
     assert [one.data for one in raw] == [line for line in lines if line.strip(b" \t\r")]
-    for one in raw:
+    for number, one in enumerate(raw, start=1):
         assert data[one.place.offset :].startswith(one.data)
-        assert lines[one.place.line - 1] == one.data
+        assert lines[one.line - 1] == one.data
+        assert one.place.number == number
     # Reading from the place of any line gives that line and those after it, with their numbers.
     for index, one in enumerate(raw):
         rest = read_lines(stream([data[one.place.offset :]]), 100, one.place)
         again = [line async for line in rest if isinstance(line, RawLine)]
-        assert again == raw[index:]
+        assert [replace(line, line=0) for line in again] == [replace(line, line=0) for line in raw[index:]]
+
+
+@pytest.mark.parametrize("blank", [b"\n", b" \r\n", b" "], ids=repr)
+async def test_thirty_megabytes_of_white_space_are_skipped_at_once(blank: bytes) -> None:
+    """The event loop stands still only while a piece is searched."""
+    data, most = blank * (30_000_000 // len(blank)), 0.0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal most
+        for at in range(0, len(data), CHUNK):
+            began = time.process_time()
+            yield data[at : at + CHUNK]
+            most = max(most, time.process_time() - began)
+        yield b"\nlast\n"
+
+    began = time.process_time()
+    found = [one async for one in read_lines(pieces(), 4_194_304, LinePlace(0, 1))]
+    assert time.process_time() - began < 3  # 20 s if each line costs
+    assert most < 0.05
+    line, end = found
+    assert isinstance(line, RawLine)
+    assert (line.data, line.place.number, line.line) == (b"last", 1, data.count(b"\n") + 2)
+    assert end == LinePlace(len(data) + 6, 2)

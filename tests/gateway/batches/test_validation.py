@@ -44,7 +44,7 @@ async def test_windows_have_a_number_of_lines() -> None:
 async def test_windows_have_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "WINDOW_BYTES", 3000)
     found = await report(jsonl([chat_line(number, user="x" * 1000) for number in range(10)]))
-    assert [place.line for place in found.places] == [1, 4, 7, 10, 11]
+    assert [place.number for place in found.places] == [1, 4, 7, 10, 11]
 
 
 async def test_an_input_without_lines_is_wrong() -> None:

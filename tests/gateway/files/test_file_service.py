@@ -42,19 +42,27 @@ async def store(redis_url: str, tmp_path: Path) -> AsyncIterator[FileStore]:
     await client.aclose()
 
 
-async def add(store: FileStore, expires: int) -> str:
+async def add(store: FileStore, life_s: int = 0) -> str:
     file_id = new_file_id()
+    await store.reserve(file_id, "o", 1)
     await put(store.storage, "0", b"x", file_id=file_id)
-    await store.complete(file_id, "o", 1, expires, filename="x", purpose="batch")
+    await store.complete(file_id, "o", 1, life_s, filename="x", purpose="batch")
+    return file_id
+
+
+async def expire(store: FileStore, file_id: str) -> str:
+    """Make a file one that has expired."""
+    past = int(time.time()) - 1
+    await store.client.hset(store.keys.file(file_id), "expires", past)
+    await store.client.zadd(store.keys.expiring, {file_id: past})
     return file_id
 
 
 async def test_expired_files_and_uploads_that_never_ended_are_deleted(store: FileStore, tmp_path: Path) -> None:
-    now = int(time.time())
-    expired, kept, forever = [await add(store, expires) for expires in (now - 1, now + 100, 0)]
+    expired, kept, forever = await expire(store, await add(store)), await add(store, 100), await add(store)
     upload = new_file_id()
-    await store.reserve(upload, "o", 100, now - 10 * 86_400)
-    await put(store.storage, "0", b"x", file_id=upload)
+    await store.reserve(upload, "o", 100)
+    await put(store.storage, "0", b"x", file_id=await expire(store, upload))
     await sweep(store)
     assert names(tmp_path) == {kept, forever}
     assert await store.get(expired, "o") is None
@@ -62,9 +70,17 @@ async def test_expired_files_and_uploads_that_never_ended_are_deleted(store: Fil
     assert await store.client.smembers(store.keys.doomed) == set()
 
 
+async def test_redis_decides_whether_a_file_has_expired(store: FileStore) -> None:
+    file_id = await add(store, 100)
+    assert await store.delete(file_id, "o", only_expired=True) == "kept"
+    assert await store.delete(await add(store), "o", only_expired=True) == "kept"
+    assert await store.get(file_id, "o") is not None
+    assert await store.delete(await expire(store, file_id), "o", only_expired=True) == "deleted"
+
+
 async def test_a_file_that_a_batch_reads_stays(store: FileStore) -> None:
     now = int(time.time())
-    file_id = await add(store, now - 1)
+    file_id = await expire(store, await add(store))
     await store.client.hincrby(store.keys.file(file_id), "uses", 1)
     await sweep(store)
     assert await store.get(file_id, "o") is not None
@@ -72,15 +88,15 @@ async def test_a_file_that_a_batch_reads_stays(store: FileStore) -> None:
 
 
 async def test_a_deletion_that_was_not_finished_is_finished(store: FileStore, tmp_path: Path) -> None:
-    file_id = await add(store, 0)
-    await store._delete_file(keys=[store.keys.file(file_id)], args=[store.keys.prefix, file_id, "o"])
+    file_id = await add(store)
+    await store._delete_file(keys=[store.keys.file(file_id)], args=[store.keys.prefix, file_id, "o", ""])
     assert (tmp_path / file_id).exists()
     await sweep(store)
     assert not (tmp_path / file_id).exists()
 
 
 async def test_a_file_whose_record_was_lost_is_deleted(store: FileStore, tmp_path: Path) -> None:
-    file_id = await add(store, int(time.time()) - 1)
+    file_id = await expire(store, await add(store))
     await store.client.delete(store.keys.file(file_id))
     await sweep(store)
     assert not (tmp_path / file_id).exists()

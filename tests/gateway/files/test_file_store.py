@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from quire.gateway.files.file_store import FileStore, StorageBounds, StorageFull, StoredFile, new_file_id, read_id
+from quire.gateway.files.file_store import (
+    FileStore,
+    StorageBounds,
+    StorageFull,
+    StoredFile,
+    UploadLost,
+    new_file_id,
+    read_id,
+)
 from quire.gateway.files.folder_storage import FolderStorage
 from quire.gateway.files.storage import StorageError
 from quire.shared.keys import BATCHES_TAG
@@ -24,6 +32,7 @@ async def store(redis_url: str, tmp_path: Path) -> AsyncIterator[FileStore]:
 
 async def add(store: FileStore, size: int = 10, owner: str = "o", file_id: str = "") -> StoredFile:
     file_id = file_id or new_file_id()
+    await store.reserve(file_id, owner, size)
     await put(store.storage, "0", b"x" * size, file_id=file_id)
     return await store.complete(file_id, owner, size, 0, filename="a.jsonl", purpose="batch")
 
@@ -49,17 +58,17 @@ async def test_a_file_is_found_by_its_owner_alone(store: FileStore) -> None:
 
 async def test_uploads_reserve_what_they_may_take(store: FileStore) -> None:
     first, second = new_file_id(), new_file_id()
-    await store.reserve(first, "o", 100, 0)
+    await store.reserve(first, "o", 100)
     with pytest.raises(StorageFull) as caught:
-        await store.reserve(second, "o", 100, 0)
+        await store.reserve(second, "o", 100)
     assert (caught.value.whose, caught.value.taken) == ("owner", 100)
     assert await store.get(first, "o") is None  # it is not complete
     await add(store, 30, file_id=first)
-    await store.reserve(second, "o", 100, 0)  # the first one was smaller than it might have been
+    await store.reserve(second, "o", 100)  # the first one was smaller than it might have been
     assert await used(store) == {b"all": b"130", b"owner:o": b"130"}
-    await store.reserve(new_file_id(), "p", 100, 0)
+    await store.reserve(new_file_id(), "p", 100)
     with pytest.raises(StorageFull) as caught:
-        await store.reserve(new_file_id(), "p", 50, 0)
+        await store.reserve(new_file_id(), "p", 50)
     assert caught.value.whose == "all"
     assert await store.delete(second, "o") == "deleted"
     assert await used(store) == {b"all": b"130", b"owner:o": b"30", b"owner:p": b"100"}
@@ -68,10 +77,28 @@ async def test_uploads_reserve_what_they_may_take(store: FileStore) -> None:
 async def test_a_repeated_command_counts_once(store: FileStore) -> None:
     file_id = new_file_id()
     for _ in range(2):
-        await store.reserve(file_id, "o", 100, 0)
+        await store.reserve(file_id, "o", 100)
     for _ in range(2):
         await add(store, 40, file_id=file_id)
     assert await used(store) == {b"all": b"40", b"owner:o": b"40"}
+
+
+async def test_an_announced_size_must_be_free_and_is_not_reserved(store: FileStore) -> None:
+    await store.reserve(new_file_id(), "o", 10, announced=150)
+    assert await used(store) == {b"all": b"10", b"owner:o": b"10"}
+    with pytest.raises(StorageFull):
+        await store.reserve(new_file_id(), "o", 10, announced=150)
+
+
+async def test_an_upload_that_was_given_up_does_not_come_back(store: FileStore) -> None:
+    file_id = new_file_id()
+    await store.reserve(file_id, "o", 10)
+    await store.delete(file_id, "o")
+    with pytest.raises(UploadLost):
+        await store.reserve(file_id, "o", 10, has_begun=True)
+    with pytest.raises(UploadLost):
+        await store.complete(file_id, "o", 10, 0, filename="a", purpose="batch")
+    assert await used(store) == {b"all": b"0"}
 
 
 async def test_pages(store: FileStore) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from quire.shared.keys import BATCHES_TAG, BatchKeys
+from quire.gateway.files.reservation import STEP
+from quire.shared.keys import BATCHES_TAG, UPLOAD_LEASE_S, BatchKeys
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
+from tests.support.gateway.batch_keys import with_key
 from tests.support.gateway.running import Reply, RunningGateway, until
 
 BOUNDARY = "xyz"
@@ -182,6 +184,58 @@ async def test_a_key_has_a_bound_of_its_own(start_gateway: Start, tmp_path: Path
     assert [one["bytes"] for one in found] == [900]
     assert (await gateway.send(f"DELETE /v1/files/{found[0]['id']} HTTP/1.1\r\nHost: x\r\n\r\n".encode())).status == 200
     assert (await upload(gateway, PURPOSE + file(b"x" * 900) + END)).status == 200
+
+
+async def test_a_key_may_take_a_quarter_of_the_storage_by_default(start_gateway: Start, tmp_path: Path) -> None:
+    gateway = await start_gateway(files_dir=str(tmp_path), max_stored_file_bytes=40_000)
+    reply = await upload(gateway, PURPOSE + file(b"x" * 11_000) + END)
+    assert (reply.status, reply.error["code"]) == (413, "storage_full")
+    assert "--max-key-file-bytes" in reply.error["message"]
+    client, _ = await with_key(gateway)
+    other, _ = await with_key(gateway)
+    for one in (client, other):
+        assert (await one.upload(b"x" * 9000))["bytes"] == 9000
+
+
+async def test_uploads_that_are_only_announced_take_nothing_from_others(start_gateway: Start, tmp_path: Path) -> None:
+    gateway = await start_gateway(
+        files_dir=str(tmp_path), max_file_bytes=2**30, max_stored_file_bytes=2**30 + 2**28, max_key_file_bytes=0
+    )
+    head = f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: {2**30}\r\n"
+    begin = f"POST /v1/files HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + PURPOSE + file(b"x")[:-2]
+    writers = [(await gateway.connect(begin))[1] for _ in range(20)]
+    redis, used = gateway.gateway.process.account_client, BatchKeys().used
+
+    async def all_have_begun() -> bool:
+        return int(await redis.hget(used, "all") or 0) >= 20 * STEP
+
+    await until(all_have_begun)
+    assert (await upload(gateway, PURPOSE + file(b"x" * 900) + END)).status == 200
+    for writer in writers:
+        writer.close()
+
+    async def are_free() -> bool:
+        return int(await redis.hget(used, "all")) == 900
+
+    await until(are_free)
+
+
+async def test_what_a_dead_gateway_has_reserved_is_free_soon(start_gateway: Start, tmp_path: Path) -> None:
+    """The gateway renews a lease of a minute while it lives."""
+    gateway = await start_gateway(files_dir=str(tmp_path))
+    head = f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: 5000000\r\n"
+    begin = f"POST /v1/files HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + PURPOSE + file(b"x")[:-2]
+    _, writer = await gateway.connect(begin)
+    redis, keys = gateway.gateway.process.account_client, BatchKeys()
+
+    async def has_begun() -> bool:
+        return bool(await redis.zcard(keys.expiring))
+
+    await until(has_begun)
+    (_, expires), *_ = await redis.zrange(keys.expiring, 0, -1, withscores=True)
+    seconds, _ = await redis.time()
+    assert expires - seconds <= UPLOAD_LEASE_S
+    writer.close()
 
 
 async def test_a_large_upload_takes_little_memory(start_gateway: Start, tmp_path: Path) -> None:

@@ -23,12 +23,18 @@ def line(number: int, **body: Any) -> dict[str, Any]:
     return {"custom_id": f"line-{number}", "method": "POST", "url": URL, "body": call}
 
 
-def create(url: str, lines: Sequence[dict[str, Any]]) -> str:
+def create(url: str, lines: Sequence[dict[str, Any]], key: str = "none") -> str:
     """Upload the lines, and create a batch of them. Returns its id."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         content = b"".join(json.dumps(one).encode() + b"\n" for one in lines)
         file = client.files.create(file=("lines.jsonl", content), purpose="batch")
         return client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h").id
+
+
+def models(url: str) -> set[str]:
+    """Return the models of a gateway."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        return {one.id for one in client.models.list().data}
 
 
 def again(call: Callable[[], Any]) -> Any:
@@ -43,15 +49,15 @@ def again(call: Callable[[], Any]) -> Any:
             time.sleep(0.2)
 
 
-def show(url: str, batch_id: str) -> Any:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+def show(url: str, batch_id: str, key: str = "none") -> Any:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         return again(lambda: client.batches.retrieve(batch_id))
 
 
-def ended(url: str, batch_id: str, timeout_s: float = 100) -> Any:
+def ended(url: str, batch_id: str, timeout_s: float = 100, key: str = "none") -> Any:
     """Return a batch once it has ended."""
     until = time.monotonic() + timeout_s
-    while (batch := show(url, batch_id)).status in ("validating", "in_progress", "cancelling", "finalizing"):
+    while (batch := show(url, batch_id, key)).status in ("validating", "in_progress", "cancelling", "finalizing"):
         assert time.monotonic() < until, batch
         time.sleep(0.1)
     return batch
@@ -78,6 +84,6 @@ def answers(url: str, batch: Any) -> dict[str, tuple[str, Any]]:
     return found
 
 
-def cancel(url: str, batch_id: str) -> Any:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+def cancel(url: str, batch_id: str, key: str = "none") -> Any:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         return client.batches.cancel(batch_id)

@@ -285,7 +285,7 @@ class FaultStack:
     def gateway(self, *flags: str, port: int = 0, via: Way | None = None, **environ: str) -> tuple[QuireProcess, str]:
         """Start a gateway, on a free port unless one is given; return it with its URL."""
         arguments = ("gateway", str(self.model), "--port", str(port), *flags)
-        process = self._start("tests.support.faults.broken_worker" if environ else "quire", arguments, environ, via)
+        process = self._start("tests.support.faults.broken_gateway" if environ else "quire", arguments, environ, via)
         return process, process.wait_for(r"(http://[\d.]+:\d+)")[1]
 
     def wait(self, condition: Callable[[], Any], timeout_s: float = 15) -> None:

@@ -1,0 +1,21 @@
+"""The command `quire` with a wrong clock: TEST_CLOCK_S is the number of seconds by which it is fast."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from quire.ops.cli.main import main
+
+CLOCK_S = float(os.environ["TEST_CLOCK_S"])
+_now = time.time
+
+
+def skewed() -> float:
+    return _now() + CLOCK_S
+
+
+if __name__ == "__main__":
+    time.time = skewed
+    sys.exit(main())
