@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from quire.shared.broker import MAX_DEATHS, Attachment, Claim, QueueBounds, StepCommit, StepReply, StreamEntry
 from quire.shared.keys import (
@@ -60,6 +61,7 @@ class Request:
     has_lapsed: bool = False  # parked for longer than its retention
     share: Share = ANONYMOUS_SHARE
     prompt_tokens: int = 0
+    rows: int = 1
     arrival: int = 0
 
     @property
@@ -95,8 +97,8 @@ class ProtocolModel:
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
         self.keys: dict[str, tuple[str, str]] = {}  # idempotency key to request and fingerprint
-        # Entry to request and cost, oldest first.
-        self.streams: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in (*QUEUES, *WAITING_QUEUES)}
+        # Entry to request, cost and rows, oldest first.
+        self.streams: dict[str, dict[str, tuple[str, int, int]]] = {name: {} for name in (*QUEUES, *WAITING_QUEUES)}
         self.pending: dict[tuple[str, str], Pending] = {}
         self.mailboxes: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self.totals: Counter[str] = Counter()
@@ -108,6 +110,8 @@ class ProtocolModel:
         # In a queue, under an entry id that Redis has yet to tell, and perhaps read by a worker.
         self.unplaced: list[tuple[Request, str]] = []
         self.fair = FairModel()
+        # The request that the last read left because of its rows.
+        self.too_wide = ""
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
@@ -206,24 +210,29 @@ class ProtocolModel:
 
     # --- worker -------------------------------------------------------------------------------------------------------
 
-    def read(self, worker: str, count: int, queues: Sequence[str]) -> list[StreamEntry]:
+    def read(self, worker: str, rows: int, queues: Sequence[str], widest: int) -> list[StreamEntry]:
         found: list[StreamEntry] = []
+        self.too_wide = ""
         for name in queues:
             new = [(name, entry) for entry in self.streams[name] if (name, entry) not in self.pending]
-            found += self._deliver(worker, new[: count - len(found)])
-            while len(found) < count and (request_id := self.fair.take(name)) is not None:
+            found += self._deliver(worker, new, rows - sum(entry.rows for entry in found))
+            while (left := rows - sum(entry.rows for entry in found)) > 0 and (request_id := self.fair.next(name)):
                 request = self.requests[request_id]
+                if request.rows > (left if found else widest):
+                    self.too_wide = request_id
+                    return found
+                self.fair.take(name)
                 self._take_off(request.queue, request.entry)
                 self._enqueue(request, name, worker)
-                found.append(StreamEntry(name, "", request_id, request.cost))
+                found.append(StreamEntry(name, "", request_id, request.cost, request.rows))
         return found
 
     def read_pending(self, worker: str) -> list[StreamEntry]:
         return self._deliver(worker, [place for place in self._places() if self._is_of(worker, place)])
 
-    def reclaim(self, worker: str, count: int) -> list[StreamEntry]:
+    def reclaim(self, worker: str, rows: int) -> list[StreamEntry]:
         old = [place for place in self._places() if place in self.pending and self.pending[place].is_old]
-        return self._deliver(worker, old[:count])
+        return self._deliver(worker, old, rows)
 
     def claim(self, delivery: StreamEntry, worker: str, attempt: str, incarnation: str) -> Claim | None:
         request = self.requests.get(delivery.request_id)
@@ -408,7 +417,7 @@ class ProtocolModel:
     def place(self, request: Request, entry: str, worker: str) -> None:
         """Redis told the id of the entry of a request. worker: that has read the entry; empty if none has."""
         request.entry = entry
-        self.streams[request.queue][entry] = (request.request_id, request.cost)
+        self.streams[request.queue][entry] = (request.request_id, request.cost, request.rows)
         if worker:
             self.pending[request.queue, entry] = Pending(worker)
 
@@ -418,9 +427,12 @@ class ProtocolModel:
     def _is_of(self, worker: str, place: tuple[str, str]) -> bool:
         return place in self.pending and self.pending[place].worker == worker
 
-    def _deliver(self, worker: str, places: list[tuple[str, str]]) -> list[StreamEntry]:
-        found = []
+    def _deliver(self, worker: str, places: list[tuple[str, str]], rows: float = inf) -> list[StreamEntry]:
+        """Deliver entries as long as a row is left; the last one may have more rows."""
+        found: list[StreamEntry] = []
         for name, entry in places:
+            if rows <= sum(one.rows for one in found):
+                break
             self.pending[name, entry] = Pending(worker)
             found.append(StreamEntry(name, entry, *self.streams[name][entry]))
         return found
@@ -430,17 +442,17 @@ class ProtocolModel:
         self.unplaced.append((request, worker))
 
     def _enqueue_fairly(self, request: Request) -> None:
-        """A request that is alone waits in the stream; as soon as there is another one, all wait in lines."""
+        """A request of one row that is alone waits in the stream; once there is another one, all wait in lines."""
         name = request.priority_class
         self.totals["arrivals"] += 1
         request.arrival = self.totals["arrivals"]
         if not self.fair.waits(name):
             unread = [entry for entry in self.streams[name] if (name, entry) not in self.pending]
-            if not unread:
+            if not unread and request.rows == 1:
                 self.fair.take_at_once(name, request.share, request.prompt_tokens)
                 self._enqueue(request, name)
                 return
-            alone = self.requests.get(self.streams[name][unread[0]][0])
+            alone = self.requests.get(self.streams[name][unread[0]][0]) if unread else None
             if alone and (alone.state, alone.queue, alone.entry) == ("queued", name, unread[0]):
                 self._take_off(name, alone.entry)
                 self.fair.refund_prompt(name, alone.share, alone.prompt_tokens)

@@ -115,7 +115,7 @@ class EngineThread(threading.Thread):
         self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = DEFAULT_PRIORITY
     ) -> None:
         """Start a request after the items that earlier attempts emitted. An older attempt here is dropped."""
-        self._rows_added += request.sampling.num_sequences
+        self._rows_added += request.rows
         self._post(lambda: self._add(request, attempt, earlier, priority))
         if priority < LOWEST_PRIORITY:
             self._engine.interrupt.request()
@@ -230,7 +230,7 @@ class EngineThread(threading.Thread):
     def _add(
         self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int
     ) -> StepItem | None:
-        self._rows_being_taken += request.sampling.num_sequences
+        self._rows_being_taken += request.rows
         self._engine.drop(request.id)
         self._attempts[request.id] = attempt
         try:

@@ -41,6 +41,8 @@ gateways = st.sampled_from(GATEWAYS)
 # An index into a list of the model's objects, taken modulo the length of the list.
 picks = st.integers(0, 63)
 shares = st.sampled_from(SHARES)
+# Sequences of a request that run at once.
+widths = st.sampled_from((1, 1, 1, 2, 4))
 # True if the reply of a call is lost, so that the caller repeats the call.
 losses = st.sampled_from((False, False, True))
 classes = st.sampled_from(PRIORITY_CLASSES)
@@ -155,15 +157,15 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     # --- gateways -----------------------------------------------------------------------------------------------------
 
-    @rule(priority_class=classes, gateway=gateways, share=shares)
-    def submit_plainly(self, priority_class: str, gateway: str, share: Share) -> None:
-        self.submit(priority_class, 10, gateway, AHEAD, False, ("", ""), False, share=share)
+    @rule(priority_class=classes, gateway=gateways, share=shares, rows=widths)
+    def submit_plainly(self, priority_class: str, gateway: str, share: Share, rows: int) -> None:
+        self.submit(priority_class, 10, gateway, AHEAD, False, ("", ""), False, share=share, rows=rows)
 
-    @rule(priority_class=classes, order=st.lists(shares, min_size=2, max_size=4))
-    def crowd(self, priority_class: str, order: list[Share]) -> None:
+    @rule(priority_class=classes, order=st.lists(st.tuples(shares, widths), min_size=2, max_size=4))
+    def crowd(self, priority_class: str, order: list[tuple[Share, int]]) -> None:
         """Several tenants and users come at once, so that some of them wait in lines."""
-        for share in order:
-            self.submit(priority_class, 6, "g0", AHEAD, False, ("", ""), False, share=share)
+        for share, rows in order:
+            self.submit(priority_class, 6, "g0", AHEAD, False, ("", ""), False, share=share, rows=rows)
 
     @rule(
         priority_class=classes,
@@ -177,6 +179,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         retention_s=st.sampled_from((0, 0, STORED_S)),
         share=shares,
         counts_stored=st.booleans(),
+        rows=widths,
     )
     def submit(
         self,
@@ -191,13 +194,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         retention_s: int = 0,
         share: Share = SHARES[0],
         counts_stored: bool = True,
+        rows: int = 1,
     ) -> None:
         key, fingerprint = call
         beside = "" if other is None or not self.has_requests() else self.pick(other).request_id
         request = Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
         request.retention_s, request.is_stored = retention_s, retention_s > 0
         request.share, request.prompt_tokens = share, cost // 2
-        request.counts_stored = counts_stored
+        request.counts_stored, request.rows = counts_stored, rows
         self.call(
             lambda: self.lane.broker.submit(
                 request.request_id,
@@ -218,6 +222,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 prompt_tokens=request.prompt_tokens,
                 share=share,
                 counts_stored=counts_stored,
+                rows=rows,
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,
@@ -323,15 +328,19 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    @rule(name=worker_names, count=st.integers(1, 3), first=picks)
-    def read(self, name: str, count: int, first: int) -> None:
-        """Read new requests, the classes in any order."""
+    @rule(name=worker_names, rows=st.integers(1, 3), first=picks, widest=st.sampled_from((0, 1, 4)))
+    def read(self, name: str, rows: int, first: int, widest: int = 0) -> None:
+        """Read new requests, the classes in any order. widest: 0 for no more rows than `rows`."""
         start = first % len(QUEUES)
         queues = QUEUES[start:] + QUEUES[:start]
+        reader, widest = self.readers[name], widest or rows
         self.take(
             name,
-            self.call(lambda: self.readers[name].read(count, 0, queues), lambda: self.model.read(name, count, queues)),
+            self.call(
+                lambda: reader.read(rows, 0, queues, widest), lambda: self.model.read(name, rows, queues, widest)
+            ),
         )
+        assert reader.too_wide == self.model.too_wide
 
     @rule(name=worker_names)
     def look_back(self, name: str) -> None:
@@ -349,11 +358,11 @@ class ProtocolMachine(RuleBasedStateMachine):
         worker.lives += 1
         self.take(name, self.call(self.pending_of(name), lambda: self.model.read_pending(name)))
 
-    @rule(name=worker_names, count=st.integers(1, 3))
-    def reclaim(self, name: str, count: int) -> None:
+    @rule(name=worker_names, rows=st.integers(1, 3))
+    def reclaim(self, name: str, rows: int) -> None:
         self.take(
             name,
-            self.call(lambda: self.lane.broker.reclaim(name, LEASE_MS, count), lambda: self.model.reclaim(name, count)),
+            self.call(lambda: self.lane.broker.reclaim(name, LEASE_MS, rows), lambda: self.model.reclaim(name, rows)),
         )
 
     def take(self, name: str, deliveries: list[StreamEntry]) -> None:
@@ -562,7 +571,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         """Add a second entry of a request, or an entry of an unknown request."""
         request_id = self.pick(which).request_id if which % 4 else "nobody"
         entry: Any = self.lane.client.xadd(KEYS.queue(queue), {"id": request_id, "cost": 1})
-        self.model.streams[queue][entry.decode()] = (request_id, 1)
+        self.model.streams[queue][entry.decode()] = (request_id, 1, 1)
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
@@ -617,7 +626,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     def check_queues(self, snapshot: Snapshot) -> None:
         for name, entries in snapshot.streams.items():
-            assert entries == {entry: request_id for entry, (request_id, _) in self.model.streams[name].items()}
+            assert entries == {entry: request_id for entry, (request_id, *_) in self.model.streams[name].items()}
         assert snapshot.pending.keys() == self.model.pending.keys()
         for place, (consumer, idle_ms) in snapshot.pending.items():
             assert (consumer, idle_ms > LEASE_MS) == (
