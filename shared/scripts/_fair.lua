@@ -291,13 +291,12 @@ local function leave_share(prefix, own)
     end
 end
 
--- Leave the line, and settle the counters, of a request that ends. own: as for leave_share, then its field emitted.
+-- Leave the line, and settle the counters, of a request that ends. own: as for leave_share, then the tokens that it used.
 local function end_share(prefix, own)
     leave_share(prefix, own)
     local share = share_of(own[4], own[5])
-    if share and own[6] ~= '0' and tonumber(own[7]) then
-        charge(users_of(prefix, share.class, share.tenant), share.user,
-            amount(tonumber(own[7]), OUTPUT_COST, share.weight))
+    if share and own[6] ~= '0' then
+        charge(users_of(prefix, share.class, share.tenant), share.user, amount(own[7], OUTPUT_COST, share.weight))
     end
 end
 

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from quire.shared.broker import MAX_DEATHS, Attachment, Claim, QueueBounds, StepCommit, StepReply, StreamEntry
+from quire.shared.broker import (
+    MAX_DEATHS,
+    Attachment,
+    Claim,
+    ComputedTokens,
+    QueueBounds,
+    StepCommit,
+    StepReply,
+    StreamEntry,
+)
 from quire.shared.keys import (
     HIDDEN_RETENTION_S,
     LOG_BYTES_PER_TOKEN,
@@ -44,6 +53,7 @@ class Request:
     incarnation: str = ""
     attempt: str = ""
     emitted: int = 0
+    computed: int = 0
     log: list[tuple[str, bytes]] = field(default_factory=list)
     is_cancelled: bool = False
     listeners: list[str] = field(default_factory=list)
@@ -67,6 +77,10 @@ class Request:
     @property
     def waits_in_line(self) -> bool:
         return self.queue in WAITING_QUEUES
+
+    @property
+    def used(self) -> int:
+        return max(self.emitted, self.computed)
 
     @property
     def body(self) -> bytes:
@@ -292,7 +306,13 @@ class ProtocolModel:
         request.waits = False
         return True
 
-    def commit_step(self, worker: str, commits: Sequence[StepCommit], obeyed: Sequence[tuple[str, str]]) -> StepReply:
+    def commit_step(
+        self,
+        worker: str,
+        commits: Sequence[StepCommit],
+        obeyed: Sequence[tuple[str, str]],
+        computed: Sequence[ComputedTokens] = (),
+    ) -> StepReply:
         lost, cancelled, expired, behind = [], [], [], {}
         frames: defaultdict[str, list[bytes]] = defaultdict(list)
         mailbox = self.mailboxes[worker]
@@ -304,6 +324,13 @@ class ProtocolModel:
                 cancelled.append(request_id)
             else:
                 lost.append((request_id, notice))
+        for one in computed:
+            counted = self.requests.get(one.request_id)
+            if counted is None or counted.state != "running" or counted.attempt != one.attempt:
+                continue
+            # The attempt after a death computes the same tokens again, which count once.
+            before, counted.computed = counted.computed, max(one.count, counted.computed)
+            self.fair.charge_output(counted.priority_class, counted.share, counted.computed - before)
         for attempt, item in ((commit.attempt, commit.item) for commit in commits):
             request = self.requests.get(item.request_id)
             if request is None or request.state == "queued" or request.attempt != attempt:
@@ -320,7 +347,9 @@ class ProtocolModel:
             elif item.start == request.emitted and (item.outcome or item.end > item.start):
                 request.log.append((f"{item.end}-{1 if item.outcome else 0}", item.encode()))
                 request.emitted = item.end
-                self.fair.charge_output(request.priority_class, request.share, item.end - item.start)
+                whole_at_once = item.start == 0 and item.outcome is not None
+                counted_tokens = min(item.end, request.computed) if whole_at_once else item.start
+                self.fair.charge_output(request.priority_class, request.share, item.end - counted_tokens)
                 frames[request.gateway].append(item.encode())
                 if item.outcome:
                     self._finish(request, item.outcome.name)
@@ -507,7 +536,7 @@ class ProtocolModel:
     def _finish(self, request: Request, outcome: str) -> None:
         self._leave_share(request)
         if request.deliveries:
-            self.fair.charge_user(request.priority_class, request.share, request.emitted)
+            self.fair.charge_user(request.priority_class, request.share, request.used)
         self._take_off(request.queue, request.entry)
         if request.retention_s and request.request_id in self.stored:
             self.written += LOG_BYTES_PER_TOKEN * request.emitted

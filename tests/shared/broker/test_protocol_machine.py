@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -20,7 +20,16 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from quire.shared.broker import Claim, IdempotencyConflict, QueueBounds, QueueFull, StepCommit, StepReply, StreamEntry
+from quire.shared.broker import (
+    Claim,
+    ComputedTokens,
+    IdempotencyConflict,
+    QueueBounds,
+    QueueFull,
+    StepCommit,
+    StepReply,
+    StreamEntry,
+)
 from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
@@ -52,6 +61,7 @@ SHIFTS = (0, 0, 0, 0, 0, -2, -1, 1)
 ENDINGS = (None, None, None, None, "stop", "length")
 sizes = st.sampled_from(SIZES)
 endings = st.sampled_from(ENDINGS)
+counts = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 12)), max_size=2)
 moves = st.sampled_from(tuple(product(range(8), SIZES, SHIFTS, ENDINGS)))  # one draw is faster than four draws
 # Idempotency keys and fingerprints.
 calls = st.sampled_from((("", ""), ("", ""), ("k0", "f0"), ("k0", "f1"), ("k1", "f0")))
@@ -413,12 +423,25 @@ class ProtocolMachine(RuleBasedStateMachine):
             lost,
         )
 
-    @rule(name=worker_names, moves=st.lists(moves, max_size=3), lost=losses)
-    def commit(self, name: str, moves: list[tuple[int, int, int, str | None]], lost: bool) -> None:
-        """Commit a step of requests that this worker, or one of its earlier lives, computes."""
+    @rule(name=worker_names, moves=st.lists(moves, max_size=3), lost=losses, counts=counts)
+    def commit(
+        self, name: str, moves: list[tuple[int, int, int, str | None]], lost: bool, counts: list[tuple[int, int]]
+    ) -> None:
+        """Commit a step of requests that this worker, or one of its earlier lives, computes.
+
+        counts: tokens that were computed for some of them so far.
+        """
         worker = self.workers[name]
         attempts = worker.held + worker.ghosts
-        self.commit_step(worker, [(attempts[which % len(attempts)], *rest) for which, *rest in moves if attempts], lost)
+        if not attempts:
+            return
+        computed = [(attempts[which % len(attempts)], count) for which, count in counts]
+        self.commit_step(
+            worker,
+            [(attempts[which % len(attempts)], *rest) for which, *rest in moves],
+            lost,
+            [ComputedTokens(attempt.request_id, attempt.token, count) for attempt, count in computed],
+        )
 
     @rule(name=worker_names, which=picks, size=sizes, ending=endings, lost=losses)
     def serve(self, name: str, which: int, size: int, ending: str | None, lost: bool) -> None:
@@ -453,7 +476,9 @@ class ProtocolMachine(RuleBasedStateMachine):
         for _ in range(len(worker.handed)):
             self.claim(worker.name, 0, False, False)
 
-    def commit_step(self, worker: Worker, parts: list[tuple[Any, ...]], lost: bool) -> None:
+    def commit_step(
+        self, worker: Worker, parts: list[tuple[Any, ...]], lost: bool, computed: Sequence[ComputedTokens] = ()
+    ) -> None:
         commits, ends = [], []
         for attempt, size, shift, ending in parts:
             start = max(0, attempt.position + shift)
@@ -464,8 +489,8 @@ class ProtocolMachine(RuleBasedStateMachine):
             if shift == 0:
                 ends.append((attempt, item))
         reply = self.call(
-            lambda: self.lane.broker.commit_step(worker.name, commits, worker.obeyed),
-            lambda: self.model.commit_step(worker.name, commits, worker.obeyed),
+            lambda: self.lane.broker.commit_step(worker.name, commits, worker.obeyed, computed),
+            lambda: self.model.commit_step(worker.name, commits, worker.obeyed, computed),
             lost,
         )
         worker.obeyed = reply.notices
@@ -819,6 +844,12 @@ BUGS: dict[str, Patch] = {
         ("    if own and own >= floor then\n        return own\n", "    if own then\n        return own\n"),
     ),
     "output tokens are not charged": (("charge_output(prefix, served)\n", ""),),
+    "what is computed again is charged again": (
+        ("'running' and tokens > before then", "'running' then"),
+        ("serve(state[6], tokens - before)", "serve(state[6], tokens)"),
+    ),
+    "what was computed is charged again with the answer": (("    if first == 0 and outcome ~= ''", "    if false"),),
+    "a worker reads more than its rows": (("local rows = found and rows_of(found[2]) or 1\n", "local rows = 1\n"),),
     "a request that never ran is charged": (("already\n        refund_prompt(prefix, share)\n", "already\n"),),
     "the first of a line keeps its place in the stream": (("        put_back(prefix, class, unread)\n", ""),),
     "no worker is woken": (("share, '*')\n    wake(prefix)\n", "share, '*')\n"),),
