@@ -45,12 +45,12 @@ class ComputedTokens(NamedTuple):
     """The tokens that an attempt has computed so far for a request that ranks several sequences.
 
     Such a request emits nothing before its end, and then only the best sequences. The attempt after it computes the
-    same tokens again, so the largest count of all attempts is what the request has used.
+    same tokens again, so the largest number of all attempts is what the request has used.
     """
 
     request_id: str
     attempt: str
-    count: int
+    tokens: int
 
 
 class PackedStep:

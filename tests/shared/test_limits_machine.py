@@ -371,10 +371,10 @@ class LimitsMachine(RuleBasedStateMachine):
         item = StepItem(work.request_id, work.emitted, (), Outcome(outcome) if outcome else None)
         for _ in range(1 + lost):
             finished(self.lane.broker.commit_step("w", [StepCommit(work.attempt, item)], (), [computed]))
-        if computed.count > work.computed:
-            if self.is_used_up(work, computed.count):
+        if computed.tokens > work.computed:
+            if self.is_used_up(work, computed.tokens):
                 return
-            work.computed = computed.count
+            work.computed = computed.tokens
         if outcome:
             self.end(work, outcome)
 

@@ -329,7 +329,7 @@ class ProtocolModel:
             if counted is None or counted.state != "running" or counted.attempt != one.attempt:
                 continue
             # The attempt after a death computes the same tokens again, which count once.
-            before, counted.computed = counted.computed, max(one.count, counted.computed)
+            before, counted.computed = counted.computed, max(one.tokens, counted.computed)
             self.fair.charge_output(counted.priority_class, counted.share, counted.computed - before)
         for attempt, item in ((commit.attempt, commit.item) for commit in commits):
             request = self.requests.get(item.request_id)

@@ -443,6 +443,17 @@ class ProtocolMachine(RuleBasedStateMachine):
             [ComputedTokens(attempt.request_id, attempt.token, count) for attempt, count in computed],
         )
 
+    @rule(name=worker_names, which=picks, size=st.integers(1, 3), counted=st.integers(1, 12), lost=losses)
+    def rank(self, name: str, which: int, size: int, counted: int, lost: bool) -> None:
+        """A request with ranked choices ends: its tokens were counted before, and come all at once."""
+        worker = self.workers[name]
+        attempts = [attempt for attempt in worker.held if attempt.position == 0]
+        if attempts:
+            attempt = attempts[which % len(attempts)]
+            computed = ComputedTokens(attempt.request_id, attempt.token, counted)
+            self.commit_step(worker, [], lost, [computed])
+            self.commit_step(worker, [(attempt, size, 0, "stop")], lost)
+
     @rule(name=worker_names, which=picks, size=sizes, ending=endings, lost=losses)
     def serve(self, name: str, which: int, size: int, ending: str | None, lost: bool) -> None:
         """Let a worker read, claim, and commit a step of all its requests, of which one may end."""

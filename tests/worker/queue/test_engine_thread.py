@@ -219,9 +219,9 @@ def test_the_tokens_of_a_ranked_request_leave_before_its_end_with_the_token_of_t
     loop.join(10)
     counts = [one for _, computed in emitted for one in computed]
     assert {(one.request_id, one.attempt) for one in counts} == {(REQUEST.id, "attempt")}
-    assert counts[0].count == 3
+    assert counts[0].tokens == 3
     [end] = [number for number, (commits, _) in enumerate(emitted) if commits]
     assert emitted[end][0][0].item.start == 0
     # Nothing of the request comes after its end.
     assert not any(computed for _, computed in emitted[end + 1 :])
-    assert counts[-1].count == max(one.count for one in counts) >= 9
+    assert counts[-1].tokens == max(one.tokens for one in counts) >= 9
