@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from quire.shared.broker import Broker, QueueReader, StepCommit, new_id
+from quire.shared.broker import Broker, ComputedTokens, QueueReader, StepCommit, new_id
 from quire.shared.keys import BEAT_S
 from quire.shared.messages import WorkerCard
 from quire.shared.redis.check import check_redis
@@ -164,9 +164,9 @@ class WorkerService:
         committer = Committer(broker, self._worker_id, on_lost=lambda: consumer.reread_pending())
 
         # `emit` and `ended` run on the engine's thread, and do nothing once the event loop is closed.
-        def emit(commits: list[StepCommit]) -> None:
+        def emit(commits: list[StepCommit], computed: list[ComputedTokens]) -> None:
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(committer.put, commits)
+                loop.call_soon_threadsafe(committer.put, commits, computed)
 
         def ended() -> None:
             with suppress(RuntimeError):

@@ -132,6 +132,7 @@ async def _retry(broker: Broker, one: DeadRequest) -> int:
         metadata=one.metadata,
         is_background=True,
         prompt_tokens=len(request.prompt),
+        rows=request.rows,
         share=one.share,
     )
     await broker.drop_dead(one.entry_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.shared.keys import PRIORITY_CLASSES
+from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from quire.shared.redis.url import DEFAULT_REDIS_URL
 from quire.shared.settings import option
 from quire.shared.share import DEFAULT_WEIGHT, MAX_WEIGHT
@@ -77,7 +77,7 @@ class KeySettings:
         None,
         variable="QUIRE_KEYS_PRIORITY",
         metavar="CLASS",
-        help=f"Highest priority class of calls: {', '.join(PRIORITY_CLASSES)}; an empty text allows all.",
+        help=f"Highest priority class of calls: {', '.join(PRIORITY_CLASSES)}; without it {DEFAULT_CLASS}.",
     )
     max_tokens: int | None = option(
         None, minimum=0, variable="QUIRE_KEYS_MAX_TOKENS", metavar="N", help="Largest max_tokens of a call."

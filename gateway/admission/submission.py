@@ -179,6 +179,7 @@ class Submission:
                 charge=options.charge,
                 share=options.share,
                 prompt_tokens=len(request.prompt),
+                rows=request.rows,
                 # Further prompts of a call have a number behind its id.
                 begins_call="-" not in request.id,
             )

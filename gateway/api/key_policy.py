@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import Caller
 from quire.gateway.errors.api_errors import ModelNotFound, PermissionDenied, refused
-from quire.shared.keys import PRIORITY_CLASSES
+from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 
 C = TypeVar("C", bound=Call)
 
@@ -34,9 +34,13 @@ def check_model(caller: Caller, model: str) -> None:
 def restricted(caller: Caller, call: C, body: Mapping[str, Any]) -> C:
     """Return a call within the limits of its key.
 
-    A value that the client gave is refused if it is above a limit; a default is lowered to the limit. Raises ApiError.
+    A value that the client gave is refused if it is above a limit; a default is lowered to the limit. A class above the
+    default one needs a `priority` limit that grants it: it would come before the shares of all other tenants.
+    Raises ApiError.
     """
     check_model(caller, call.options.model)
+    if not caller.accounts:
+        return call
     limits = [account.limits for account in caller.accounts]
     most = min((one.max_tokens for one in limits if one.max_tokens), default=0)
     if most and any(sampling.max_tokens > most for sampling in call.sampling):
@@ -48,9 +52,13 @@ def restricted(caller: Caller, call: C, body: Mapping[str, Any]) -> C:
         lowered = tuple(replace(one, max_tokens=min(one.max_tokens, most)) for one in call.sampling)
         call = replace(call, sampling=lowered)
     ranks = [PRIORITY_CLASSES.index(one.priority) for one in limits if one.priority]
-    highest = PRIORITY_CLASSES[max(ranks, default=0)]
+    highest = PRIORITY_CLASSES[max(ranks)] if ranks else DEFAULT_CLASS
     if PRIORITY_CLASSES.index(call.options.priority) < PRIORITY_CLASSES.index(highest):
         if given := next((name for name in _CLASSES if body.get(name) not in (None, "auto", "default")), ""):
-            raise PermissionDenied(f"{given}: your API key allows the class {highest} at most.", param=given)
+            raise PermissionDenied(
+                f"{given}: your API key allows the class {highest} at most. Send that class, or ask the operator for a "
+                "higher limit `priority` of the key.",
+                param=given,
+            )
         call = replace(call, options=replace(call.options, priority=highest))
     return call

@@ -28,7 +28,8 @@ COSTS = ("cost_per_day", "cost_per_month")
 class AccountLimits:
     """Limits of one account.
 
-    models: names that calls may use. priority: highest class of its calls. max_tokens: of one call. Costs are in
+    models: names that calls may use. priority: highest class of its calls; `standard` if no account of a key
+    has one. max_tokens: of one call. Costs are in
     billionths of the unit of the prices. weight: of a project in fair sharing; other accounts have none.
     """
 

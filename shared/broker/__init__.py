@@ -7,7 +7,7 @@ docs/protocol.md states the invariants that the scripts keep.
 from __future__ import annotations
 
 from quire.shared.broker.adapters import AdapterVerbs
-from quire.shared.broker.commit import CommitVerb, PackedStep, StepCommit, StepReply
+from quire.shared.broker.commit import CommitVerb, ComputedTokens, PackedStep, StepCommit, StepReply
 from quire.shared.broker.gateway import (
     Attachment,
     GatewayVerbs,
@@ -28,6 +28,7 @@ __all__ = [
     "Attachment",
     "Broker",
     "Claim",
+    "ComputedTokens",
     "DeadRequest",
     "IdempotencyConflict",
     "LastBeat",

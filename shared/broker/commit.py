@@ -41,6 +41,18 @@ class StepCommit(NamedTuple):
     item: StepItem
 
 
+class ComputedTokens(NamedTuple):
+    """The tokens that an attempt has computed so far for a request that ranks several sequences.
+
+    Such a request emits nothing before its end, and then only the best sequences. The attempt after it computes the
+    same tokens again, so the largest number of all attempts is what the request has used.
+    """
+
+    request_id: str
+    attempt: str
+    tokens: int
+
+
 class PackedStep:
     """The requests of a step as the script takes them: six values each; the last one is the item in msgpack."""
 
@@ -76,14 +88,16 @@ class CommitVerb(Lane):
         worker_id: str,
         commits: PackedStep | Sequence[StepCommit],
         obeyed: Sequence[tuple[str, str]] = (),
+        computed: Iterable[ComputedTokens] = (),
     ) -> StepReply:
         """Log and publish one step's tokens under the fence. If the call fails, repeat it with the same arguments.
 
-        obeyed: the `notices` of the reply before this one.
+        obeyed: the `notices` of the reply before this one. computed: counts that are charged.
         """
         step = commits if isinstance(commits, PackedStep) else PackedStep(commits)
         # One argument for the whole step: redis-py takes several microseconds per argument.
         args: list[Any] = [self.keys.prefix, RETENTION_S, self._packer.pack(step.values)]
+        args.append(self._packer.pack([value for one in computed for value in one]) if computed else b"")
         args += (part.encode(errors="surrogateescape") for notice in obeyed for part in notice)
         reply: Any = await self._commit_step(keys=[self.keys.mailbox(worker_id)], args=args)
         if not any(reply):

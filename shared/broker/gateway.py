@@ -91,6 +91,7 @@ class GatewayVerbs(Lane):
         owner: str = "",
         charge: Charge | None = None,
         prompt_tokens: int = 0,
+        rows: int = 1,
         begins_call: bool = True,
         share: Share = ANONYMOUS_SHARE,
     ) -> str:
@@ -104,7 +105,7 @@ class GatewayVerbs(Lane):
         `LaneKeys.conversation`. counts_stored: whether `stored_bytes` bounds the retention.
         owner: id of the API key of the call; empty without one.
         charge, prompt_tokens, begins_call: what the request is charged to, the tokens of its prompt, and whether it
-        counts as a call. share: who the request counts for while others wait.
+        counts as a call. share: who the request counts for while others wait. rows: sequences that it runs at once.
         Returns the id of the request that stands for the call: an earlier one if the key was used before. Raises
         QueueFull, IdempotencyConflict and LimitReached.
         """
@@ -115,7 +116,7 @@ class GatewayVerbs(Lane):
         args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
         args += [retention_s or "", conversation, bounds.stored_bytes if counts_stored else "", RETENTION_S, owner]
         args.append(b"" if charge is None else charge.encode(prompt_tokens, begins_call=begins_call))
-        args += [share.tenant, share.weight, share.user, prompt_tokens]
+        args += [share.tenant, share.weight, share.user, prompt_tokens, rows]
         reply = await self._submit(keys=keys, args=args)
         found = SubmitReply(text(reply[0]))
         if found is SubmitReply.FULL:

@@ -17,12 +17,16 @@ from quire.shared.keys import GROUP, QUEUES, LaneKeys
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
-    """A stream entry that is pending for this worker and not claimed yet. `queue` is one of QUEUES."""
+    """A stream entry that is pending for this worker and not claimed yet. `queue` is one of QUEUES.
+
+    rows: sequences that the request runs at once.
+    """
 
     queue: str
     entry_id: str
     request_id: str
     cost: int
+    rows: int = 1
 
 
 class QueueReader:
@@ -35,6 +39,8 @@ class QueueReader:
         self._connection_id: int | None = None
         self._read_now = load_script(client, "read")
         self._was_empty = False
+        # The next request, if the last `read` left it because it has more rows than were asked for; else ''.
+        self.too_wide = ""
         # Entries of the stream `wake` that this worker has read and not yet acknowledged.
         self._wakes: list[str] = []
 
@@ -49,21 +55,28 @@ class QueueReader:
         self._connection_id = await self.client.client_id()
         return await self._read(QUEUES, start="0")
 
-    async def read(self, count: int, block_ms: int, queues: Sequence[str] = QUEUES) -> list[StreamEntry]:
-        """Return up to `count` new requests, from the first of `queues` first; block up to `block_ms` for one.
+    async def read(
+        self, rows: int, block_ms: int, queues: Sequence[str] = QUEUES, widest: int | None = None
+    ) -> list[StreamEntry]:
+        """Return new requests with up to `rows` rows, from the first of `queues` first; block up to `block_ms` for one.
 
-        A read that blocked returns at most one request per queue, so it may exceed `count`.
+        widest: rows that the first request may have, by default `rows`. A request with more rows than are left stays in
+        Redis; `too_wide` names it, nothing behind it is read, and the read does not block.
+        A request that was handed back is read whatever its rows, as long as a row is left. A read that blocked returns
+        at most one request per queue. In both cases the requests may have more than `rows` rows.
         """
+        widest = rows if widest is None else widest
+        self.too_wide = ""
         # After a blocking read that found nothing, little can have arrived: block immediately. A blocking read returns
         # at most one entry per queue, so the read after it polls again.
-        is_idle = self._was_empty and block_ms > 0 and count >= len(queues)
-        found = [] if is_idle else await self._poll(count, queues)
-        if found or block_ms <= 0:
+        is_idle = self._was_empty and block_ms > 0 and rows >= len(queues)
+        found = [] if is_idle else await self._poll(rows, widest, queues)
+        if found or self.too_wide or block_ms <= 0:
             return found
         found = await self._read(queues, start=">", count=1, block_ms=block_ms)
         if not found and self._wakes:  # requests wait in lines
-            found = await self._poll(count, queues)
-        self._was_empty = not found
+            found = await self._poll(rows, widest, queues)
+        self._was_empty = not found and not self.too_wide
         return found
 
     async def wait(self, queues: Sequence[str], block_ms: int) -> list[StreamEntry]:
@@ -75,12 +88,13 @@ class QueueReader:
         """
         return await self._read(queues, start=">", count=1, block_ms=block_ms, wakes=False)
 
-    async def _poll(self, count: int, queues: Sequence[str]) -> list[StreamEntry]:
+    async def _poll(self, rows: int, widest: int, queues: Sequence[str]) -> list[StreamEntry]:
         wakes, self._wakes = self._wakes, []
-        reply: Any = await self._read_now(
+        *reply, too_wide = await self._read_now(
             keys=[self.keys.queue(name) for name in queues],
-            args=[self.worker_id, max(0, count), self.keys.prefix, *wakes],
+            args=[self.worker_id, max(0, rows), self.keys.prefix, widest, *wakes],
         )
+        self.too_wide = text(too_wide)
         return [
             read_entry(name, entry_id, dict(zip(fields[::2], fields[1::2], strict=True)))
             for name, entries in zip(queues, reply, strict=True)
@@ -111,5 +125,6 @@ class QueueReader:
 def read_entry(queue: str, entry_id: Any, fields: Any) -> StreamEntry:
     """Decode a stream entry."""
     fields = fields or {}  # an entry that was deleted while it was pending; claim removes it
-    request_id, cost = text(fields.get(b"id", b"")), fields.get(b"cost", b"0")
-    return StreamEntry(queue, text(entry_id), request_id, int(cost) if cost.isdigit() else 0)
+    request_id, cost, rows = text(fields.get(b"id", b"")), fields.get(b"cost", b"0"), fields.get(b"rows", b"1")
+    cost, rows = (int(number) if number.isdigit() else 0 for number in (cost, rows))
+    return StreamEntry(queue, text(entry_id), request_id, cost, max(1, rows))

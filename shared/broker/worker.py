@@ -142,19 +142,25 @@ class WorkerVerbs(Lane):
         args = [self.keys.prefix, *(part for attempt in attempts for part in attempt)]
         return int(await self._release(keys=[self.keys.load], args=args)) if attempts else 0
 
-    async def reclaim(self, worker_id: str, lease_ms: int, count: int) -> list[StreamEntry]:
-        """Take over up to `count` requests that their workers have not renewed for `lease_ms`."""
+    async def reclaim(self, worker_id: str, lease_ms: int, rows: int) -> list[StreamEntry]:
+        """Take over requests that their workers have not renewed for `lease_ms`, as many as fill `rows` rows.
+
+        The last one may have more rows than are left.
+        """
         found: list[StreamEntry] = []
         for name in QUEUES:
-            start: Any = "0-0"
-            while len(found) < count:
-                reply: Any = await self.client.xautoclaim(
-                    self.keys.queue(name), GROUP, worker_id, lease_ms, start_id=start, count=count - len(found)
-                )
-                start, entries = reply[0], reply[1]
-                found += [read_entry(name, entry_id, fields) for entry_id, fields in entries if entry_id is not None]
-                if text(start) == "0-0":
+            if rows <= 0:
+                break
+            stream = self.keys.queue(name)
+            old: Any = await self.client.xpending_range(stream, GROUP, "-", "+", rows, idle=lease_ms)
+            for one in old:
+                if rows <= 0:
                     break
+                # Nothing, if another worker was faster.
+                reply: Any = await self.client.xclaim(stream, GROUP, worker_id, lease_ms, [one["message_id"]])
+                taken = [read_entry(name, entry_id, fields) for entry_id, fields in reply if entry_id is not None]
+                rows -= sum(entry.rows for entry in taken)
+                found += taken
         return found
 
     async def listeners_of(self, request_ids: Sequence[str]) -> dict[str, list[str]]:

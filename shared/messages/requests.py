@@ -64,6 +64,11 @@ class GenerationRequest:
         generated = 0 if self.pooling else self.sampling.num_sequences * self.sampling.max_tokens
         return len(self.prompt) + generated
 
+    @property
+    def rows(self) -> int:
+        """The number of sequences that run at once. A worker reads requests for as many rows as it has free."""
+        return 1 if self.pooling or not self.sampling.max_tokens else self.sampling.num_sequences
+
     def encode(self) -> bytes:
         """The request as a message."""
         return pack(as_map(self) | {"prompt": pack_token_ids(self.prompt), "sampling": as_map(self.sampling)})

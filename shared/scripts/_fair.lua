@@ -143,14 +143,27 @@ local function add_waiting(prefix, tenant, requests, tokens)
     end
 end
 
+-- Return the fields of an entry. The entry of a request with one row has no field `rows`.
+local function fields_of(id, cost, rows)
+    if rows > 1 then
+        return 'id', id, 'cost', cost, 'rows', rows
+    end
+    return 'id', id, 'cost', cost
+end
+
+-- Return the rows of a request from the fields of its entry: the sequences that it runs at once.
+local function rows_of(fields)
+    return math.max(1, tonumber(fields[6]) or 1)
+end
+
 -- Put a request at its place in the line of its user. before: its entry in another stream, whose time it keeps; '*'
 -- without one. Returns the name of its queue and its entry.
-local function join_line(prefix, id, cost, arrival, share, before)
+local function join_line(prefix, id, cost, rows, arrival, share, before)
     local queue = WAITING .. share.class
     local stream = prefix .. 'queue:' .. queue
-    local entry = redis.pcall('XADD', stream, before, 'id', id, 'cost', cost)
+    local entry = redis.pcall('XADD', stream, before, fields_of(id, cost, rows))
     if type(entry) == 'table' then -- the stream has a later entry
-        entry = redis.call('XADD', stream, '*', 'id', id, 'cost', cost)
+        entry = redis.call('XADD', stream, '*', fields_of(id, cost, rows))
     end
     redis.call('ZADD', line_of(prefix, share.class, share.tenant, share.user), arrival, entry)
     join(users_of(prefix, share.class, share.tenant), share.user)
@@ -200,35 +213,38 @@ local function put_back(prefix, class, unread)
     end
     redis.call('XDEL', prefix .. 'queue:' .. class, unread[1])
     refund_prompt(prefix, share)
-    local queue, entry = join_line(prefix, id, cost, arrival, share, unread[1])
+    local queue, entry = join_line(prefix, id, cost, rows_of(unread[2]), arrival, share, unread[1])
     redis.call('HSET', req, 'queue', queue, 'entry', entry)
 end
 
 -- Put a new request into the stream of its class if nothing else waits there, so that an idle worker gets it at once;
--- else into the line of its user. Returns the name of its queue and its entry.
-local function enqueue(prefix, id, cost, arrival, share)
+-- else into the line of its user. A request with several rows always joins its line: a worker that blocks on the stream
+-- gets the next entry whether it has the rows or not. Returns the name of its queue and its entry.
+local function enqueue(prefix, id, cost, rows, arrival, share)
     local class, tenants = share.class, tenants_of(prefix, share.class)
     if redis.call('EXISTS', tenants.waiting) == 0 then
         local unread = first_unread(prefix .. 'queue:' .. class)
-        if not unread then
+        if unread then
+            put_back(prefix, class, unread)
+        elseif rows == 1 then
             local users = users_of(prefix, class, share.tenant)
             charge_prompt(prefix, share, {lifted(tenants, share.tenant), lifted(users, share.user)})
-            return class, redis.call('XADD', prefix .. 'queue:' .. class, '*', 'id', id, 'cost', cost)
+            return class, redis.call('XADD', prefix .. 'queue:' .. class, '*', fields_of(id, cost, rows))
         end
-        put_back(prefix, class, unread)
     end
-    local queue, entry = join_line(prefix, id, cost, arrival, share, '*')
+    local queue, entry = join_line(prefix, id, cost, rows, arrival, share, '*')
     wake(prefix)
     return queue, entry
 end
 
--- Move the next request of a class from its line to the stream of the class. Returns false if no request waits.
-local function move_next(prefix, class)
+-- Move the next request of a class from its line to the stream of the class, unless it has more than `most` rows.
+-- Returns the rows of the request that was moved, or 0; and the id of the next request if it has too many rows.
+local function move_next(prefix, class, most)
     local tenants = tenants_of(prefix, class)
     while true do
         local tenant, counter = least(tenants)
         if not tenant then
-            return false
+            return 0
         end
         local user, user_counter = least(users_of(prefix, class, tenant))
         local entry = user and redis.call('ZRANGE', line_of(prefix, class, tenant, user), 0, 0)[1]
@@ -240,10 +256,14 @@ local function move_next(prefix, class)
             local stream = prefix .. 'queue:' .. WAITING .. class
             local found = redis.call('XRANGE', stream, entry, entry)[1]
             local id, cost = found and found[2][2], found and tonumber(found[2][4]) or 0
+            local rows = found and rows_of(found[2]) or 1
+            if rows > most then
+                return 0, id
+            end
             leave_line(prefix, class, tenant, user, entry, cost)
             if found then
                 redis.call('XDEL', stream, entry)
-                local moved = redis.call('XADD', prefix .. 'queue:' .. class, '*', 'id', id, 'cost', cost)
+                local moved = redis.call('XADD', prefix .. 'queue:' .. class, '*', fields_of(id, cost, rows))
                 local req = prefix .. 'req:' .. id
                 local own = redis.pcall('HMGET', req, 'entry', 'tenant', 'user')
                 -- If the hash is lost or corrupt, the claim drops the entry.
@@ -254,7 +274,7 @@ local function move_next(prefix, class)
                         charge_prompt(prefix, share, {counter, user_counter})
                     end
                 end
-                return true
+                return rows
             end
         end
     end
@@ -271,13 +291,12 @@ local function leave_share(prefix, own)
     end
 end
 
--- Leave the line, and settle the counters, of a request that ends. own: as for leave_share, then its field emitted.
+-- Leave the line, and settle the counters, of a request that ends. own: as for leave_share, then the tokens that it used.
 local function end_share(prefix, own)
     leave_share(prefix, own)
     local share = share_of(own[4], own[5])
-    if share and own[6] ~= '0' and tonumber(own[7]) then
-        charge(users_of(prefix, share.class, share.tenant), share.user,
-            amount(tonumber(own[7]), OUTPUT_COST, share.weight))
+    if share and own[6] ~= '0' then
+        charge(users_of(prefix, share.class, share.tenant), share.user, amount(own[7], OUTPUT_COST, share.weight))
     end
 end
 

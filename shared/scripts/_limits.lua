@@ -159,10 +159,11 @@ end
 
 -- Replace the reservation of a request that ends, or that is parked, by what it used: nothing if it computed nothing,
 -- else its prompt and its tokens. Does nothing without a reservation, so a request is settled once.
+--   tokens  of the answer: those that were emitted, or all that were computed if these are more
 --   ->    what `unpark` needs to reserve the rest: {prefix of the accounts, tokens of the prompt that are not counted
 --         yet, price of a token of a prompt, of an answer, model, tokens that are left, seconds for which it is
 --         parked once its budget is used up, limits of each account, ...} | nil (no reservation)
-local function settle(prefix, id, emitted, outcome)
+local function settle(prefix, id, tokens, outcome)
     local packed = redis.call('HGET', prefix .. 'reserved', id)
     if not packed then
         return
@@ -171,7 +172,7 @@ local function settle(prefix, id, emitted, outcome)
     local record = cmsgpack.unpack(packed)
     local root, day, month, most, cost, prompt, price_in, price_out, model, base, requests, park_s,
         whole_answer = unpack(record, 1, 13)
-    local answer = math.max(0, emitted - base)
+    local answer = math.max(0, tokens - base)
     local has_computed = answer > 0 or outcome == 'stop' or outcome == 'length'
     local used = has_computed and prompt + answer or 0
     local spent_cost = has_computed and prompt * price_in + answer * price_out or 0

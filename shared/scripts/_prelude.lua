@@ -96,6 +96,11 @@ local function without(names, name)
     return rest
 end
 
+-- Return the tokens that a request has used: those that it emitted, or those that were computed for it, if more.
+local function used_tokens(emitted, computed)
+    return math.max(whole(emitted) or 0, whole(computed) or 0)
+end
+
 -- Put a notice about a request into a worker's mailbox. The mailbox expires, because a worker that is gone never
 -- empties it.
 local function notify(prefix, worker, id, notice, retention_s)
@@ -155,10 +160,11 @@ end
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id
     local own = redis.call('HMGET', req, 'queue', 'entry', 'retention', 'emitted', 'state', 'cost', 'tenant', 'user',
-        'deliveries')
-    end_share(prefix, {own[1], own[2], own[6], own[7], own[8], own[9], own[4]})
+        'deliveries', 'computed')
+    local used = used_tokens(own[4], own[10])
+    end_share(prefix, {own[1], own[2], own[6], own[7], own[8], own[9], used})
     take_off_queue(prefix, own[1], own[2])
-    settle(prefix, id, whole(own[4]) or 0, outcome)
+    settle(prefix, id, used, outcome)
     if own[3] and redis.call('ZSCORE', prefix .. 'stored', id) then
         redis.call('ZINCRBY', prefix .. 'stored', LOG_BYTES_PER_TOKEN * (whole(own[4]) or 0), WRITTEN)
     end
@@ -207,7 +213,7 @@ end
 local function set_aside(prefix, id, park_s, retention_s, is_told)
     local key = prefix .. 'req:' .. id
     local req = redis.call('HMGET', key, 'state', 'owner', 'attempt', 'queue', 'entry', 'class', 'cost', 'cancel',
-        'deadline', 'emitted', 'tenant', 'user', 'deliveries')
+        'deadline', 'emitted', 'tenant', 'user', 'deliveries', 'computed')
     local now, deadline = now_ms(), tonumber(req[9])
     if req[1] == 'queued' then
         local class, cost = load_of(prefix, req[6], req[7], req[4], req[5])
@@ -225,7 +231,7 @@ local function set_aside(prefix, id, park_s, retention_s, is_told)
     end
     leave_share(prefix, {req[4], req[5], req[7], req[11], req[12], req[13]})
     take_off_queue(prefix, req[4], req[5])
-    local unpaid = settle(prefix, id, tonumber(req[10]), 'parked')
+    local unpaid = settle(prefix, id, used_tokens(req[10], req[14]), 'parked')
     if unpaid then
         redis.call('HSET', key, 'unpaid', cmsgpack.pack(unpaid))
     end

@@ -2,6 +2,8 @@
 --   KEYS  the worker's mailbox
 --   ARGV  prefix, retention (s), a msgpack array with six values for each request:
 --         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/messages/step_items.py);
+--         a msgpack array with three values for each request that emits nothing before its end: id, attempt token,
+--         tokens that the attempt has computed so far ('' = there is none);
 --         then request id and notice for each notice that was obeyed
 --   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}, {id, notice, ...}}
 --         lost: another attempt owns the request, or the request ended without this attempt, or is parked: drop its
@@ -15,21 +17,50 @@
 -- A reader never sees a token that is not in the log: log and publish are one atomic step.
 --
 -- 1. Remove the notices that were obeyed, and read the remaining notices.
--- 2. For each request: check the fence, append the item to the log, collect it for its gateway, finish the request if
+-- 2. Count what was computed for requests that emit nothing before their end.
+-- 3. For each request: check the fence, append the item to the log, collect it for its gateway, finish the request if
 --    the item has an outcome.
--- 3. Charge the new tokens to their tenants, once per tenant.
--- 4. Publish one frame per gateway.
+-- 4. Charge the new tokens to their tenants, once per tenant.
+-- 5. Publish one frame per gateway.
 local prefix, retention = ARGV[1], ARGV[2]
 local now = now_ms()
 local lost, cancelled, expired, behind = {}, {}, {}, {}
 local frames, served = {}, {}
 
-for i = 4, #ARGV, 2 do
+local function serve(tenant, tokens)
+    if tenant then
+        served[tenant] = (served[tenant] or 0) + tokens
+    end
+end
+
+local function park(id, attempt, park_s)
+    set_aside(prefix, id, whole(park_s) or 0, retention, true)
+    lost[#lost + 1] = id
+    lost[#lost + 1] = attempt
+end
+
+for i = 5, #ARGV, 2 do
     if redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 1] then
         redis.call('HDEL', KEYS[1], ARGV[i])
     end
 end
 local notices = redis.call('HGETALL', KEYS[1])
+
+local computed = ARGV[4] ~= '' and cmsgpack.unpack(ARGV[4]) or {}
+for i = 1, #computed, 3 do
+    local id, attempt, tokens = computed[i], computed[i + 1], computed[i + 2]
+    local req = prefix .. 'req:' .. id
+    local state = redis.pcall('HMGET', req, 'attempt', 'state', 'computed', 'allowed', 'park_s', 'tenant')
+    local before = whole(state[3]) or 0
+    if state[1] == attempt and state[2] == 'running' and tokens > before then
+        if tokens > (whole(state[4]) or tokens) then -- the budget of its API key is used up
+            park(id, attempt, state[5])
+        else
+            redis.call('HSET', req, 'computed', tokens)
+            serve(state[6], tokens - before)
+        end
+    end
+end
 
 local step = cmsgpack.unpack(ARGV[3])
 for i = 1, #step, 6 do
@@ -52,9 +83,7 @@ for i = 1, #step, 6 do
             behind[#behind + 1] = id
             behind[#behind + 1] = emitted
         elseif first == emitted and last > (whole(state[7]) or last) then -- the budget of its API key is used up
-            set_aside(prefix, id, whole(state[8]) or 0, retention, true)
-            lost[#lost + 1] = id
-            lost[#lost + 1] = attempt
+            park(id, attempt, state[8])
             outcome = nil
         elseif first == emitted and (last > first or outcome ~= '') then
             local entry = last .. (outcome == '' and '-0' or '-1')
@@ -67,9 +96,11 @@ for i = 1, #step, 6 do
                 outcome = 'error'
             else
                 redis.call('HSET', req, 'emitted', last)
-                if state[9] then
-                    served[state[9]] = (served[state[9]] or 0) + last - first
+                local counted = first
+                if first == 0 and outcome ~= '' then -- perhaps its tokens were counted when they were computed
+                    counted = math.min(last, whole(redis.call('HGET', req, 'computed')) or 0)
                 end
+                serve(state[9], last - counted)
                 local gateway = state[4]
                 frames[gateway] = frames[gateway] or {}
                 table.insert(frames[gateway], item)

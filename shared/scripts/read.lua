@@ -1,35 +1,65 @@
 -- Read new requests for a worker, from the first queue first, without blocking. Requests that wait in lines are moved to
 -- the queue of their class in the order of the counters (_fair.lua).
 --   KEYS  queues
---   ARGV  worker, how many at most, prefix, then the entries of the stream `wake` that the worker has read
---   ->    for each queue {{entry id, {field, value, ...}}, ...}
+--   ARGV  worker, rows of the requests at most, prefix, rows of the first request at most, then the entries of the stream
+--         `wake` that the worker has read
+--   ->    for each queue {{entry id, {field, value, ...}}, ...}, then the id of the next request if it has more rows
+--         than are left ('' = no request waits, or no row is left): nothing behind it was read
+-- A request that was handed back is read whatever its rows, as long as a row is left.
 -- Not repeatable: entries that were read are pending for the worker, which looks there after a call that failed.
-local prefix, left = ARGV[3], tonumber(ARGV[2])
-local found = {}
+local prefix, left, widest = ARGV[3], tonumber(ARGV[2]), tonumber(ARGV[4])
+local found, is_first, too_wide = {}, true, ''
 
+-- Read at most `count` entries of a queue. Returns their number, and the rows of the last one.
 local function add_new(entries, queue, count)
     local reply = redis.call('XREADGROUP', 'GROUP', GROUP, ARGV[1], 'COUNT', count, 'STREAMS', queue, '>')
-    for _, entry in ipairs(reply and reply[1][2] or {}) do
+    local new = reply and reply[1][2] or {}
+    for _, entry in ipairs(new) do
         entries[#entries + 1] = entry
+    end
+    return #new, #new > 0 and rows_of(new[#new][2]) or 0
+end
+
+-- Read a queue of requests that were handed back, one by one: any of them may have several rows.
+local function read_handed(entries, queue)
+    while left > 0 do
+        local count, rows = add_new(entries, queue, 1)
+        if count == 0 then
+            return
+        end
+        is_first, left = false, left - rows
     end
 end
 
-for i = 4, #ARGV do
+-- Read the queue of a class. Its unread requests have one row each; others wait in lines.
+local function read_class(entries, queue, class)
+    local count, moved = add_new(entries, queue, left), 0
+    is_first, left = is_first and count == 0, left - count
+    while left > 0 do
+        local rows, id = move_next(prefix, class, is_first and widest or left)
+        too_wide = id or ''
+        if rows == 0 then
+            break
+        end
+        is_first, left, moved = false, left - rows, moved + 1
+    end
+    if moved > 0 then
+        add_new(entries, queue, moved)
+    end
+end
+
+for i = 5, #ARGV do
     redis.call('XACK', prefix .. 'wake', GROUP, ARGV[i])
 end
 for i, queue in ipairs(KEYS) do
-    local entries = {}
-    if left > 0 then
-        add_new(entries, queue, left)
-        local class, moved = string.sub(queue, #prefix + #'queue:' + 1), 0
-        while is_class(class) and moved < left - #entries and move_next(prefix, class) do
-            moved = moved + 1
-        end
-        if moved > 0 then
-            add_new(entries, queue, moved)
+    local entries, class = {}, string.sub(queue, #prefix + #'queue:' + 1)
+    if left > 0 and too_wide == '' then
+        if is_class(class) then
+            read_class(entries, queue, class)
+        else
+            read_handed(entries, queue)
         end
     end
-    left = left - #entries
     found[i] = entries
 end
 for _, class in ipairs(PRIORITY_CLASSES) do
@@ -38,4 +68,5 @@ for _, class in ipairs(PRIORITY_CLASSES) do
         break
     end
 end
+found[#found + 1] = too_wide
 return found

@@ -8,7 +8,8 @@
 --         the request's keys after its end ('' = the default), conversation for later calls ('' = none), bytes
 --         after which the retention of older requests ends ('' = the request is not counted among these), retention (s)
 --         of such requests, owner (id of the API key of the call, '' = none), charge (see _limits.lua; '' = none),
---         tenant, weight of the tenant, hash of the user ('' = none), tokens of the prompt
+--         tenant, weight of the tenant, hash of the user ('' = none), tokens of the prompt, rows (sequences that run at
+--         once)
 --   ->    {'accepted', now_ms, {state of the limits per minute of each account, see _limits.lua}}
 --         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
@@ -67,13 +68,17 @@ if ARGV[21] ~= '' then
 end
 redis.call('HINCRBY', prefix .. 'totals', 'accepted', 1)
 local arrival = redis.call('HINCRBY', prefix .. 'totals', 'arrivals', 1)
-local queue, entry = enqueue(prefix, id, cost, arrival, share)
+local rows = tonumber(ARGV[26])
+local queue, entry = enqueue(prefix, id, cost, rows, arrival, share)
 redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', queue, 'cost', cost,
     'entry', entry, 'arrival', arrival, 'tenant', class .. ' ' .. ARGV[23] .. ' ' .. share.tenant,
     'user', ARGV[25] .. ' ' .. share.user, 'created', now, 'deadline', deadline > 0 and now + deadline or 0, 'emitted', 0, 'deliveries', 0,
     'metadata', ARGV[10], 'background', ARGV[11], 'gateways', cmsgpack.pack(gateways))
 if ARGV[20] ~= '' then
     redis.call('HSET', KEYS[1], 'account', ARGV[20])
+end
+if rows > 1 then
+    redis.call('HSET', KEYS[1], 'rows', rows)
 end
 if ARGV[14] ~= '' then
     redis.call('HSET', KEYS[1], 'traceparent', ARGV[14])

@@ -10,7 +10,7 @@
 -- which it might have been parked, like those of a stored request.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[7]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'metadata',
-    'tenant', 'user')
+    'tenant', 'user', 'rows', 'computed')
 local state, class, cost, emitted, left = req[1], req[2], whole(req[3]), whole(req[4]), whole(req[5])
 local share = share_of(req[9], req[10])
 if not state then
@@ -43,7 +43,7 @@ if req[6] then
     local accounts = ARGV[5] ~= '' and cmsgpack.unpack(ARGV[5]) or {unpack(unpaid, 8)}
     local charge = cmsgpack.pack({unpaid[1], 0, prompt, unpaid[3], unpaid[4], unpaid[5], unpaid[7],
         unpack(accounts)})
-    local reached, account, wait = reserve(prefix, id, charge, unpaid[6], now, emitted, ARGV[5] == '')
+    local reached, account, wait = reserve(prefix, id, charge, unpaid[6], now, used_tokens(req[4], req[12]), ARGV[5] == '')
     if reached then
         return {'limited', reached, account, wait}
     end
@@ -51,7 +51,7 @@ end
 local due = tonumber(redis.call('ZSCORE', prefix .. 'parked', id))
 redis.call('ZREM', prefix .. 'parked', id)
 local arrival = redis.call('HINCRBY', prefix .. 'totals', 'arrivals', 1)
-local queue, entry = enqueue(prefix, id, cost, arrival, share)
+local queue, entry = enqueue(prefix, id, cost, whole(req[11]) or 1, arrival, share)
 redis.call('HSET', KEYS[1], 'state', 'queued', 'queue', queue, 'entry', entry, 'arrival', arrival,
     'deadline', left > 0 and now + left or 0)
 redis.call('HDEL', KEYS[1], 'left', 'unpaid')

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
 from quire.shared.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
+from tests.conftest import clean_environ
 from tests.faults.test_worker_faults import FAST
 from tests.support.faults.stack import KEYS, FaultStack, Stream
 
@@ -73,3 +76,25 @@ def test_a_flood_of_one_key_does_not_delay_another(stack: FaultStack) -> None:
     assert stack.totals()["accepted"] == CALLS * PROMPTS + 5
     assert alone.is_complete
     stack.assert_invariants()
+
+
+@pytest.mark.faults
+def test_no_key_comes_before_the_shares_of_others_by_a_class_that_it_was_not_granted(stack: FaultStack) -> None:
+    """Two gateways and two workers; the operator grants the class to one key by the command."""
+    plain, other = asyncio.run(make_keys(stack.redis_server.url))
+    for name in "ab":
+        stack.worker(name, *FAST)
+    urls = [stack.gateway("--require-keys")[1] for _ in range(2)]
+    asked = body("w1 w2") | {"priority": "interactive"}
+
+    def statuses(headers: dict[str, str]) -> list[int]:
+        return [Stream(url, asked, headers).wait_end().status for url in urls]
+
+    assert statuses(plain) == statuses(other) == [403, 403]
+    key_id = plain["Authorization"].split("-")[2]
+    command = [sys.executable, "-m", "quire", "keys", "limit", "--id", key_id, "--priority", "interactive"]
+    subprocess.run([*command, "--redis-url", stack.redis_server.url], check=True, env=clean_environ())
+    stack.wait(lambda: statuses(plain) == [200, 200])
+    assert statuses(other) == [403, 403]
+    assert stack.redis.xinfo_stream(KEYS.queue("interactive"))["last-generated-id"] != b"0-0"
+    stack.wait(stack.is_drained)

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.charge import Charge, LimitReached, Price
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.broker import QueueBounds, StepCommit, new_id
+from quire.shared.broker import ComputedTokens, QueueBounds, StepCommit, new_id
 from quire.shared.broker.scripts import constants
 from quire.shared.keys import AccountKeys
 from quire.shared.messages import Delta, Outcome, StepItem
@@ -96,6 +96,7 @@ class Spent:
 class Work:
     """A request between two parkings: `counted` is what it counts in all budgets, its reservation until its end.
 
+    computed: tokens that were computed for it, emitted or not.
     most: tokens that are reserved. whole: tokens that it may use. base: its tokens when it was queued. requests: 0 once
     an earlier part was counted. allowed: its tokens before which it is parked.
     """
@@ -108,6 +109,7 @@ class Work:
     counted: int
     cost: int
     emitted: int = 0
+    computed: int = 0
     attempt: str = ""
     is_open: bool = True
     debited: tuple[bool, ...] = ()
@@ -118,6 +120,15 @@ class Work:
     parks: bool = False
     is_parked: bool = False
     is_flagged: bool = False
+
+    @property
+    def used(self) -> int:
+        return max(self.emitted, self.computed)
+
+    @property
+    def last(self) -> int:
+        """The tokens of its longest answer."""
+        return self.base + self.whole - self.prompt
 
 
 class LimitsMachine(RuleBasedStateMachine):
@@ -307,7 +318,7 @@ class LimitsMachine(RuleBasedStateMachine):
         self.work[work.request_id] = work
 
     def end(self, work: Work, outcome: str) -> None:
-        answer = work.emitted - work.base
+        answer = work.used - work.base
         has_computed = answer > 0 or outcome in ("stop", "length")
         used = work.prompt + answer if has_computed else 0
         for account, is_debited in zip(work.accounts, work.debited, strict=True):
@@ -340,20 +351,42 @@ class LimitsMachine(RuleBasedStateMachine):
     def commit(self, which: int, size: int, outcome: str | None, lost: bool) -> None:
         running = self.running()
         work = running[which % len(running)]
-        size = min(size, work.whole - work.prompt - (work.emitted - work.base))
+        size = min(size, work.last - work.emitted)
         deltas = (Delta(0, tuple(range(size))),) if size else ()
         item = StepItem(work.request_id, work.emitted, deltas, Outcome(outcome) if outcome else None)
         for _ in range(1 + lost):
             finished(self.lane.broker.commit_step("w", [StepCommit(work.attempt, item)]))
-        if work.allowed is not None and work.emitted + size > work.allowed:
-            if work.is_flagged:
-                self.end(work, "cancelled")
-            else:
-                self.set_aside(work)
+        if self.is_used_up(work, work.emitted + size):
             return
         work.emitted += size
         if outcome:
             self.end(work, outcome)
+
+    @precondition(has_running)
+    @rule(which=picks, count=st.integers(1, 60), outcome=st.sampled_from((None, "stop", "cancelled")), lost=losses)
+    def compute(self, which: int, count: int, outcome: str | None, lost: bool) -> None:
+        """Tokens were computed for a request that has emitted less, and perhaps ends with it."""
+        work = self.running()[which % len(self.running())]
+        computed = ComputedTokens(work.request_id, work.attempt, min(count, work.last))
+        item = StepItem(work.request_id, work.emitted, (), Outcome(outcome) if outcome else None)
+        for _ in range(1 + lost):
+            finished(self.lane.broker.commit_step("w", [StepCommit(work.attempt, item)], (), [computed]))
+        if computed.tokens > work.computed:
+            if self.is_used_up(work, computed.tokens):
+                return
+            work.computed = computed.tokens
+        if outcome:
+            self.end(work, outcome)
+
+    def is_used_up(self, work: Work, used: int) -> bool:
+        """Return whether a request may not have so many tokens. Such a request is parked, or ends."""
+        if work.allowed is None or used <= work.allowed:
+            return False
+        if work.is_flagged:
+            self.end(work, "cancelled")
+        else:
+            self.set_aside(work)
+        return True
 
     def set_aside(self, work: Work) -> None:
         self.end(work, "parked")
@@ -393,8 +426,8 @@ class LimitsMachine(RuleBasedStateMachine):
             return
         assert found is None
         again = self.part(work.request_id, chain, prompt, whole, granted, work.parks)
-        again.emitted = again.base = work.emitted
-        again.allowed = None if again.allowed is None else work.emitted + again.allowed
+        again.emitted, again.computed, again.base = work.emitted, work.computed, work.used
+        again.allowed = None if again.allowed is None else work.used + again.allowed
         again.requests = 0
         self.accept(again, 0)
 
@@ -404,7 +437,7 @@ class LimitsMachine(RuleBasedStateMachine):
         """A request runs until its budget is used up, or until its end."""
         bounded = [work for work in self.running() if work.allowed is not None]
         work = bounded[which % len(bounded)]
-        while work.attempt and work.emitted - work.base < work.whole - work.prompt:
+        while work.attempt and work.emitted < work.last:
             self.commit(self.running().index(work), size, None, False)
 
     @precondition(has_running)
@@ -508,7 +541,7 @@ class LimitsMachine(RuleBasedStateMachine):
                 for what, amount in (
                     ("requests", work.requests),
                     ("prompt", prompt),
-                    ("completion", work.emitted - work.base),
+                    ("completion", work.used - work.base),
                     ("cost", work.cost),
                 ):
                     expected[name + what] = expected.get(name + what, 0) + amount
@@ -548,18 +581,24 @@ def test_the_scripts_count_what_the_model_counts(redis_server: RedisServer) -> N
 
 BUGS: dict[str, Patch] = {
     "a request is settled twice": (("    redis.call('HDEL', prefix .. 'reserved', id)\n", ""),),
-    "an end is not settled": (("    settle(prefix, id, whole(own[4]) or 0, outcome)\n", ""),),
+    "an end is not settled": (("    settle(prefix, id, used, outcome)\n", ""),),
     "a lost hash leaks its reservation": (
         ("    settle(prefix, id, last and whole(string.match(last[1], '^%d+')) or 0, 'error')\n", ""),
     ),
     "a settlement counts on another day": (("if tonumber(now[1]) == day then", "if true then"),),
     "a parked request keeps its reservation": (
-        ("    local unpaid = settle(prefix, id, tonumber(req[10]), 'parked')\n", "    local unpaid\n"),
+        ("    local unpaid = settle(prefix, id, used_tokens(req[10], req[14]), 'parked')\n", "    local unpaid\n"),
     ),
     "a parked request is counted as a request again": (("base and 0 or 1,", "1,"),),
     "the prompt of a parked request is paid twice": (("has_computed and 0 or prompt, price_in", "prompt, price_in"),),
     "a budget is exceeded by the last step": (
         ("last > (whole(state[7]) or last)", "first > (whole(state[7]) or first)"),
+    ),
+    "a budget is exceeded by tokens that are not emitted": (
+        ("if tokens > (whole(state[4])", "if 0 > (whole(state[4])"),
+    ),
+    "what is computed again after parking is paid twice": (
+        ("now, used_tokens(req[4], req[12]), ARGV", "now, used_tokens(req[4]), ARGV"),
     ),
     "a refused request is counted": (
         (

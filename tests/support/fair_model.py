@@ -68,18 +68,27 @@ class FairModel:
         for group, who in self._groups(name, share):
             group.join(who)
 
-    def take(self, name: str) -> str | None:
-        """Take the next request of a class out of its line; None if none waits."""
+    def next(self, name: str) -> str | None:
+        """Return the next request of a class; None if none waits in a line."""
+        first = self._first(name)
+        return first and first[1]
+
+    def take(self, name: str) -> None:
+        """Take the next request of a class out of its line."""
+        first = self._first(name)
+        assert first is not None
+        _, request_id, share, prompt_tokens = first
+        for group, who in self._groups(name, share):
+            group.take(who, price(prompt_tokens, INPUT_COST, share.weight))
+        self.leave(name, share, request_id)
+
+    def _first(self, name: str) -> tuple[int, str, Share, int] | None:
         tenant = self.tenants[name].least()
         if tenant is None:
             return None
         user = self.users[name, tenant].least()
         assert user is not None
-        _, request_id, share, prompt_tokens = self.lines[name, tenant, user][0]
-        for group, who in self._groups(name, share):
-            group.take(who, price(prompt_tokens, INPUT_COST, share.weight))
-        self.leave(name, share, request_id)
-        return request_id
+        return self.lines[name, tenant, user][0]
 
     def leave(self, name: str, share: Share, request_id: str) -> None:
         line = self.lines[name, share.tenant, share.user]

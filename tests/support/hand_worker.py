@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.shared.broker import Claim, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.sampling_params import MAX_CHOICES
 from tests.support.gateway.running import MODEL, RunningGateway, texts, tokens, until
 
 TEXT = "The quick brown fox 😀 jumps over the lazy dog."
@@ -41,7 +42,7 @@ class HandWorker:
         deliveries: list[Any] = []
 
         async def some() -> bool:
-            deliveries.extend(await reader.read(1, 0))
+            deliveries.extend(await reader.read(1, 0, widest=MAX_CHOICES))
             return bool(deliveries)
 
         await until(some)

@@ -8,8 +8,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
-from quire.shared.broker import MAX_DEATHS, Attachment, Claim, QueueBounds, StepCommit, StepReply, StreamEntry
+from quire.shared.broker import (
+    MAX_DEATHS,
+    Attachment,
+    Claim,
+    ComputedTokens,
+    QueueBounds,
+    StepCommit,
+    StepReply,
+    StreamEntry,
+)
 from quire.shared.keys import (
     HIDDEN_RETENTION_S,
     LOG_BYTES_PER_TOKEN,
@@ -43,6 +53,7 @@ class Request:
     incarnation: str = ""
     attempt: str = ""
     emitted: int = 0
+    computed: int = 0
     log: list[tuple[str, bytes]] = field(default_factory=list)
     is_cancelled: bool = False
     listeners: list[str] = field(default_factory=list)
@@ -60,11 +71,16 @@ class Request:
     has_lapsed: bool = False  # parked for longer than its retention
     share: Share = ANONYMOUS_SHARE
     prompt_tokens: int = 0
+    rows: int = 1
     arrival: int = 0
 
     @property
     def waits_in_line(self) -> bool:
         return self.queue in WAITING_QUEUES
+
+    @property
+    def used(self) -> int:
+        return max(self.emitted, self.computed)
 
     @property
     def body(self) -> bytes:
@@ -95,8 +111,8 @@ class ProtocolModel:
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}
         self.keys: dict[str, tuple[str, str]] = {}  # idempotency key to request and fingerprint
-        # Entry to request and cost, oldest first.
-        self.streams: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in (*QUEUES, *WAITING_QUEUES)}
+        # Entry to request, cost and rows, oldest first.
+        self.streams: dict[str, dict[str, tuple[str, int, int]]] = {name: {} for name in (*QUEUES, *WAITING_QUEUES)}
         self.pending: dict[tuple[str, str], Pending] = {}
         self.mailboxes: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self.totals: Counter[str] = Counter()
@@ -108,6 +124,8 @@ class ProtocolModel:
         # In a queue, under an entry id that Redis has yet to tell, and perhaps read by a worker.
         self.unplaced: list[tuple[Request, str]] = []
         self.fair = FairModel()
+        # The request that the last read left because of its rows.
+        self.too_wide = ""
 
     # --- gateway ------------------------------------------------------------------------------------------------------
 
@@ -206,24 +224,29 @@ class ProtocolModel:
 
     # --- worker -------------------------------------------------------------------------------------------------------
 
-    def read(self, worker: str, count: int, queues: Sequence[str]) -> list[StreamEntry]:
+    def read(self, worker: str, rows: int, queues: Sequence[str], widest: int) -> list[StreamEntry]:
         found: list[StreamEntry] = []
+        self.too_wide = ""
         for name in queues:
             new = [(name, entry) for entry in self.streams[name] if (name, entry) not in self.pending]
-            found += self._deliver(worker, new[: count - len(found)])
-            while len(found) < count and (request_id := self.fair.take(name)) is not None:
+            found += self._deliver(worker, new, rows - sum(entry.rows for entry in found))
+            while (left := rows - sum(entry.rows for entry in found)) > 0 and (request_id := self.fair.next(name)):
                 request = self.requests[request_id]
+                if request.rows > (left if found else widest):
+                    self.too_wide = request_id
+                    return found
+                self.fair.take(name)
                 self._take_off(request.queue, request.entry)
                 self._enqueue(request, name, worker)
-                found.append(StreamEntry(name, "", request_id, request.cost))
+                found.append(StreamEntry(name, "", request_id, request.cost, request.rows))
         return found
 
     def read_pending(self, worker: str) -> list[StreamEntry]:
         return self._deliver(worker, [place for place in self._places() if self._is_of(worker, place)])
 
-    def reclaim(self, worker: str, count: int) -> list[StreamEntry]:
+    def reclaim(self, worker: str, rows: int) -> list[StreamEntry]:
         old = [place for place in self._places() if place in self.pending and self.pending[place].is_old]
-        return self._deliver(worker, old[:count])
+        return self._deliver(worker, old, rows)
 
     def claim(self, delivery: StreamEntry, worker: str, attempt: str, incarnation: str) -> Claim | None:
         request = self.requests.get(delivery.request_id)
@@ -283,7 +306,13 @@ class ProtocolModel:
         request.waits = False
         return True
 
-    def commit_step(self, worker: str, commits: Sequence[StepCommit], obeyed: Sequence[tuple[str, str]]) -> StepReply:
+    def commit_step(
+        self,
+        worker: str,
+        commits: Sequence[StepCommit],
+        obeyed: Sequence[tuple[str, str]],
+        computed: Sequence[ComputedTokens] = (),
+    ) -> StepReply:
         lost, cancelled, expired, behind = [], [], [], {}
         frames: defaultdict[str, list[bytes]] = defaultdict(list)
         mailbox = self.mailboxes[worker]
@@ -295,6 +324,13 @@ class ProtocolModel:
                 cancelled.append(request_id)
             else:
                 lost.append((request_id, notice))
+        for one in computed:
+            counted = self.requests.get(one.request_id)
+            if counted is None or counted.state != "running" or counted.attempt != one.attempt:
+                continue
+            # The attempt after a death computes the same tokens again, which count once.
+            before, counted.computed = counted.computed, max(one.tokens, counted.computed)
+            self.fair.charge_output(counted.priority_class, counted.share, counted.computed - before)
         for attempt, item in ((commit.attempt, commit.item) for commit in commits):
             request = self.requests.get(item.request_id)
             if request is None or request.state == "queued" or request.attempt != attempt:
@@ -311,7 +347,9 @@ class ProtocolModel:
             elif item.start == request.emitted and (item.outcome or item.end > item.start):
                 request.log.append((f"{item.end}-{1 if item.outcome else 0}", item.encode()))
                 request.emitted = item.end
-                self.fair.charge_output(request.priority_class, request.share, item.end - item.start)
+                whole_at_once = item.start == 0 and item.outcome is not None
+                counted_tokens = min(item.end, request.computed) if whole_at_once else item.start
+                self.fair.charge_output(request.priority_class, request.share, item.end - counted_tokens)
                 frames[request.gateway].append(item.encode())
                 if item.outcome:
                     self._finish(request, item.outcome.name)
@@ -408,7 +446,7 @@ class ProtocolModel:
     def place(self, request: Request, entry: str, worker: str) -> None:
         """Redis told the id of the entry of a request. worker: that has read the entry; empty if none has."""
         request.entry = entry
-        self.streams[request.queue][entry] = (request.request_id, request.cost)
+        self.streams[request.queue][entry] = (request.request_id, request.cost, request.rows)
         if worker:
             self.pending[request.queue, entry] = Pending(worker)
 
@@ -418,9 +456,12 @@ class ProtocolModel:
     def _is_of(self, worker: str, place: tuple[str, str]) -> bool:
         return place in self.pending and self.pending[place].worker == worker
 
-    def _deliver(self, worker: str, places: list[tuple[str, str]]) -> list[StreamEntry]:
-        found = []
+    def _deliver(self, worker: str, places: list[tuple[str, str]], rows: float = inf) -> list[StreamEntry]:
+        """Deliver entries as long as a row is left; the last one may have more rows."""
+        found: list[StreamEntry] = []
         for name, entry in places:
+            if rows <= sum(one.rows for one in found):
+                break
             self.pending[name, entry] = Pending(worker)
             found.append(StreamEntry(name, entry, *self.streams[name][entry]))
         return found
@@ -430,17 +471,17 @@ class ProtocolModel:
         self.unplaced.append((request, worker))
 
     def _enqueue_fairly(self, request: Request) -> None:
-        """A request that is alone waits in the stream; as soon as there is another one, all wait in lines."""
+        """A request of one row that is alone waits in the stream; once there is another one, all wait in lines."""
         name = request.priority_class
         self.totals["arrivals"] += 1
         request.arrival = self.totals["arrivals"]
         if not self.fair.waits(name):
             unread = [entry for entry in self.streams[name] if (name, entry) not in self.pending]
-            if not unread:
+            if not unread and request.rows == 1:
                 self.fair.take_at_once(name, request.share, request.prompt_tokens)
                 self._enqueue(request, name)
                 return
-            alone = self.requests.get(self.streams[name][unread[0]][0])
+            alone = self.requests.get(self.streams[name][unread[0]][0]) if unread else None
             if alone and (alone.state, alone.queue, alone.entry) == ("queued", name, unread[0]):
                 self._take_off(name, alone.entry)
                 self.fair.refund_prompt(name, alone.share, alone.prompt_tokens)
@@ -495,7 +536,7 @@ class ProtocolModel:
     def _finish(self, request: Request, outcome: str) -> None:
         self._leave_share(request)
         if request.deliveries:
-            self.fair.charge_user(request.priority_class, request.share, request.emitted)
+            self.fair.charge_user(request.priority_class, request.share, request.used)
         self._take_off(request.queue, request.entry)
         if request.retention_s and request.request_id in self.stored:
             self.written += LOG_BYTES_PER_TOKEN * request.emitted

@@ -41,6 +41,7 @@ class BeamSearch:
     # Sums of log-probabilities of the running beams, best first.
     scores: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.float32))
     ended: list[EndedBeam] = field(default_factory=list)  # best first, at most beam_width
+    num_steps: int = 0
 
     @property
     def num_candidates(self) -> int:
@@ -56,6 +57,7 @@ class BeamSearch:
         each beam so far. Returns None if the search is over.
         """
         params, width = self.params, self.params.beam_width
+        self.num_steps += 1
         length = len(outputs[0]) + 1
         total = (logprobs + self.scores[:, None]).ravel()
         best = np.argsort(-total, kind="stable")[: self.num_candidates]

@@ -107,6 +107,8 @@ class Engine:
         self._num_arrivals = 0
         # Ids of synchronous requests. While there are any, no step is launched ahead.
         self._synchronous: set[str] = set()
+        # Requests that rank their sequences, those included that have ended since the last `take_computed`.
+        self._ranked: dict[str, SequenceGroup] = {}
         # The step that has been launched ahead, if any.
         self._in_flight: InFlightStep | None = None
         # Results that no call of `step` has returned yet. If a step fails they stay here, for `fail`.
@@ -154,6 +156,8 @@ class Engine:
                 self._results.watch(sequence)
                 sequence.matcher = matchers.get(sequence.choice)
         self.requests[request.id] = group
+        if not group.is_streamed:
+            self._ranked[request.id] = group
         if group.is_synchronous:
             self._synchronous.add(request.id)
         self.groups.add(group)
@@ -193,8 +197,20 @@ class Engine:
         """Forget a request that another worker has taken over."""
         self._collect_in_flight()
         self._ready = [item for item in self._ready if item.request_id != request_id]
+        self._ranked.pop(request_id, None)
         if group := self.requests.get(request_id):
             self._forget(group)
+
+    def take_computed(self) -> list[tuple[str, int]]:
+        """Return the tokens computed so far for each request that ranks its sequences; once more after its end.
+
+        Such a request emits nothing before its end, and then only the best sequences.
+        """
+        if not self._ranked:
+            return []
+        found = [(request_id, group.num_generated) for request_id, group in self._ranked.items()]
+        self._ranked = {request_id: group for request_id, group in self._ranked.items() if request_id in self.requests}
+        return found
 
     def pin(self, name: str, token_ids: tuple[int, ...], cache_salt: str = "") -> None:
         """Compute a prefix and protect it from eviction (paper section 4.4). The engine must be idle.

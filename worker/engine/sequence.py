@@ -279,11 +279,19 @@ class SequenceGroup:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
 
     @property
-    def num_emitted(self) -> int:
-        """Tokens of all choices that results have carried, as of the end of a step. Pending tokens do not count."""
-        if not self.is_streamed:
-            return 0
+    def num_generated(self) -> int:
+        """Tokens that steps have computed, as of the end of a step: of all choices, or one for each beam and step.
+
+        Pending tokens do not count.
+        """
+        if self.beams is not None:
+            return self.beams.num_steps * self.sampling.beam_width
         return sum(one.num_output_tokens - one.token_ids[-2:].count(PENDING) for one in self.sequences)
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens of all choices that results have carried, as of the end of a step."""
+        return self.num_generated if self.is_streamed else 0
 
     @property
     def num_rows(self) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from quire.shared.backoff import Backoff
-from quire.shared.broker import Broker, Claim, PackedStep, StepCommit, StepReply
+from quire.shared.broker import Broker, Claim, ComputedTokens, PackedStep, StepCommit, StepReply
 from quire.shared.messages import Delta, StepItem, decode_items
 from quire.shared.states import OutcomeName
 from quire.worker.queue.attempt_spans import LOST, RELEASED, AttemptSpans
@@ -81,6 +81,8 @@ class Committer:
         # Results of unwatched requests, by request id, that wait to be due.
         self._held: dict[str, list[StepCommit]] = {}
         self._held_since = 0.0
+        # What was computed since the last commit for requests that emit nothing before their end, by request id.
+        self._computed: dict[str, ComputedTokens] = {}
         self._committed_at = 0.0
         self._early_cancels: dict[str, None] = {}
         self._wake = asyncio.Event()
@@ -141,8 +143,10 @@ class Committer:
             if self._token(request_id) == token:
                 self._lose(request_id, engine)
 
-    def put(self, commits: list[StepCommit]) -> None:
+    def put(self, commits: list[StepCommit], computed: Iterable[ComputedTokens] = ()) -> None:
         """Queue the results of a step. Call it on the event loop."""
+        for one in computed:
+            self._computed[one.request_id] = one
         if commits and self._first_awaited:
             self._trace_first(commits)
         now = time.monotonic()
@@ -234,6 +238,7 @@ class Committer:
     async def _commit(self, commits: list[StepCommit], is_new: bool = True) -> StepReply:
         """Commit until Redis answers. is_new: append the items to the logs of the attempts first."""
         step = PackedStep(commits)
+        computed, self._computed = tuple(self._computed.values()), {}
         if is_new:
             for commit, item in zip(commits, step.items, strict=True):
                 self._attempts[commit[1][0]].log.extend(item)
@@ -241,7 +246,7 @@ class Committer:
         while True:
             try:
                 with self.counts.timed(commits):
-                    reply = await self._broker.commit_step(self._worker_id, step, self._applied)
+                    reply = await self._broker.commit_step(self._worker_id, step, self._applied, computed)
                 self._applied = reply.notices
                 self._committed_at = time.monotonic()
                 return reply

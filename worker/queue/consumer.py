@@ -1,5 +1,9 @@
 """Claims requests from the queue: as many as the engine has free rows for. All other requests wait in Redis.
 
+A request with several sequences takes several rows. If the next request has more rows than are free it waits in Redis,
+where another worker may have them, and this worker reads nothing behind it. After WIDE_S the worker takes it in any
+case: the engine then keeps rows that become free for it, and other workers go on with the requests behind it.
+
 A blocking read is never cancelled, because an entry that it was about to return would be delivered without being seen;
 the read ends by itself within BLOCK_S. For the same reason a failed read is followed by one of the pending entries.
 
@@ -26,6 +30,7 @@ from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, StreamEn
 from quire.shared.keys import PRIORITY_CLASSES
 from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
 from quire.shared.redis.clients import BLOCK_S
+from quire.shared.sampling_params import MAX_CHOICES
 from quire.shared.states import OutcomeName
 from quire.worker.queue.attempt_spans import spans_of
 from quire.worker.queue.committer import Committer
@@ -42,6 +47,8 @@ log = logging.getLogger(__name__)
 FULL_S = 0.01
 # The same, while requests of higher classes may displace others: a read waits for such requests meanwhile.
 DISPLACE_S = 0.05
+# Time for which a worker leaves a request with more rows than it has free to others.
+WIDE_S = 0.05
 RETRY_S = (0.2, 2.0)
 # Intervals, in reads, at which one request of a lower class comes first.
 TURNS = ((8, "batch"), (4, "standard"))
@@ -74,6 +81,8 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._reads_pending = True
         self._reads = 0
+        # The next request, while it has more rows than are free; and the time since when.
+        self._wide, self._wide_since = "", 0.0
         # Requests that must run alone, with their logs. The first of them runs now if `_runs_isolated`.
         self._isolated: deque[tuple[Claim, GenerationRequest, tuple[StepItem, ...]]] = deque()
         self._runs_isolated = False
@@ -112,13 +121,9 @@ class Consumer:
                     await asyncio.sleep(FULL_S)
                     continue
                 free_rows = self._engine.free_rows
-                if free_rows <= 0:
+                if free_rows <= 0 or not await self._take_new(free_rows):
                     await self._take_displacing()
                     continue
-                if await self._take_lower_class():
-                    free_rows -= 1
-                if free_rows > 0:
-                    await self._take(await self._reader.read(free_rows, int(1000 * BLOCK_S)))
                 backoff.reset()
             except (RedisError, OSError) as error:
                 delay = backoff.next()
@@ -158,24 +163,42 @@ class Consumer:
                 self.postpone_reclaim()
                 self._reads_pending = True
 
-    async def _take_lower_class(self) -> bool:
-        """Take one request of a lower class if it is the turn of that class. Returns False if no request was taken."""
+    async def _take_new(self, free_rows: int) -> bool:
+        """Take requests for the free rows, first one of a lower class if it is the turn of that class.
+
+        Returns False if the next request has more rows, and is left to other workers for now.
+        """
+        is_late = bool(self._wide) and asyncio.get_running_loop().time() - self._wide_since >= WIDE_S
+        turn = next((name for every, name in TURNS if (self._reads + 1) % every == 0), None)
+        if turn is not None:
+            found = await self._reader.read(1, 0, (turn,), MAX_CHOICES if is_late else free_rows)
+            await self._take(found, priority=0)
+            if self._leaves_next():
+                return False  # the turn of the class is not over
+            free_rows -= sum(entry.rows for entry in found)
         self._reads += 1
-        for every, name in TURNS:
-            if self._reads % every == 0:
-                found = await self._reader.read(1, 0, (name,))
-                await self._take(found, priority=0)
-                return bool(found)
-        return False
+        if free_rows <= 0:
+            return True
+        widest = MAX_CHOICES if is_late else free_rows
+        await self._take(await self._reader.read(free_rows, int(1000 * BLOCK_S), widest=widest))
+        return not self._leaves_next()
+
+    def _leaves_next(self) -> bool:
+        """Note whether the last read has left the next request because of its rows, and since when."""
+        if self._reader.too_wide != self._wide:
+            self._wide, self._wide_since = self._reader.too_wide, asyncio.get_running_loop().time()
+        return bool(self._wide)
 
     async def _take_displacing(self) -> None:
-        """Take one request that a full engine can start by displacing those of lower classes; wait if there is none."""
-        classes = [PRIORITY_CLASSES[index] for index, rows in enumerate(self._engine.displaceable) if rows > 0]
+        """Take one request that can start by displacing those of lower classes; wait if there is none."""
+        free_rows = max(0, self._engine.free_rows)
+        displaceable = dict(zip(PRIORITY_CLASSES, self._engine.displaceable, strict=False))
+        classes = [name for name, rows in displaceable.items() if rows > 0]
         if not classes:
             await asyncio.sleep(FULL_S)
             return
         for name in classes:
-            found = await self._reader.read(1, 0, (name,))
+            found = await self._reader.read(1, 0, (name,), free_rows + displaceable[name])
             if found:
                 await self._take(found)
                 return

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from quire.shared.broker import StepCommit
+from quire.shared.broker import ComputedTokens, StepCommit
 from quire.shared.messages import GenerationRequest, Outcome, StepItem
 from quire.shared.states import OutcomeName
 from quire.shared.telemetry.prometheus import STEP_S, Fading, Histogram
@@ -58,16 +58,23 @@ class EngineStatus:
 class EngineThread(threading.Thread):
     """Runs an engine until `stop`.
 
-    `emit(commits)` is called on this thread after every step, with or without results. `ended()` is called when the
-    thread ends; `failure` is then the cause, or None after `stop`.
+    `emit(commits, computed)` is called on this thread after every step, with or without results. computed: of requests
+    that emit nothing before their end. `ended()` is called when the thread ends; `failure` is then the cause, or None
+    after `stop`.
     """
 
-    def __init__(self, engine: Engine, emit: Callable[[list[StepCommit]], None], ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        emit: Callable[[list[StepCommit], list[ComputedTokens]], None],
+        ended: Callable[[], None],
+    ) -> None:
         super().__init__(name="engine", daemon=True)
         self._engine = engine
         self._emit = emit
         self._ended = ended
         self._attempts: dict[str, str] = {}
+        self._computed: list[ComputedTokens] = []
         self._commands: deque[Callable[[], StepItem | None]] = deque()
         self._calls: deque[tuple[Future[Any], Callable[[Engine], Any]]] = deque()
         self._wake = threading.Condition()
@@ -115,7 +122,7 @@ class EngineThread(threading.Thread):
         self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = DEFAULT_PRIORITY
     ) -> None:
         """Start a request after the items that earlier attempts emitted. An older attempt here is dropped."""
-        self._rows_added += request.sampling.num_sequences
+        self._rows_added += request.rows
         self._post(lambda: self._add(request, attempt, earlier, priority))
         if priority < LOWEST_PRIORITY:
             self._engine.interrupt.request()
@@ -177,13 +184,16 @@ class EngineThread(threading.Thread):
             self._answer_calls()
             stepped = self._engine.has_work
             if stepped:
-                commits += map(self._commit, self._step())
+                items = self._step()
+                self._note_computed()
+                commits += map(self._commit, items)
             self.ticks += 1
             self.ticked_at = time.monotonic()
             self.status = self._read_status()
             self._update_capacity()
             if commits or stepped:
-                self._emit(commits)
+                computed, self._computed = self._computed, []
+                self._emit(commits, computed)
             if self._engine.has_work:
                 continue
             self._stepped_at = 0.0
@@ -205,6 +215,7 @@ class EngineThread(threading.Thread):
             return commits
         while self._commands:
             if item := self._commands.popleft()():
+                self._note_computed()
                 commits.append(self._commit(item))  # at once: the next command may start another attempt
         # The order matters to readers on other threads: `free_rows` is never larger than it should be.
         self._update_capacity()
@@ -230,7 +241,7 @@ class EngineThread(threading.Thread):
     def _add(
         self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int
     ) -> StepItem | None:
-        self._rows_being_taken += request.sampling.num_sequences
+        self._rows_being_taken += request.rows
         self._engine.drop(request.id)
         self._attempts[request.id] = attempt
         try:
@@ -265,6 +276,14 @@ class EngineThread(threading.Thread):
             ended = time.monotonic()
             self._slowest_step.see(ended - started, ended)
             self._stepped_at = ended
+
+    def _note_computed(self) -> None:
+        """Note what has been computed for requests that emit nothing before their end. Call it before `_commit`."""
+        self._computed += [
+            ComputedTokens(request_id, self._attempts[request_id], count)
+            for request_id, count in self._engine.take_computed()
+            if request_id in self._attempts
+        ]
 
     def _commit(self, item: StepItem) -> StepCommit:
         attempt = self._attempts.pop(item.request_id) if item.outcome else self._attempts[item.request_id]

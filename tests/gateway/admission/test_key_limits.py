@@ -140,6 +140,37 @@ async def test_models_classes_and_max_tokens_of_a_key(start_gateway: Start) -> N
     waiting.cancel()
 
 
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"priority": "interactive"}, "priority"),
+        ({"priority": -3}, "priority"),
+        ({"service_tier": "priority"}, "service_tier"),
+    ],
+)
+async def test_a_class_above_standard_needs_a_grant(start_gateway: Start, given: dict[str, object], param: str) -> None:
+    gateway = await start_gateway()
+    store = gateway.gateway.process.key_ring.store
+    key, granted = await key_of(gateway), await key_of(gateway, priority="interactive")
+    refused = await complete(gateway, key, **given)
+    assert (refused.status, refused.error["code"], refused.error["param"]) == (403, "permission_denied", param)
+    assert "the class standard at most" in refused.error["message"]
+    assert "limit `priority` of the key" in refused.error["message"]
+    async with gateway.worker(emit(ANSWER)):
+        assert (await complete(gateway, granted, **given)).status == 200
+        for allowed in ({}, {"priority": "standard"}, {"priority": "batch"}, {"service_tier": "auto"}):
+            assert (await complete(gateway, key, **allowed)).status == 200
+        # Without a key all classes are allowed.
+        assert (await gateway.post("/v1/completions", {"model": MODEL, "prompt": "Hello", **given})).status == 200
+        # The project of the key may have the grant, and each account may have less.
+        await store.limit("project:acme/web", AccountLimits(priority="interactive"))
+        gateway.gateway.process.key_ring.forget()
+        assert (await complete(gateway, key, **given)).status == 200
+        await store.limit("organisation:acme", AccountLimits(priority="standard"))
+        gateway.gateway.process.key_ring.forget()
+        assert (await complete(gateway, granted, **given)).status == 403
+
+
 async def test_a_call_counts_for_the_project_of_its_key_and_for_its_user(start_gateway: Start) -> None:
     gateway = await start_gateway(user_hash_key="k")
     store = gateway.gateway.process.key_ring.store

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -20,7 +20,16 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from quire.shared.broker import Claim, IdempotencyConflict, QueueBounds, QueueFull, StepCommit, StepReply, StreamEntry
+from quire.shared.broker import (
+    Claim,
+    ComputedTokens,
+    IdempotencyConflict,
+    QueueBounds,
+    QueueFull,
+    StepCommit,
+    StepReply,
+    StreamEntry,
+)
 from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
@@ -41,6 +50,8 @@ gateways = st.sampled_from(GATEWAYS)
 # An index into a list of the model's objects, taken modulo the length of the list.
 picks = st.integers(0, 63)
 shares = st.sampled_from(SHARES)
+# Sequences of a request that run at once.
+widths = st.sampled_from((1, 1, 1, 2, 4))
 # True if the reply of a call is lost, so that the caller repeats the call.
 losses = st.sampled_from((False, False, True))
 classes = st.sampled_from(PRIORITY_CLASSES)
@@ -50,6 +61,7 @@ SHIFTS = (0, 0, 0, 0, 0, -2, -1, 1)
 ENDINGS = (None, None, None, None, "stop", "length")
 sizes = st.sampled_from(SIZES)
 endings = st.sampled_from(ENDINGS)
+counts = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 12)), max_size=2)
 moves = st.sampled_from(tuple(product(range(8), SIZES, SHIFTS, ENDINGS)))  # one draw is faster than four draws
 # Idempotency keys and fingerprints.
 calls = st.sampled_from((("", ""), ("", ""), ("k0", "f0"), ("k0", "f1"), ("k1", "f0")))
@@ -155,15 +167,15 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     # --- gateways -----------------------------------------------------------------------------------------------------
 
-    @rule(priority_class=classes, gateway=gateways, share=shares)
-    def submit_plainly(self, priority_class: str, gateway: str, share: Share) -> None:
-        self.submit(priority_class, 10, gateway, AHEAD, False, ("", ""), False, share=share)
+    @rule(priority_class=classes, gateway=gateways, share=shares, rows=widths)
+    def submit_plainly(self, priority_class: str, gateway: str, share: Share, rows: int) -> None:
+        self.submit(priority_class, 10, gateway, AHEAD, False, ("", ""), False, share=share, rows=rows)
 
-    @rule(priority_class=classes, order=st.lists(shares, min_size=2, max_size=4))
-    def crowd(self, priority_class: str, order: list[Share]) -> None:
+    @rule(priority_class=classes, order=st.lists(st.tuples(shares, widths), min_size=2, max_size=4))
+    def crowd(self, priority_class: str, order: list[tuple[Share, int]]) -> None:
         """Several tenants and users come at once, so that some of them wait in lines."""
-        for share in order:
-            self.submit(priority_class, 6, "g0", AHEAD, False, ("", ""), False, share=share)
+        for share, rows in order:
+            self.submit(priority_class, 6, "g0", AHEAD, False, ("", ""), False, share=share, rows=rows)
 
     @rule(
         priority_class=classes,
@@ -177,6 +189,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         retention_s=st.sampled_from((0, 0, STORED_S)),
         share=shares,
         counts_stored=st.booleans(),
+        rows=widths,
     )
     def submit(
         self,
@@ -191,13 +204,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         retention_s: int = 0,
         share: Share = SHARES[0],
         counts_stored: bool = True,
+        rows: int = 1,
     ) -> None:
         key, fingerprint = call
         beside = "" if other is None or not self.has_requests() else self.pick(other).request_id
         request = Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
         request.retention_s, request.is_stored = retention_s, retention_s > 0
         request.share, request.prompt_tokens = share, cost // 2
-        request.counts_stored = counts_stored
+        request.counts_stored, request.rows = counts_stored, rows
         self.call(
             lambda: self.lane.broker.submit(
                 request.request_id,
@@ -218,6 +232,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 prompt_tokens=request.prompt_tokens,
                 share=share,
                 counts_stored=counts_stored,
+                rows=rows,
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,
@@ -323,15 +338,19 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    @rule(name=worker_names, count=st.integers(1, 3), first=picks)
-    def read(self, name: str, count: int, first: int) -> None:
-        """Read new requests, the classes in any order."""
+    @rule(name=worker_names, rows=st.integers(1, 3), first=picks, widest=st.sampled_from((0, 1, 4)))
+    def read(self, name: str, rows: int, first: int, widest: int = 0) -> None:
+        """Read new requests, the classes in any order. widest: 0 for no more rows than `rows`."""
         start = first % len(QUEUES)
         queues = QUEUES[start:] + QUEUES[:start]
+        reader, widest = self.readers[name], widest or rows
         self.take(
             name,
-            self.call(lambda: self.readers[name].read(count, 0, queues), lambda: self.model.read(name, count, queues)),
+            self.call(
+                lambda: reader.read(rows, 0, queues, widest), lambda: self.model.read(name, rows, queues, widest)
+            ),
         )
+        assert reader.too_wide == self.model.too_wide
 
     @rule(name=worker_names)
     def look_back(self, name: str) -> None:
@@ -349,11 +368,11 @@ class ProtocolMachine(RuleBasedStateMachine):
         worker.lives += 1
         self.take(name, self.call(self.pending_of(name), lambda: self.model.read_pending(name)))
 
-    @rule(name=worker_names, count=st.integers(1, 3))
-    def reclaim(self, name: str, count: int) -> None:
+    @rule(name=worker_names, rows=st.integers(1, 3))
+    def reclaim(self, name: str, rows: int) -> None:
         self.take(
             name,
-            self.call(lambda: self.lane.broker.reclaim(name, LEASE_MS, count), lambda: self.model.reclaim(name, count)),
+            self.call(lambda: self.lane.broker.reclaim(name, LEASE_MS, rows), lambda: self.model.reclaim(name, rows)),
         )
 
     def take(self, name: str, deliveries: list[StreamEntry]) -> None:
@@ -404,12 +423,36 @@ class ProtocolMachine(RuleBasedStateMachine):
             lost,
         )
 
-    @rule(name=worker_names, moves=st.lists(moves, max_size=3), lost=losses)
-    def commit(self, name: str, moves: list[tuple[int, int, int, str | None]], lost: bool) -> None:
-        """Commit a step of requests that this worker, or one of its earlier lives, computes."""
+    @rule(name=worker_names, moves=st.lists(moves, max_size=3), lost=losses, counts=counts)
+    def commit(
+        self, name: str, moves: list[tuple[int, int, int, str | None]], lost: bool, counts: list[tuple[int, int]]
+    ) -> None:
+        """Commit a step of requests that this worker, or one of its earlier lives, computes.
+
+        counts: tokens that were computed for some of them so far.
+        """
         worker = self.workers[name]
         attempts = worker.held + worker.ghosts
-        self.commit_step(worker, [(attempts[which % len(attempts)], *rest) for which, *rest in moves if attempts], lost)
+        if not attempts:
+            return
+        computed = [(attempts[which % len(attempts)], count) for which, count in counts]
+        self.commit_step(
+            worker,
+            [(attempts[which % len(attempts)], *rest) for which, *rest in moves],
+            lost,
+            [ComputedTokens(attempt.request_id, attempt.token, count) for attempt, count in computed],
+        )
+
+    @rule(name=worker_names, which=picks, size=st.integers(1, 3), counted=st.integers(1, 12), lost=losses)
+    def rank(self, name: str, which: int, size: int, counted: int, lost: bool) -> None:
+        """A request with ranked choices ends: its tokens were counted before, and come all at once."""
+        worker = self.workers[name]
+        attempts = [attempt for attempt in worker.held if attempt.position == 0]
+        if attempts:
+            attempt = attempts[which % len(attempts)]
+            computed = ComputedTokens(attempt.request_id, attempt.token, counted)
+            self.commit_step(worker, [], lost, [computed])
+            self.commit_step(worker, [(attempt, size, 0, "stop")], lost)
 
     @rule(name=worker_names, which=picks, size=sizes, ending=endings, lost=losses)
     def serve(self, name: str, which: int, size: int, ending: str | None, lost: bool) -> None:
@@ -444,7 +487,9 @@ class ProtocolMachine(RuleBasedStateMachine):
         for _ in range(len(worker.handed)):
             self.claim(worker.name, 0, False, False)
 
-    def commit_step(self, worker: Worker, parts: list[tuple[Any, ...]], lost: bool) -> None:
+    def commit_step(
+        self, worker: Worker, parts: list[tuple[Any, ...]], lost: bool, computed: Sequence[ComputedTokens] = ()
+    ) -> None:
         commits, ends = [], []
         for attempt, size, shift, ending in parts:
             start = max(0, attempt.position + shift)
@@ -455,8 +500,8 @@ class ProtocolMachine(RuleBasedStateMachine):
             if shift == 0:
                 ends.append((attempt, item))
         reply = self.call(
-            lambda: self.lane.broker.commit_step(worker.name, commits, worker.obeyed),
-            lambda: self.model.commit_step(worker.name, commits, worker.obeyed),
+            lambda: self.lane.broker.commit_step(worker.name, commits, worker.obeyed, computed),
+            lambda: self.model.commit_step(worker.name, commits, worker.obeyed, computed),
             lost,
         )
         worker.obeyed = reply.notices
@@ -562,7 +607,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         """Add a second entry of a request, or an entry of an unknown request."""
         request_id = self.pick(which).request_id if which % 4 else "nobody"
         entry: Any = self.lane.client.xadd(KEYS.queue(queue), {"id": request_id, "cost": 1})
-        self.model.streams[queue][entry.decode()] = (request_id, 1)
+        self.model.streams[queue][entry.decode()] = (request_id, 1, 1)
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
@@ -617,7 +662,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     def check_queues(self, snapshot: Snapshot) -> None:
         for name, entries in snapshot.streams.items():
-            assert entries == {entry: request_id for entry, (request_id, _) in self.model.streams[name].items()}
+            assert entries == {entry: request_id for entry, (request_id, *_) in self.model.streams[name].items()}
         assert snapshot.pending.keys() == self.model.pending.keys()
         for place, (consumer, idle_ms) in snapshot.pending.items():
             assert (consumer, idle_ms > LEASE_MS) == (
@@ -810,6 +855,12 @@ BUGS: dict[str, Patch] = {
         ("    if own and own >= floor then\n        return own\n", "    if own then\n        return own\n"),
     ),
     "output tokens are not charged": (("charge_output(prefix, served)\n", ""),),
+    "what is computed again is charged again": (
+        ("'running' and tokens > before then", "'running' then"),
+        ("serve(state[6], tokens - before)", "serve(state[6], tokens)"),
+    ),
+    "what was computed is charged again with the answer": (("    if first == 0 and outcome ~= ''", "    if false"),),
+    "a worker reads more than its rows": (("local rows = found and rows_of(found[2]) or 1\n", "local rows = 1\n"),),
     "a request that never ran is charged": (("already\n        refund_prompt(prefix, share)\n", "already\n"),),
     "the first of a line keeps its place in the stream": (("        put_back(prefix, class, unread)\n", ""),),
     "no worker is woken": (("share, '*')\n    wake(prefix)\n", "share, '*')\n"),),

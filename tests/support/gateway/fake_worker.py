@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, new_id
 from quire.shared.messages import Delta, GenerationRequest, Outcome, PromptReport, StepItem, WorkerCard
 from quire.shared.redis.clients import blocking_client, command_client
+from quire.shared.sampling_params import MAX_CHOICES
 
 # The steps of one request: the deltas of each, and the outcome that ends it.
 Steps = AsyncIterator[tuple[tuple[Delta, ...], Outcome | None]]
@@ -78,7 +79,7 @@ class FakeWorker:
 
     async def _consume(self, reader: QueueReader) -> None:
         while not self._stopping:
-            for delivery in await reader.read(16, 50):
+            for delivery in await reader.read(MAX_CHOICES, 50):
                 claim = await self.broker.claim(delivery, self.worker_id, new_id())
                 if claim is not None:
                     task = asyncio.create_task(self._run(claim))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quire.shared.messages import StepItem
@@ -207,3 +209,31 @@ def test_best_of_scores_are_mean_log_probabilities_under_the_model() -> None:
                 logprobs.append(log_softmax(model._logits([state]))[0, token])
             state = advance(state, token)
         assert one.score == pytest.approx(float(np.mean(logprobs)), abs=1e-5)
+
+
+@pytest.mark.parametrize("ranking", [{"best_of": 4, "temperature": 1.0, "seed": 3}, {"beam_width": 4, "n": 2}])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_all_tokens_of_a_ranked_request_are_counted_as_they_are_computed(
+    ranking: dict[str, Any], preemption: str
+) -> None:
+    engine = make_engine(branches=True, num_blocks=10, num_host_blocks=24, preemption=preemption)
+    engine.add(request("streamed", (3, 4), n=2, max_tokens=12, ignore_eos=True))
+    engine.add(request("ranked", (5, 6), max_tokens=6, ignore_eos=True, **ranking))
+    counts, items = [], []
+    while engine.has_work:
+        items += engine.step()
+        counts += engine.take_computed()
+    assert {name for name, _ in counts} == {"ranked"}
+    assert [count for _, count in counts] == sorted(count for _, count in counts)
+    assert counts[-1] == ("ranked", 4 * 6)
+    assert any(0 < count < 4 * 6 for _, count in counts)
+    assert sum(len(one.token_ids) for one in final(items, "ranked")) == ranking.get("n", 1) * 6
+    assert engine.groups.num_preemptions > 0
+    # A request that ends early is counted once more.
+    engine.add(request("left", (7, 8), max_tokens=6, ignore_eos=True, **ranking))
+    for _ in range(3):
+        engine.step()
+    assert engine.take_computed() == [("left", 4 * 3)]
+    engine.finish("left", "cancelled")
+    assert engine.take_computed() == [("left", 4 * 3)]
+    assert engine.take_computed() == []

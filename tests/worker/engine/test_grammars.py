@@ -335,7 +335,7 @@ def test_a_grammar_is_prepared_before_the_engine_gets_the_request(
 ) -> None:
     """The error of a schema that cannot be followed is prepared, too."""
     engine = make_engine(model, tokenizer)
-    loop = EngineThread(engine, emit=lambda commits: None, ended=lambda: None)
+    loop = EngineThread(engine, emit=lambda commits, computed: None, ended=lambda: None)
     good, bad = (GenerationRequest("r", "demo", (5, 6), params(0, grammar=text)) for text in (TEXT, "[]"))
     for request in (good, bad):
         loop.prepare(request)

@@ -77,7 +77,9 @@ class Operator:
 
 @asynccontextmanager
 async def serving(model: MockModel | None = None) -> AsyncIterator[Operator]:
-    loop = EngineThread(Engine(model or MockModel(), LIMITS, (EOS,), None), lambda commits: None, lambda: None)
+    loop = EngineThread(
+        Engine(model or MockModel(), LIMITS, (EOS,), None), lambda commits, computed: None, lambda: None
+    )
     broker = Broker(Redis(), "mock")
     committer = Committer(broker, "w1", on_lost=lambda: None)
     info = {"model": "mock", "dtype": "float32"}

@@ -25,7 +25,7 @@ def families() -> Iterator[Metric]:
     engine.step()
     engine.step()
     broker = Broker(Redis(), "mock")
-    thread = EngineThread(engine, lambda commits: None, lambda: None)
+    thread = EngineThread(engine, lambda commits, computed: None, lambda: None)
     committer = Committer(broker, "w1", on_lost=lambda: None)
     metrics = WorkerMetrics(thread, broker, ClaimCounts(), committer, LoopLag(), {"model": "mock"}, 2)
     text = metrics.render(take_snapshot(engine).usage(), engine.times.read())

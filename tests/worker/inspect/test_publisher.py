@@ -35,7 +35,7 @@ class Shown:
         self.broker = Broker(client, "mock")
         self._pubsub = pubsub
         self.engine = Engine(MockModel(), LIMITS, (EOS,), None)
-        self.loop = EngineThread(self.engine, lambda commits: None, lambda: None)
+        self.loop = EngineThread(self.engine, lambda commits, computed: None, lambda: None)
         self.viewer = ViewPublisher(self.broker, self.loop, "w1")
         self.ended = asyncio.Event()
 

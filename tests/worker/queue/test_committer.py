@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
+from quire.shared.broker import Broker, Claim, ComputedTokens, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, Outcome, StepItem, step_items
 from quire.shared.redis.clients import command_client
@@ -398,3 +398,18 @@ async def test_steps_without_results_ask_for_cancellations_within_a_short_time(
             await asyncio.sleep(0.001)
         # At most fifty empty commits per second, not one for each step.
         assert lane.committer.counts.seconds.count <= 2 + (time.monotonic() - began) / module.ASK_S
+
+
+async def test_what_was_computed_is_committed_with_the_next_step_and_no_later_than_the_end(redis_url: str) -> None:
+    async with committing(redis_url) as lane:
+        claim = await lane.start("ranked")
+        key = KEYS.request("ranked")
+        lane.committer.put([], [ComputedTokens("ranked", claim.attempt, 4)])
+        async with asyncio.timeout(10):
+            while await lane.broker.client.hget(key, "computed") != b"4":
+                await asyncio.sleep(0)
+                lane.committer.put([])  # the engine's next steps
+        lane.committer.put([], [ComputedTokens("ranked", claim.attempt, 8)])
+        lane.committer.put([step(claim, 0, (1, 2), "stop")], [ComputedTokens("ranked", claim.attempt, 12)])
+        await lane.log("ranked", 2)
+        assert await lane.broker.client.hmget(key, "computed", "emitted", "outcome") == [b"12", b"2", b"stop"]

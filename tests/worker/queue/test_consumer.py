@@ -12,7 +12,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
-from quire.shared.keys import LaneKeys
+from quire.shared.keys import PRIORITY_CLASSES, LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
 from quire.shared.text.grammar import ANY_OBJECT
@@ -58,14 +58,22 @@ class Engine:
 class Lane:
     def __init__(self, broker: Broker, reader: QueueReader) -> None:
         self.broker = broker
+        self.reader = reader
         self.engine: Any = Engine()
         self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.reread_pending())
         self.consumer = Consumer(broker, reader, self.committer, self.engine, "this process", 3.0)
 
-    async def submit(self, request_id: str, priority_class: str, grammar: str = "") -> None:
-        sampling = SamplingParams(max_tokens=9, grammar=grammar)
-        body = GenerationRequest(request_id, "m", (3,), sampling).encode()
-        await self.broker.submit(request_id, body, gateway="g", cost=1, bounds=BOUNDS, priority_class=priority_class)
+    async def submit(self, request_id: str, priority_class: str, grammar: str = "", n: int = 1) -> None:
+        request = GenerationRequest(request_id, "m", (3,), SamplingParams(max_tokens=9, grammar=grammar, n=n))
+        await self.broker.submit(
+            request_id,
+            request.encode(),
+            gateway="g",
+            cost=1,
+            bounds=BOUNDS,
+            priority_class=priority_class,
+            rows=request.rows,
+        )
 
     async def isolate(self, request_id: str) -> None:
         """Submit a request that has killed two processes of this worker, and is pending for the next process."""
@@ -216,6 +224,64 @@ async def test_each_lower_class_has_its_turn_with_one_request_that_counts_as_of_
     often, rest = "i" * 3 * room, "i" * (room - 1)
     assert "".join(name[0] for name in started) == f"{often}s{rest}{often}b{rest}"
     assert lane.engine.priorities == [0] * count
+
+
+async def until_left(lane: Lane, request_id: str) -> None:
+    """Wait until the worker has left a request because of its rows, and for some reads more."""
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            while lane.reader.too_wide != request_id:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            lane.reader.too_wide = ""
+
+
+@pytest.mark.parametrize("priority_class", PRIORITY_CLASSES)
+async def test_a_request_that_is_too_wide_is_left_to_others_and_then_taken_in_any_case(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, priority_class: str
+) -> None:
+    monkeypatch.setattr("quire.worker.queue.consumer.WIDE_S", 600)
+    async with consuming(redis_url) as lane:
+        for name in ("first", "second", "third"):
+            await lane.submit(name, priority_class, n=6)
+            await lane.submit(f"behind {name}", priority_class)
+        async with at_work(lane):
+            await until_left(lane, "first")
+            other = QueueReader(lane.broker.client, "lane", "other")
+            assert [one.request_id for one in await other.read(6, 0)] == ["first"]
+            assert await lane.until_started(1) == ["behind first"]
+            # As soon as there are rows for it, it is taken.
+            await until_left(lane, "second")
+            assert len(lane.engine.started) == 1
+            lane.engine.free_rows = 6
+            lane.engine.then = [(4, (0, 0))]
+            assert await lane.until_started(3) == ["behind first", "second", "behind second"]
+            # No other worker has the rows either.
+            await until_left(lane, "third")
+            assert len(lane.engine.started) == 3
+            monkeypatch.undo()
+            assert (await lane.until_started(5))[3:] == ["third", "behind third"]
+
+
+async def test_a_turn_of_a_lower_class_waits_for_the_rows_of_its_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wide request of the lowest class would never run if its turn passed each time that rows are short."""
+    monkeypatch.setattr("quire.worker.queue.consumer.WIDE_S", 600)
+    async with consuming(redis_url) as lane:
+        lane.engine.free_rows = 2
+        await lane.submit("wide", "batch", n=4)
+        names = [f"i{index}" for index in range(40)]
+        for name in names:
+            await lane.submit(name, "interactive")
+        async with at_work(lane):
+            await until_left(lane, "wide")
+            taken = len(lane.engine.started)
+            assert 0 < taken < 40
+            await until_left(lane, "wide")
+            assert len(lane.engine.started) == taken
+            lane.engine.free_rows = 4
+            assert "wide" in await lane.until_started(taken + 1)
+            assert set(await lane.until_started(41)) == {"wide", *names}
 
 
 async def test_a_full_engine_takes_one_after_the_other_of_those_that_may_displace_others(redis_url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from quire.shared.broker import ComputedTokens, StepCommit
+from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.queue import engine_thread
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
@@ -17,7 +20,7 @@ from tests.worker.inspect.test_admin_server import LIMITS, REQUEST, Gated
 
 @contextmanager
 def running(model: Gated) -> Iterator[EngineThread]:
-    loop = EngineThread(Engine(model, LIMITS, (0,), None), lambda commits: None, lambda: None)
+    loop = EngineThread(Engine(model, LIMITS, (0,), None), lambda commits, computed: None, lambda: None)
     loop.start()
     try:
         yield loop
@@ -190,3 +193,35 @@ def test_a_call_that_fails_is_the_callers_and_one_that_is_cancelled_is_not_made(
         with pytest.raises(ZeroDivisionError):
             failing.result(10)
         assert made == []
+
+
+def test_the_tokens_of_a_ranked_request_leave_before_its_end_with_the_token_of_their_attempt() -> None:
+    model, emitted = Gated(), list[tuple[list[StepCommit], list[ComputedTokens]]]()
+    ended = threading.Event()
+
+    def emit(commits: list[StepCommit], computed: list[ComputedTokens]) -> None:
+        emitted.append((commits, computed))
+        if any(commit.item.outcome for commit in commits):
+            ended.set()
+
+    loop = EngineThread(Engine(model, LIMITS, (0,), None), emit, lambda: None)
+    loop.start()
+    sampling = SamplingParams(max_tokens=50, best_of=3, temperature=1.0, ignore_eos=True)
+    loop.add(replace(REQUEST, sampling=sampling), "attempt", ())
+    for _ in range(4):
+        model.go_on.release()
+        assert model.entered.acquire(timeout=10)
+    loop.finish(REQUEST.id, "cancelled")
+    for _ in range(50):
+        model.go_on.release()
+    assert ended.wait(10)
+    loop.stop()
+    loop.join(10)
+    counts = [one for _, computed in emitted for one in computed]
+    assert {(one.request_id, one.attempt) for one in counts} == {(REQUEST.id, "attempt")}
+    assert counts[0].tokens == 3
+    [end] = [number for number, (commits, _) in enumerate(emitted) if commits]
+    assert emitted[end][0][0].item.start == 0
+    # Nothing of the request comes after its end.
+    assert not any(computed for _, computed in emitted[end + 1 :])
+    assert counts[-1].tokens == max(one.tokens for one in counts) >= 9
