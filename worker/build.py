@@ -180,8 +180,8 @@ def make_engine(
         else partial(DeviceRunner, graph_buckets=graph_buckets(settings, limits), record=recorder(model))
     )
     eos_token_ids = model.config.eos_token_ids
-    if not eos_token_ids and texts.eos_token_id is not None and texts.eos_token_id < model.vocab_size:
-        eos_token_ids = (texts.eos_token_id,)  # as in the gateway
+    if texts.eos_token_id is not None and texts.eos_token_id < model.vocab_size:
+        eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, texts.eos_token_id]))  # as in the gateway
     grammars = Grammars(texts.tokenizer, model.vocab_size, eos_token_ids)
     engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner, grammars=grammars)
     progress.phase("warming up")

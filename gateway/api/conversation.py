@@ -134,7 +134,7 @@ async def read_call(
 def _with_possible_calls(conversation: Conversation, renderer: Renderer) -> Conversation:
     """The conversation with at most one call per answer if its template shows the model one call per message only."""
     template = renderer.model.template
-    if template is None or template.tool_turns.is_parallel or renderer.describes_tools:
+    if template is None or template.with_tools.tool_turns.is_parallel or renderer.describes_tools:
         return conversation
     return replace(conversation, tool_choice=conversation.tool_choice._replace(parallel=False))
 

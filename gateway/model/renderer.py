@@ -58,7 +58,7 @@ class Renderer:
     @property
     def template_takes_tools(self) -> bool:
         """True if the chat template describes tools to the model."""
-        return self.model.template is not None and "tools" in self.model.template.variables
+        return self.model.template is not None and "tools" in self.model.template.with_tools.variables
 
     @property
     def describes_tools(self) -> bool:
@@ -157,7 +157,8 @@ class Renderer:
         form: PromptForm,
     ) -> RenderedChat:
         assert self.model.template is not None
-        render = partial(self.model.template.render, tools=tools or None, variables=variables)
+        template = self.model.template.with_tools if tools else self.model.template
+        render = partial(template.render, tools=tools or None, variables=variables)
         try:
             if form.continue_final_message:
                 text = render_continued(render, messages)

@@ -132,6 +132,7 @@ def _tool_format(name: str, template: ChatTemplate | None, added_tokens: set[str
     """The name of the format of tool calls: the one that is set, or the one that the chat template tells."""
     if name != AUTO or template is None:
         return "" if name == AUTO else name
+    template = template.with_tools
     found = detect(template.source, added_tokens) if "tools" in template.variables else None
     return (found or FALLBACK).name
 
@@ -176,10 +177,12 @@ def _eos_token_ids(
     tokenizer: Tokenizer,
     special_tokens: Mapping[str, str],
 ) -> frozenset[int]:
-    for source in (generation, text_config, config):
+    """The end tokens of the first file that names some, and the one that the tokenizer names, as in vLLM."""
+    found: list[int] = []
+    for source in (generation, config, text_config):
         value = source.get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        if any(type(item) is int for item in ids):
-            return frozenset(item for item in ids if type(item) is int)
+        found = [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
+        if found:
+            break
     eos = eos_token_id(tokenizer, special_tokens)
-    return frozenset() if eos is None else frozenset([eos])
+    return frozenset(found if eos is None else [*found, eos])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
 from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.file import GGUFFile
 from quire.shared.gguf.pre_tokenizers import PRE_TOKENIZERS
-from quire.shared.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, GGUFVocabulary
+from quire.shared.gguf.vocabulary import GGUFVocabulary
+from quire.shared.text.sentence_pieces import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Pieces, make_tokenizer
 
-SPACE = "▁"  # SentencePiece's sign for a space
-MAX_PIECE = 256  # characters of a SentencePiece token for which merges are derived
 OWN_TOKENIZER = "give the Hugging Face folder that it was made from"
 
 
@@ -63,43 +62,12 @@ def _sentence_piece(vocabulary: GGUFVocabulary) -> Tokenizer:
         raise file.fault("tokenizer.ggml.unknown_token_id", "the id of the unknown token, as not all bytes are tokens")
     if "tokenizer.ggml.scores" not in file.metadata:
         raise file.fault("tokenizer.ggml.scores", "a score for each token")
-    model = models.BPE(
-        vocab={text: token for token, text in enumerate(vocabulary.tokens)},
-        merges=merges_of(vocabulary),
-        unk_token=None if unknown is None else vocabulary.tokens[unknown],
-        fuse_unk=True,
-        byte_fallback=has_bytes,
-    )
-    tokenizer = Tokenizer(model)
-    adds_space = file.flag("tokenizer.ggml.add_space_prefix", True)
     if file.flag("tokenizer.ggml.remove_extra_whitespaces", False):
         raise file.fault("tokenizer.ggml.remove_extra_whitespaces", "false", OWN_TOKENIZER)
-    prefix = [normalizers.Prepend(SPACE)] if adds_space else []
-    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE)])
-    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if adds_space else [])])
+    adds_space = file.flag("tokenizer.ggml.add_space_prefix", True)
+    tokenizer = make_tokenizer(Pieces(vocabulary.tokens, vocabulary.scores, vocabulary.types, unknown, adds_space))
     _set_affixes(tokenizer, vocabulary, adds_bos=True)
     return tokenizer
-
-
-def merges_of(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
-    """Derive the merges of a SentencePiece vocabulary, the most urgent first.
-
-    SentencePiece joins the neighbours whose token has the highest score. So each way to split a token into two others
-    is a merge, with the score of the token as its rank.
-    """
-    ids = {text: token for token, text in enumerate(vocabulary.tokens)}
-    kinds = (NORMAL, USER_DEFINED)
-    found = []
-    for token, text in enumerate(vocabulary.tokens):
-        if vocabulary.types[token] not in kinds or len(text) > MAX_PIECE:
-            continue
-        for at in range(1, len(text)):
-            left, right = ids.get(text[:at]), ids.get(text[at:])
-            if left is not None and right is not None:
-                found.append((-vocabulary.scores[token], left, right))
-    found.sort()
-    return [(vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in found]
 
 
 def _set_affixes(tokenizer: Tokenizer, vocabulary: GGUFVocabulary, adds_bos: bool) -> None:

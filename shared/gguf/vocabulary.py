@@ -8,10 +8,9 @@ from functools import cached_property
 
 from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.file import GGUFFile
+from quire.shared.text.sentence_pieces import CONTROL, NORMAL
 
 MAX_VOCABULARY = 1 << 22
-# Types of tokens.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # Control tokens with these texts end a generation, too: a GGUF file names one end token, many models have several.
 END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
 KINDS = ("gpt2", "llama")

@@ -23,6 +23,7 @@ FILE_LIMITS = {
     "special_tokens_map.json": MIB,
     "chat_template.jinja": MIB,
     "chat_template.json": MIB,
+    "additional_chat_templates/tool_use.jinja": MIB,
     "generation_config.json": MIB // 4,
     "config.json": MIB // 4,
     "modules.json": MIB // 16,

@@ -10,9 +10,23 @@ from quire.shared.errors import StartError
 from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.model_files import gguf_json, is_gguf
 
+# The size of a file other than weights.
+MAX_FILE_BYTES = 256 << 20
+
 
 class ModelError(StartError):
     """A model cannot be served. The text names the file, the fault and the remedy."""
+
+
+def check_file(path: Path) -> None:
+    """Raise ModelError for a path that is no regular file, such as a device or a pipe, and for a huge file.
+
+    A missing file is no fault.
+    """
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path} is not a regular file; fetch the model again.")
+    if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
+        raise ModelError(f"{path} has more than {MAX_FILE_BYTES >> 20} MiB; fetch the model again.")
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
@@ -25,6 +39,7 @@ def read_json(path: Path, required: bool = False) -> dict[str, Any]:
             return gguf_json(path.parent, path.name)
         except GGUFError as error:
             raise ModelError(f"{error}.") from error
+    check_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

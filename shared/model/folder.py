@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer.json", "adapter_config.json"
+TEKKEN, SENTENCE_PIECES = "tekken.json", "tokenizer.model"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MERGE = "peft's merge_and_unload(), then save_pretrained() of the model and of its tokenizer to a new folder"
 
@@ -59,9 +60,11 @@ def weights_fault(folder: Path) -> ModelFolderFault:
 
 
 def tokenizer_fault(folder: Path) -> ModelFolderFault:
-    """Return the fault of a folder without `tokenizer.json`. The remedy makes one from the tokenizer files it has."""
+    """Return the fault of a folder without a tokenizer file that is read. The remedy makes one from those it has.
+
+    A `tokenizer.model` counts as one that is not read: some kinds of it are not.
+    """
     sources = {
-        "tekken.json": "mistral_common",
         "tokenizer.model": "sentencepiece",
         "tiktoken.model": "tiktoken",
         "vocab.json": "",

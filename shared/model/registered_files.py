@@ -10,10 +10,10 @@ from typing import Any
 from quire.shared.gguf.model_files import is_gguf
 from quire.shared.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
 from quire.shared.model.config import CONTEXT_KEYS, HIDDEN_KEYS
-from quire.shared.model.files import ModelError, read_json
-from quire.shared.text.tokenizer import load_tokenizer
+from quire.shared.model.files import ModelError, check_file, read_json
+from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 
-TOKENIZER, CONFIG = "tokenizer.json", "config.json"
+TOKENIZER, TOKENIZER_CONFIG, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
 # The fields of config.json that a gateway reads.
 _FIELDS = (
     *CONTEXT_KEYS,
@@ -25,7 +25,7 @@ _FIELDS = (
     "original_max_position_embeddings",
 )
 # Files that are made from the metadata of a GGUF file.
-_GGUF_FILES = ("tokenizer_config.json", "generation_config.json")
+_GGUF_FILES = (TOKENIZER_CONFIG, "generation_config.json")
 
 
 def read_files(path: Path) -> dict[str, bytes]:
@@ -52,14 +52,17 @@ def manifest_of(model: str, aliases: tuple[str, ...], files: Mapping[str, bytes]
 def _of_folder(folder: Path) -> dict[str, bytes]:
     found = {}
     for name in FILE_LIMITS:
+        check_file(folder / name)
         try:
             found[name] = (folder / name).read_bytes()
         except FileNotFoundError:
             continue
         except OSError as error:
             raise ModelError(f"{folder / name} cannot be read: {error}.") from error
-    if TOKENIZER not in found:
-        load_tokenizer(folder, {})  # raises the error with the remedy
+    if TOKENIZER not in found:  # it is made of another file
+        config = read_json(folder / TOKENIZER_CONFIG)
+        found[TOKENIZER] = load_tokenizer(folder, {}).to_str().encode()
+        found[TOKENIZER_CONFIG] = _dump({**read_special_tokens(folder, config), **config})
     return found
 
 

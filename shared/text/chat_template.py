@@ -19,9 +19,11 @@ import jinja2.meta
 import jinja2.utils
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from quire.shared.model.files import ModelError, read_json
+from quire.shared.gguf.model_files import is_gguf
+from quire.shared.model.files import ModelError, check_file, read_json
 from quire.shared.text.role_order import probe_role_order
 from quire.shared.text.tool_turns import PROBED_TOOL, ToolTurns, called_tools, probe_tool_turns
 
@@ -31,8 +33,15 @@ Message = Mapping[str, Any]
 
 # By role: the roles of the conversation with which a template is probed for the forms of content that it renders.
 _PROBES = {"system": ("system", "user"), "user": ("user",), "assistant": ("user", "assistant", "user")}
+# Names of chat templates, and the file of the second one.
+DEFAULT, TOOL_USE = "default", "tool_use"
+TOOL_USE_FILE = "additional_chat_templates/tool_use.jinja"
 # The variables that `ChatTemplate` sets, besides the special tokens.
 _OWN = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+# Limits of products and powers in a template.
+MAX_REPEATED, MAX_POWER = 1 << 20, 1000
 
 
 class TemplateFailure(Exception):
@@ -103,10 +112,24 @@ def _check_name(name: Any) -> None:
         raise jinja2.exceptions.SecurityError(f"the name {name!r} in a namespace is unsafe.")
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which no product or power of a template fills the memory."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not all(
+            isinstance(one, int | float) and abs(one) <= MAX_POWER for one in (left, right)
+        ):
+            raise jinja2.exceptions.SecurityError(f"a power of numbers above {MAX_POWER} is unsafe.")
+        for one, times in ((left, right), (right, left)):
+            if isinstance(one, str | list | tuple) and isinstance(times, int) and len(one) * times > MAX_REPEATED:
+                raise jinja2.exceptions.SecurityError(f"a text or list of {len(one) * times} items is unsafe.")
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
@@ -130,6 +153,8 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateFailure(str(error)) from error
         self.source = source
+        # The template for calls with tools. Some models have one of their own, named `tool_use`.
+        self.with_tools = self
         self._special_tokens = dict(special_tokens)
         self._takes_strings = {role for role in _PROBES if self._shows(role, "first", "x")}
         # Two parts: for some roles there are templates that render only the first part.
@@ -211,29 +236,47 @@ class ChatTemplate:
 def load_chat_template(
     folder: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """Load the default chat template of a model folder; None without one. Raises ModelError for a broken template.
+    """Load the chat templates of a model folder: the default one, and `with_tools` if there is one named `tool_use`.
 
-    The files are read in the order of precedence of Transformers. tokenizer_config: the content of
-    tokenizer_config.json. special_tokens: the result of `read_special_tokens`.
+    Returns None without a template. Raises ModelError for a broken one. The files are read in the order of precedence
+    of Transformers. tokenizer_config: the content of tokenizer_config.json. special_tokens: the result of
+    `read_special_tokens`.
     """
-    path = folder / "chat_template.jinja"
-    if path.exists():
+    sources = _read_sources(folder, tokenizer_config)
+    names = [name for name in (DEFAULT, TOOL_USE) if name in sources] or list(sources)[:1]
+    if not names:
+        return None
+    templates = []
+    for name in names:
+        path, source = sources[name]
         try:
-            source: Any = path.read_text(encoding="utf-8")
+            templates.append(ChatTemplate(source, special_tokens))
+        except TemplateFailure as error:
+            raise ModelError(f"the chat template in {path} is not valid: {error}; correct or remove it.") from error
+    templates[0].with_tools = templates[-1]
+    return templates[0]
+
+
+def _read_sources(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, tuple[Path, str]]:
+    """Return the path and the source of each chat template of a folder, by name."""
+    path = folder / "tokenizer_config.json"
+    stored = tokenizer_config.get("chat_template")
+    if stored is None:
+        path = folder / "chat_template.json"
+        stored = read_json(path).get("chat_template")
+    entries = stored if isinstance(stored, list) else [{"name": DEFAULT, "template": stored}]
+    found = {
+        entry["name"]: (path, entry["template"])
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
+    }
+    for name, file in ((DEFAULT, "chat_template.jinja"), (TOOL_USE, TOOL_USE_FILE)):
+        path = folder / file
+        if is_gguf(folder) or not path.exists():
+            continue
+        check_file(path)
+        try:
+            found[name] = (path, path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}; fetch the model again.") from error
-    else:
-        path = folder / "tokenizer_config.json"
-        source = tokenizer_config.get("chat_template")
-        if source is None:
-            path = folder / "chat_template.json"
-            source = read_json(path).get("chat_template")
-    if isinstance(source, list):  # several templates, by name
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
-    if not isinstance(source, str):
-        return None
-    try:
-        return ChatTemplate(source, special_tokens)
-    except TemplateFailure as error:
-        raise ModelError(f"the chat template in {path} is not valid: {error}; correct or remove it.") from error
+    return found

@@ -12,10 +12,19 @@ from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.file import open_gguf
 from quire.shared.gguf.model_files import is_gguf
 from quire.shared.gguf.tokenizer import build_tokenizer
-from quire.shared.model.files import ModelError, read_json
-from quire.shared.model.folder import tokenizer_fault
+from quire.shared.model.files import ModelError, check_file, read_json
+from quire.shared.model.folder import SENTENCE_PIECES, TEKKEN, TOKENIZER, tokenizer_fault
+from quire.shared.text.sentence_pieces import load_sentence_pieces
+from quire.shared.text.tekken import load_tekken
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+# Files of tokenizers, in the order of precedence.
+_FILES = (TOKENIZER, TEKKEN, SENTENCE_PIECES)
+# The special tokens of a folder without tokenizer.json, unless its configuration names others.
+_SENTENCE_PIECE_NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+# The flags of a token in `added_tokens_decoder`.
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 # Words that a tokenizer remembers, each with its tokens: about 8 KiB for a word of 250 letters, the longest that are
 # remembered. The default of the library, 10,000 words, grows to 82 MiB when clients send such words.
@@ -23,33 +32,58 @@ CACHED_WORDS = 4096
 
 
 def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens by name (`bos_token`, ...), as chat templates refer to them."""
+    """Return the special tokens by name (`bos_token`, ...), as chat templates refer to them.
+
+    Models may name further ones, such as `think_token`, in `extra_special_tokens`.
+    """
     legacy = read_json(folder / "special_tokens_map.json")
-    found = {}
-    for key in _SPECIAL_TOKENS:
-        value = tokenizer_config[key] if key in tokenizer_config else legacy.get(key)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[key] = value
-    return found
+    extra = tokenizer_config.get("extra_special_tokens")
+    values: dict[str, Any] = {}
+    if not is_gguf(folder) and not (folder / TOKENIZER).exists():
+        values = dict(_SENTENCE_PIECE_NAMES)
+    values |= {key: tokenizer_config[key] if key in tokenizer_config else legacy.get(key) for key in _SPECIAL_TOKENS}
+    values |= extra if isinstance(extra, dict) else {}
+    contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: content for key, content in contents.items() if isinstance(content, str)}
 
 
 def _read_extra_tokens(folder: Path) -> list[str]:
-    """Return the extra special tokens, from the newer or the older field of the configuration."""
+    """Return the extra special tokens, from the newer and the older field of the configuration."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         config = read_json(folder / file)
-        extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
-        values = list(extra.values()) if isinstance(extra, dict) else extra
-        if isinstance(values, list):
-            contents = [value.get("content") if isinstance(value, dict) else value for value in values]
+        fields = [config.get(field) for field in ("extra_special_tokens", "additional_special_tokens")]
+        values = [one for field in fields for one in (field.values() if isinstance(field, dict) else field or [])]
+        contents = [value.get("content") if isinstance(value, dict) else value for value in values]
+        if contents:
             return [content for content in contents if isinstance(content, str)]
     return []
+
+
+def _add_declared_tokens(tokenizer: Tokenizer, folder: Path) -> None:
+    """Add the tokens in `added_tokens_decoder` of tokenizer_config.json, and give known ones its flags.
+
+    AutoTokenizer of Transformers does the same: this field has precedence over tokenizer.json. Raises ModelError.
+    """
+    declared = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    if not isinstance(declared, dict):
+        return
+    try:
+        tokens = [value for _, value in sorted(declared.items(), key=lambda item: int(item[0]))]
+        for value in tokens:
+            flags = {name: bool(value[name]) for name in _FLAGS if name in value}
+            add = tokenizer.add_special_tokens if flags.get("special") else tokenizer.add_tokens
+            add([AddedToken(value["content"], **flags)])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelError(
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is not valid ({error}); fetch the model again."
+        ) from error
 
 
 def eos_token_id(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int | None:
     """The id of the end-of-sequence token that the tokenizer names, or None.
 
-    Callers use this id only if the model's configuration names no end-of-sequence token.
+    It ends an answer besides the end tokens of the model's configuration: the fine-tune of a base model often names the
+    end of its turns here only.
     """
     eos: int | None = tokenizer.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
     return eos
@@ -66,6 +100,7 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
         tokenizer.model._resize_cache(CACHED_WORDS)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    _add_declared_tokens(tokenizer, folder)
     added = tokenizer.get_added_tokens_decoder().values()
     known = {token.content for token in added if token.special}
     missing = [token for token in dict.fromkeys(special_tokens.values()) if token not in known]
@@ -77,11 +112,22 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
 
 
 def _of_folder(folder: Path) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.exists():
+    path = next((folder / name for name in _FILES if (folder / name).exists()), None)
+    if path is None:
         raise ModelError(f"{tokenizer_fault(folder)}.")
+    check_file(path)
     try:
-        return Tokenizer.from_file(str(path))
+        if path.name == TOKENIZER:
+            return Tokenizer.from_file(str(path))
+        if path.name == TEKKEN:
+            return load_tekken(path)
+        config = read_json(folder / "tokenizer_config.json")
+        return load_sentence_pieces(path, config.get("add_bos_token", True), config.get("add_eos_token", False))
+    except ModelError:
+        raise
+    except ValueError as error:
+        remedy = f". {tokenizer_fault(folder)}" if path.name == SENTENCE_PIECES else "; fetch the model again"
+        raise ModelError(f"{path} cannot be used: {error}{remedy}.") from error
     except Exception as error:  # the library raises a plain Exception for every fault of the file
         raise ModelError(f"{path} is not a tokenizer: {error}; fetch the model again.") from error
 

@@ -18,7 +18,7 @@ from tests.support.checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, make_checkpoin
 from tests.support.transformers_checkpoints import make_kind
 
 
-def test_the_end_token_is_that_of_the_tokenizer_where_the_configuration_names_none(tmp_path: Path) -> None:
+def test_an_answer_ends_at_the_end_tokens_of_the_configuration_and_of_the_tokenizer(tmp_path: Path) -> None:
     def end_tokens() -> frozenset[int]:
         settings = WorkerSettings(model=str(tmp_path), device="cpu", num_blocks=32)
         engine = build_engine(settings, "test")
@@ -30,7 +30,7 @@ def test_the_end_token_is_that_of_the_tokenizer_where_the_configuration_names_no
     assert end_tokens() == {EOS_TOKEN_ID}
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": BOS_TOKEN_ID}))
-    assert end_tokens() == {BOS_TOKEN_ID}
+    assert end_tokens() == {BOS_TOKEN_ID, EOS_TOKEN_ID}
 
 
 def mapped(folder: Path) -> list[str]:

@@ -35,10 +35,10 @@ AGAIN = "download or copy the checkpoint again"
 HARMLESS_DTYPES = ("BOOL", "I64", "U8")
 # Frequencies of RoPE, which old checkpoints store; they follow from the configuration.
 HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
-# Files that a model needs. Files in subfolders, where some repositories keep other formats, are not downloaded.
+# Files that a model needs. Weights in subfolders, where some repositories keep other formats, are not downloaded.
 DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt")
 # The configuration of an adapter is downloaded, so that a model with an adapter is refused.
-NOT_DOWNLOADED = ("*/*", "consolidated*", "adapter_model*")
+NOT_DOWNLOADED = ("*/*.safetensors", "onnx/*", "original/*", "consolidated*", "adapter_model*")
 CHUNK = 1 << 20  # elements of a tensor that are copied at a time
 
 

@@ -83,6 +83,8 @@ PLACEHOLDERS = {
 }
 # Fields that the wrapper may have in place of the text model.
 SHARED = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype")
+# Of these, the value of the whole model has precedence, as in the generation configuration that Transformers makes.
+TOP = ("bos_token_id", "eos_token_id")
 # Prefixes of the text model's tensors, and what they are in a text model.
 PREFIXES = (
     ("language_model.lm_head.", "lm_head."),
@@ -118,6 +120,7 @@ def text_fields(fields: Fields) -> Fields:
     values = {key: fields.get(key) for key in SHARED if fields.get(key) is not None}
     values |= {key: defaults[key] for key in NEEDED if key in defaults and not inner.has(key)}
     values |= {key: inner.get(key) for key in inner.names()}
+    values |= {key: fields.get(key) for key in TOP if fields.get(key) is not None}
     values["architectures"], values["model_type"] = [TEXT_MODELS[text_type][0]], TEXT_MODELS[text_type][1]
     # Without the field, a head that is absent or equals the embedding is tied to it: `Decoder.load` compares them.
     values["tie_word_embeddings"] = fields.get("tie_word_embeddings", inner.get("tie_word_embeddings", True))

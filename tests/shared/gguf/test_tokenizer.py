@@ -13,8 +13,9 @@ from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.gguf_writer import write_gguf
 from quire.shared.gguf.errors import GGUFError
 from quire.shared.gguf.file import open_gguf
-from quire.shared.gguf.tokenizer import build_tokenizer, merges_of
+from quire.shared.gguf.tokenizer import build_tokenizer
 from quire.shared.gguf.vocabulary import GGUFVocabulary
+from quire.shared.text.sentence_pieces import merges_of
 from quire.shared.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_vocabularies import PIECES, SCORES, TOKENS, write_vocabulary

@@ -169,8 +169,6 @@ def test_a_tokenizer_is_converted_by_the_command_that_the_refusal_gives(tmp_path
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("tokenizer.model", r"the tokenizer as tokenizer\.model, .*pip install transformers sentencepiece"),
-        ("tekken.json", r"the tokenizer as tekken\.json, .*pip install transformers mistral_common"),
         ("tiktoken.model", r"the tokenizer as tiktoken\.model, .*pip install transformers tiktoken"),
         (None, r"any other file of a tokenizer; copy tokenizer\.json"),
     ],
@@ -179,6 +177,22 @@ def test_a_missing_tokenizer_says_how_to_make_one(file: str | None, said: str, t
     if file:
         write(tmp_path, {file: ""})
     with pytest.raises(ModelError, match=rf"^{re.escape(str(tmp_path))}: tokenizer\.json is missing.*{said}"):
+        load_tokenizer(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (
+            "tokenizer.model",
+            r"SentencePiece.*the tokenizer as tokenizer\.model, .*pip install .* sentencepiece",
+        ),
+        ("tekken.json", r"; fetch the model again\.$"),
+    ],
+)
+def test_a_damaged_tokenizer_of_mistral_names_its_file(file: str, said: str, tmp_path: Path) -> None:
+    write(tmp_path, {file: ""})
+    with pytest.raises(ModelError, match=rf"^{re.escape(str(tmp_path / file))} cannot be used: .*{said}"):
         load_tokenizer(tmp_path, {})
 
 

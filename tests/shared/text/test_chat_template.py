@@ -160,7 +160,34 @@ def test_a_broken_template_is_named(tmp_path: Path, content: bytes) -> None:
         load(tmp_path)
 
 
-def test_only_the_default_of_several_templates_counts(tmp_path: Path) -> None:
-    several = [{"name": "tool_use", "template": "no"}, "noise"]
+def test_calls_with_tools_have_the_template_of_that_name(tmp_path: Path) -> None:
+    several = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with {{ tools }}"}, "noise"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
-    assert load(tmp_path) is None
+    template = load(tmp_path)
+    assert template is not None
+    assert (template.source, template.with_tools.source) == ("plain", "with {{ tools }}")
+    # A file of its own has precedence.
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("other {{ tools }}")
+    template = load(tmp_path)
+    assert template is not None
+    assert (template.source, template.with_tools.source) == ("plain", "other {{ tools }}")
+
+
+def test_the_only_template_of_a_list_is_for_all_calls(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "only"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    template = load(tmp_path)
+    assert template is not None
+    assert template.with_tools is template
+    assert template.render(CHATS["one turn"]) == "only"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 'a' * 10**9 }}", "{{ [1] * 1000000000 }}", "{{ 1000000000 * 'ab' }}", "{{ 9**99999999 }}"]
+)
+def test_no_product_of_a_template_fills_the_memory(source: str) -> None:
+    template = ChatTemplate(source, {})
+    with pytest.raises(TemplateFailure, match="unsafe"):
+        template.render(CHATS["one turn"])
+    assert ChatTemplate("{{ '-' * 3 }}{{ 2 ** 3 }}", {}).render(CHATS["one turn"]) == "---8"

@@ -28,6 +28,36 @@ def test_special_tokens_come_from_the_configuration_and_then_from_the_older_file
     }
 
 
+def test_models_name_further_special_tokens(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer={})
+    config = {"bos_token": "<s>", "extra_special_tokens": {"think_token": "<think>", "image": {"content": "<img>"}}}
+    assert read_special_tokens(tmp_path, config) == {"bos_token": "<s>", "think_token": "<think>", "image": "<img>"}
+
+
+def test_tokens_that_only_the_configuration_declares_are_those_of_autotokenizer(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = byte_level()
+    size = tokenizer.get_vocab_size()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    known, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
+    declared = {
+        str(size + 1): {"content": "<call>", "special": True},
+        str(size): {"content": "<think>", "special": False, "normalized": False},
+        str(known): {"content": "<|im_start|>", "special": True, "rstrip": True},
+        str(end): {"content": "<|im_end|>", "special": True},
+    }
+    write(tmp_path, tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": declared})
+    write(tmp_path, config={"model_type": "llama"})
+    ours, theirs = load_tokenizer(tmp_path, {}), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("a<think>b</think>", "<|im_start|>  user\n<|im_end|>  x", "<call> y"):
+        assert ours.encode(text, add_special_tokens=False).ids == theirs.encode(text, add_special_tokens=False), text
+    assert ours.token_to_id("<think>") == size
+    write(tmp_path, tokenizer_config={"added_tokens_decoder": {"x": {}}})
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: added_tokens_decoder is not valid"):
+        load_tokenizer(tmp_path, {})
+
+
 def test_a_tokenizer_neither_cuts_nor_pads_and_adds_what_its_post_processor_says(tmp_path: Path) -> None:
     tokenizer = byte_fallback()
     tokenizer.enable_truncation(2)
@@ -38,10 +68,19 @@ def test_a_tokenizer_neither_cuts_nor_pads_and_adds_what_its_post_processor_says
     assert ids[0] == 1
 
 
-@pytest.mark.parametrize("key", ["extra_special_tokens", "additional_special_tokens"])
-def test_tokens_that_the_configuration_calls_special_are_never_part_of_a_text(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"extra_special_tokens": ["<tool>"]},
+        {"additional_special_tokens": ["<tool>"]},
+        {"extra_special_tokens": {"image_token": "<img>"}, "additional_special_tokens": ["<tool>"]},
+    ],
+)
+def test_tokens_that_the_configuration_calls_special_are_never_part_of_a_text(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
-    write(tmp_path, tokenizer_config={key: ["<tool>"]})
+    write(tmp_path, tokenizer_config=config)
     tokenizer = load_tokenizer(tmp_path, {"eos_token": "<end>"})
     ids = tokenizer.encode("a<tool>b<end>").ids
     assert {tokenizer.token_to_id("<tool>"), tokenizer.token_to_id("<end>")} <= set(ids)

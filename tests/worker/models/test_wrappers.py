@@ -95,6 +95,10 @@ def test_gemma_3_as_published_leaves_sizes_to_the_defaults_of_transformers(tmp_p
     assert (config.rope.rope_type, config.rope.factor, config.rope.theta) == ("linear", 8.0, full["rope_theta"])
     assert config.local_rope == RopeConfig(theta=local["rope_theta"])
     assert config.eos_token_ids == (1, 106)
+    # End tokens of the text model do not replace those of the whole model.
+    for eos in (2, None):
+        (tmp_path / "config.json").write_text(json.dumps(values | {"text_config": {**inner, "eos_token_id": eos}}))
+        assert read_config(tmp_path).eos_token_ids == (1, 106)
 
 
 @pytest.mark.parametrize(
