@@ -57,7 +57,9 @@ async def render_prompt(
     """Renders and tokenizes the prompt of a conversation, which may be longer than the context. Raises ApiError."""
     limits.check_tools(conversation.tools)
     messages: Sequence[Message] = conversation.messages
-    tools = conversation.callable_tools
+    # Control tokens in texts of the client are divided before the gateway writes marks of its own.
+    given = (conversation.callable_tools, conversation.template_variables)
+    messages, (tools, variables), mark = renderer.mark_control_tokens(messages, given)
     tool_format = FORMATS[renderer.model.tool_format] if renderer.model.tool_format else None
     if tool_format is not None and renderer.describes_tools:
         takes_system = renderer.model.template is None or renderer.model.template.takes_system
@@ -67,8 +69,9 @@ async def render_prompt(
         messages,
         limits.max_model_len,
         [_as_json(tool) for tool in tools],
-        conversation.template_variables,
+        variables,
         form,
+        mark,
     )
 
 

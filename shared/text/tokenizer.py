@@ -14,6 +14,7 @@ from quire.shared.gguf.model_files import is_gguf
 from quire.shared.gguf.tokenizer import build_tokenizer
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.folder import tokenizer_fault
+from quire.shared.text.panics import faults_as
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -80,10 +81,8 @@ def _of_folder(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{tokenizer_fault(folder)}.")
-    try:
+    with faults_as(lambda reason: ModelError(f"{path} is not a tokenizer: {reason}; fetch the model again.")):
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a plain Exception for every fault of the file
-        raise ModelError(f"{path} is not a tokenizer: {error}; fetch the model again.") from error
 
 
 def _of_gguf(path: Path) -> Tokenizer:

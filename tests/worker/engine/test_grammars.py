@@ -319,6 +319,13 @@ def test_a_cached_schema_does_not_wait_for_another_one_in_preparation(
         assert slow.result(10).error is None
 
 
+def test_a_panic_of_the_library_refuses_the_grammar(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.shared.text.grammar.matcher", lambda *_: panicking().encode(PANICS))
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
+    with pytest.raises(RequestRefused, match="the grammar cannot be followed: .*retry-limit"):
+        grammars.matcher(ANY_OBJECT)
+
+
 def test_a_schema_that_cannot_be_followed_is_tried_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that prepares requests tries it, and the engine does not try again."""
     grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
