@@ -142,8 +142,9 @@ def _constants(schema: Any) -> Any:
     named = named if type(named) is list else [named]
     if named == ["integer"]:
         low, high = schema.get("minimum"), schema.get("maximum")
-        is_few = type(low) is int and type(high) is int and high - low < _MAX_VALUES
-        return list(range(low, high + 1)) if is_few else None
+        if type(low) is int and type(high) is int and high - low < _MAX_VALUES:
+            return list(range(low, high + 1))
+        return None
     is_few = {"boolean", "null"}.issuperset(named)
     return [one for one in (True, False, None) if kind_of(one) in named] if is_few else None
 

@@ -29,7 +29,8 @@ def write_out_bounds(schema: dict[str, Any]) -> None:
         ("maximum", -1, "minimum"),
         ("exclusiveMaximum", -1, "minimum"),
     ):
-        if type(bound := schema.get(keyword)) not in (int, float):
+        bound = schema.get(keyword)
+        if not isinstance(bound, int | float) or isinstance(bound, bool):
             continue
         # With the sign, the answers are above the bound.
         if bound * sign > _LARGEST:

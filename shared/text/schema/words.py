@@ -29,7 +29,8 @@ def words(pattern: str) -> list[str] | None:
         found = _continued({(None, False): None}, parsed)
     except (_Many, re.error, OverflowError, RecursionError):
         return None
-    return [text for text, _ in found] if all(has_ended for _, has_ended in found) else None
+    listed = [text for text, has_ended in found if text is not None and has_ended]
+    return listed if len(listed) == len(found) else None
 
 
 _Texts = dict[tuple[str | None, bool], None]
