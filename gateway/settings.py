@@ -157,6 +157,10 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         choices=("auto", "none", *REASONING_FORMATS),
         help="Marks around the model's reasoning, which answers show apart; auto takes them from the chat template.",
     )
+    control_tokens_in_messages: bool = option(
+        False,
+        help="Tokenize control tokens in the texts of messages as such: whoever writes a text can forge messages then.",
+    )
     max_tools: int = option(128, minimum=1, maximum=1024, help="Largest number of tools in one call.")
     max_schema_bytes: int = option(
         65_536,

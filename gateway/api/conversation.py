@@ -22,7 +22,7 @@ from quire.gateway.model.schema_fault import find_fault
 from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
 from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.output.tool_grammar import grammar_after_reasoning
-from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+from quire.gateway.output.tools import Besides, Tool, ToolChoice, ToolMode
 from quire.shared.text.chat_template import ChatTemplate, Message
 from quire.shared.text.grammar import framed
 from quire.shared.text.grammar_error import GrammarError
@@ -57,7 +57,9 @@ async def render_prompt(
     """Renders and tokenizes the prompt of a conversation, which may be longer than the context. Raises ApiError."""
     limits.check_tools(conversation.tools)
     messages: Sequence[Message] = conversation.messages
-    tools = conversation.callable_tools
+    # Control tokens in texts of the client are divided before the gateway writes marks of its own.
+    given = (conversation.callable_tools, conversation.template_variables)
+    messages, (tools, variables), mark = renderer.mark_control_tokens(messages, given)
     tool_format = FORMATS[renderer.model.tool_format] if renderer.model.tool_format else None
     if tool_format is not None and renderer.describes_tools:
         messages = as_plain_messages(messages, tool_format, tool_format.prompt(tools) if tools else "")
@@ -66,8 +68,9 @@ async def render_prompt(
         messages,
         limits.max_model_len,
         [_as_json(tool) for tool in tools],
-        conversation.template_variables,
+        variables,
         form,
+        mark,
     )
 
 
@@ -100,6 +103,7 @@ async def read_call(
         tool_format=model.tool_format if tools or (tool_format and tool_format.has_reasoning) else "",
         tools=tools,
         is_forced=bool(tools),
+        besides=_besides(conversation.tool_choice, options),
         reasoning_format=model.reasoning_format,
         starts_in_reasoning=starts_in_reasoning,
     )
@@ -137,6 +141,13 @@ def _with_possible_calls(conversation: Conversation, renderer: Renderer) -> Conv
     if template is None or template.with_tools.tool_turns.is_parallel or renderer.describes_tools:
         return conversation
     return replace(conversation, tool_choice=conversation.tool_choice._replace(parallel=False))
+
+
+def _besides(choice: ToolChoice, options: Options) -> Besides:
+    """What an answer may have besides calls."""
+    if choice.mode != ToolMode.AUTO:
+        return Besides.NOTHING
+    return Besides.JSON if options.sampling.grammar else Besides.TEXT
 
 
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from quire.gateway.errors.api_errors import (
     body,
 )
 from quire.gateway.errors.message_errors import error_json, is_messages_path
+from quire.shared.text.panics import is_panic
 
 log = logging.getLogger("gateway")
 
@@ -85,7 +86,9 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
         refusal = of_http(error, request.method, request.path)
     except ConnectionError:
         raise  # the client has gone
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         refusal = unexpected(error, request)
         if request.writer.output_size > 0:
             raise ConnectionResetError("the answer has begun; it cannot become an error") from error
@@ -93,7 +96,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
     return response(refusal, request)
 
 
-def unexpected(error: Exception, request: web.Request) -> ApiError:
+def unexpected(error: BaseException, request: web.Request) -> ApiError:
     """The error for a fault of this program: the log gets the traceback, the client gets the request id."""
     request_id = request.get(REQUEST_ID, "")
     log.error("request %s failed unexpectedly", request_id, exc_info=error, extra={"request_id": request_id})

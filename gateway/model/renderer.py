@@ -10,16 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from quire.gateway.errors.api_errors import refused, too_long
+from tokenizers import Encoding
+
+from quire.gateway.errors.api_errors import ApiError, refused, too_long
 from quire.gateway.model.continued_message import render_continued
 from quire.gateway.model.grammar_check import GrammarTrials
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.formats import FORMATS
+from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
 from quire.gateway.output.tool_grammars import ToolGrammars
 from quire.shared.text.chat_template import Message, TemplateFailure
+from quire.shared.text.control_tokens import ControlTokens, pieces
 from quire.shared.text.grammar import GrammarVocabulary
 from quire.shared.text.grammar_error import GrammarError
+from quire.shared.text.panics import faults_as
 
 # Upper bound of the average number of characters per token, for any tokenizer in use. A prompt with more than this
 # number of characters for each token of the context is refused without tokenizing it.
@@ -44,8 +48,12 @@ class RenderedChat(NamedTuple):
 class Renderer:
     """Renders and tokenizes for one model."""
 
-    def __init__(self, model: ServedModel, threads: int) -> None:
+    def __init__(self, model: ServedModel, threads: int, divides_control_tokens: bool = True) -> None:
         self.model = model
+        template = model.template if divides_control_tokens else None
+        source = None if template is None else template.source + template.with_tools.source
+        marks = {mark for form in REASONING_FORMATS.values() for mark in (form.start, form.end)}
+        self._control_tokens = None if source is None else ControlTokens.of(model.tokenizer, source, marks)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         vocabulary = GrammarVocabulary.of(model.tokenizer, model.eos_token_ids, model.vocab_size)
         self._grammars = GrammarTrials(vocabulary, threads)
@@ -73,10 +81,12 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         form: PromptForm = DEFAULT_FORM,
+        mark: str = "",
     ) -> RenderedChat:
         """The prompt of a conversation, for a context of `limit` tokens. Raises InvalidRequest.
 
-        tools: in the form of the OpenAI API. variables: further ones for the chat template.
+        tools: in the form of the OpenAI API. variables: further ones for the chat template. mark: the one at which
+        `mark_control_tokens` divided texts.
         """
         if self.model.template is None:
             raise refused(
@@ -89,14 +99,26 @@ class Renderer:
             characters += len(json.dumps(tools, ensure_ascii=False))
             _check_length("tools", characters, limit)
         around = sum(MESSAGE_CHARACTERS + len(message.get("name", "")) for message in messages)
-        return await self._run(characters + around, self._render_chat, messages, tools, variables, form)
+        return await self._run(characters + around, self._render_chat, messages, tools, variables, form, mark)
+
+    def mark_control_tokens(self, messages: Sequence[Message], others: T) -> tuple[Sequence[Message], T, str]:
+        """Messages and further texts for the template, divided in their control tokens at a mark, and the mark.
+
+        The mark is empty if there is nothing to divide. Raises InvalidRequest.
+        """
+        if self._control_tokens is None:
+            return messages, others, ""
+        try:
+            return self._control_tokens.mark(messages, others)
+        except ValueError as error:
+            raise refused("messages", f"messages {error}; leave one of them out.") from error
 
     async def prompt(self, name: str, prompt: Prompt, limit: int, form: PromptForm = DEFAULT_FORM) -> list[int]:
         """The token ids of a plain prompt, by default with the special tokens that the tokenizer puts around it."""
         if isinstance(prompt, list):
             return prompt
         _check_length(name, len(prompt), limit)
-        return await self._run(len(prompt), self._encode, prompt, form.add_special_tokens is not False)
+        return await self._run(len(prompt), self._encode, name, [prompt], form.add_special_tokens is not False)
 
     async def texts(
         self, named: Sequence[tuple[str, str]], limit: int | None, add_special_tokens: bool
@@ -108,12 +130,7 @@ class Renderer:
         for name, text in named:
             if limit is not None:
                 _check_length(name, len(text), limit)
-        texts = [text for _, text in named]
-        characters = sum(map(len, texts))
-        if characters <= SHORT_CHARACTERS:
-            return self._encode_all(texts, add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._encode_all, texts, add_special_tokens)
+        return await self._run(sum(len(text) for _, text in named), self._encode_all, named, add_special_tokens)
 
     async def check_grammar(self, grammar: str, name: str) -> None:
         """Check that answers can follow a grammar. `name` is the parameter that errors name. Raises InvalidRequest."""
@@ -155,6 +172,7 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] | None,
         form: PromptForm,
+        mark: str,
     ) -> RenderedChat:
         assert self.model.template is not None
         template = self.model.template.with_tools if tools else self.model.template
@@ -171,15 +189,34 @@ class Renderer:
                 code="template_error",
             ) from error
         # The template writes its own beginning-of-sequence token.
-        return RenderedChat(text, self._encode(text, form.add_special_tokens is True))
+        divided = pieces(text, mark)
+        return RenderedChat("".join(divided), self._encode("messages", divided, form.add_special_tokens is True))
 
-    def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        encodings = self.model.tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    def _encode_all(self, named: Sequence[tuple[str, str]], add_special_tokens: bool) -> list[list[int]]:
+        texts = [text for _, text in named]
+        try:
+            with faults_as(RuntimeError):
+                encodings = self.model.tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except RuntimeError:  # one by one, for the name of the text
+            return [self._encode(name, [text], add_special_tokens) for name, text in named]
         return [encoding.ids for encoding in encodings]
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.model.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+    def _encode(self, name: str, texts: list[str], add_special_tokens: bool) -> list[int]:
+        """Tokenize a text in pieces. `name` is the parameter that errors name. Raises InvalidRequest."""
+
+        def fault(reason: str) -> ApiError:
+            return refused(
+                name, f"The tokenizer of {self.model.name} fails at the text of {name}: {reason}. Change it."
+            )
+
+        tokenizer = self.model.tokenizer
+        with faults_as(fault):
+            if len(texts) == 1:
+                ids: list[int] = tokenizer.encode(texts[0], add_special_tokens=add_special_tokens).ids
+                return ids
+            encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+            whole = tokenizer.post_process(Encoding.merge(encodings, True), None, add_special_tokens)
+        return list(whole.ids)
 
 
 def _characters(message: Message) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 
@@ -14,7 +15,7 @@ from quire.gateway.output.growing_text import (
     without_spaces,
 )
 from quire.gateway.output.parts import AnswerPart, PartKind
-from quire.gateway.output.tools import Tool
+from quire.gateway.output.tools import Besides, Tool
 
 # Text is read in pieces of this length: the time of a step grows with the length of the unread text.
 _PIECE_CHARS = 4096
@@ -27,18 +28,25 @@ class CallParser(ABC):
     White space next to a call is dropped. Text that only begins like a call is content, unchanged.
 
     is_forced: a grammar guarantees the form of each call, so that its arguments are passed on as they grow. Without
-    a grammar a call is held back until it is complete.
+    a grammar a call is held back until it is complete. besides: what the grammar allows besides calls. A call that is
+    cut off under a grammar is no content, however short it is.
     """
 
     # Texts with which a call begins, anywhere in the answer.
     triggers: tuple[str, ...] = ()
     # True if a call may also begin at the beginning of the answer, without a trigger.
     begins_with_call = False
+    # Where a call begins without a trigger: after this the grammar allows nothing else.
+    opening: re.Pattern[str] | None = None
 
-    def __init__(self, tools: Sequence[Tool], is_forced: bool = False) -> None:
+    def __init__(self, tools: Sequence[Tool], is_forced: bool = False, besides: Besides = Besides.TEXT) -> None:
         self.source = GrowingText()
         self.tools = {tool.name: tool for tool in tools}
         self.is_forced = is_forced
+        self._besides = besides
+        self._has_content = False
+        # Where only calls are allowed, other text is the beginning of a mark at which the answer was cut off.
+        self._has_no_text = is_forced and besides == Besides.NOTHING
         self._parts: list[AnswerPart] = []
         self._held: list[AnswerPart] = []
         self._calls = 0
@@ -53,6 +61,7 @@ class CallParser(ABC):
         """Returns the parts that `text`, which follows the text so far, makes certain."""
         # This runs for every token: the common case is text that is certain at once.
         if self._is_in_text and not self.source.unread and self._plain(text):
+            self._has_content = True
             return [_new(AnswerPart, (PartKind.CONTENT, text, -1, ""))]
         parts: list[AnswerPart] = []
         for start in range(0, len(text), _PIECE_CHARS):
@@ -138,7 +147,21 @@ class CallParser(ABC):
     def emit_text(self, kind: PartKind, text: str) -> None:
         """Emit content or reasoning."""
         if text:
+            self._has_content = self._has_content or kind == PartKind.CONTENT
             self._parts.append(AnswerPart(kind, text))
+
+    def _emit_content(self, text: str) -> None:
+        if not self._has_no_text:
+            self.emit_text(PartKind.CONTENT, text)
+
+    def is_certain(self, trigger: str = "") -> bool:
+        """Tell if the grammar allows only a call where the text is, after a trigger or without one."""
+        if not self.is_forced or self._calls or self._has_no_text:
+            return self.is_forced
+        if self._besides == Besides.JSON:  # whose strings may contain a trigger
+            return bool(trigger) and not self._has_content
+        text = "".join(self.source.taken) + self.source.unread
+        return bool(trigger or (self.opening and self.opening.match(text)))
 
     def _emit(self, part: AnswerPart) -> None:
         (self._parts if self.is_forced else self._held).append(part)
@@ -167,18 +190,20 @@ class CallParser(ABC):
             found = [(index, one) for one in self.triggers if (index := source.unread.find(one)) >= 0]
             if found:
                 index, trigger = min(found)
-                self.emit_text(PartKind.CONTENT, source.take(len(without_spaces(source.unread[:index]))))
+                self._emit_content(source.take(len(without_spaces(source.unread[:index]))))
                 source.mark()  # the white space before the trigger belongs to the call
                 source.take(source.unread.index(trigger) + len(trigger))
                 return trigger
             if source.is_complete:
-                self.emit_text(PartKind.CONTENT, source.take(len(source.unread)))
+                rest = source.take(len(source.unread))
+                if not self.is_certain():
+                    self._emit_content(rest)
                 return ""
             held = max((begun(source.unread, one) for one in self.triggers), default=0)
             sure = without_spaces(source.unread[: len(source.unread) - held])
-            self.emit_text(PartKind.CONTENT, source.take(len(sure)))
+            self._emit_content(source.take(len(sure)))
             source.mark()
-            self._is_in_text = True
+            self._is_in_text = not self._has_no_text
             yield
             self._is_in_text = False
 
@@ -187,9 +212,10 @@ class CallParser(ABC):
         try:
             yield from self.read_call(trigger)
         except MalformedCall:
-            if self.is_forced and self._calls > self._complete:  # only at the end of the text, or without the grammar
-                if self.source.is_complete:  # the beginning of a value that was not passed on is no content
-                    self.source.take(len(self.source.unread))
+            is_cut = self.source.is_complete and self.is_certain(trigger)
+            if is_cut:  # the beginning of a call or of a value that was not passed on is no content
+                self.source.take(len(self.source.unread))
+            if is_cut or (self.is_forced and self._calls > self._complete):
                 self.end_call()
                 return
             self._calls = self._complete

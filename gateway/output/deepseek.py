@@ -63,12 +63,10 @@ class DeepSeekParser(CallParser):
 
 class DeepSeekV31(ToolFormat):
     name = "deepseek_v31"
+    parser_type = DeepSeekParser
     markers = frozenset({CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR})
     # The text before the name, between name and arguments, and after the arguments.
     _before, _between, _after = "", SEPARATOR, ""
-
-    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> DeepSeekParser:
-        return DeepSeekParser(tools, is_forced)
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         text = json.dumps(arguments, ensure_ascii=False)

@@ -59,7 +59,8 @@ class HarmonyParser(CallParser):
             begin = yield from self.source.one_of(START, CHANNEL, MESSAGE, " to=")
             return "" if begin == MESSAGE else begin + (yield from self.source.until(MESSAGE, _MAX_HEADER_CHARS))
         except MalformedCall:
-            if self.source.is_complete and len(self.source.unread) <= _MAX_HEADER_CHARS and self.source.taken:
+            is_header = self.source.taken or self.is_forced
+            if self.source.is_complete and len(self.source.unread) <= _MAX_HEADER_CHARS and is_header:
                 self.source.take(len(self.source.unread))  # the answer ends inside a header
             return ""
 
@@ -81,11 +82,9 @@ class HarmonyParser(CallParser):
 
 class Harmony(ToolFormat):
     name = "harmony"
+    parser_type = HarmonyParser
     has_reasoning = True
     markers = frozenset({START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN})
-
-    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> HarmonyParser:
-        return HarmonyParser(tools, is_forced)
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         header = f"{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}"

@@ -39,10 +39,8 @@ class HermesParser(CallParser):
 
 class Hermes(ToolFormat):
     name = "hermes"
+    parser_type = HermesParser
     markers = frozenset({START, END})
-
-    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> HermesParser:
-        return HermesParser(tools, is_forced)
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"{START}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{END}"

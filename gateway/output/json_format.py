@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ Write one object per line to call several functions."""
 
 class JsonParser(CallParser):
     begins_with_call = True
+    opening = re.compile(_OPEN)
 
     def read_call(self, trigger: str) -> Generator[None, None, None]:
         while True:
@@ -42,11 +44,9 @@ class JsonParser(CallParser):
 
 class Json(ToolFormat):
     name = "json"
+    parser_type = JsonParser
     is_described = True
     json_keys = ("tool", "arguments")
-
-    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> JsonParser:
-        return JsonParser(tools, is_forced)
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         return json.dumps({"tool": name, "arguments": arguments}, ensure_ascii=False)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _CANONICAL = '{"name": '
 class LlamaJsonParser(CallParser):
     triggers = (PYTHON_TAG,)
     begins_with_call = True
+    opening = re.compile(_OPEN)
 
     def read_call(self, trigger: str) -> Generator[None, None, None]:
         while True:
@@ -48,11 +50,9 @@ class LlamaJsonParser(CallParser):
 
 class LlamaJson(ToolFormat):
     name = "llama3_json"
+    parser_type = LlamaJsonParser
     json_keys = ("name", "parameters")
     markers = frozenset({PYTHON_TAG})
-
-    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> LlamaJsonParser:
-        return LlamaJsonParser(tools, is_forced)
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)

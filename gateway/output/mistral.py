@@ -62,10 +62,8 @@ class MistralParser(CallParser):
 
 
 class _Mistral(ToolFormat):
+    parser_type = MistralParser
     markers = frozenset({CALLS, ARGS, CALL_ID})
-
-    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> MistralParser:
-        return MistralParser(tools, is_forced)
 
     def grammar(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
 from quire.gateway.output.parts import OutputParser, PlainText
 from quire.gateway.output.reasoning import Reasoning, ReasoningParser
-from quire.gateway.output.tools import Tool
+from quire.gateway.output.tools import Besides, Tool
 from quire.shared.validators import InvalidValue
 
 # Largest number of characters of an encoded specification: the tools of a call are most of it.
@@ -26,6 +26,7 @@ class OutputSpec:
 
     tool_format: a name of FORMATS; empty if the call has no tools. tools: those that the model may call.
     is_forced: a grammar guarantees the form of every tool call, so arguments may be streamed as they grow.
+    besides: what that grammar allows besides calls.
     reasoning_format: a name of REASONING_FORMATS; empty if the model does not mark its reasoning.
     starts_in_reasoning: the prompt ends inside the reasoning.
     """
@@ -33,6 +34,7 @@ class OutputSpec:
     tool_format: str = ""
     tools: tuple[Tool, ...] = ()
     is_forced: bool = False
+    besides: Besides = Besides.TEXT
     reasoning_format: str = ""
     starts_in_reasoning: bool = False
 
@@ -53,7 +55,7 @@ class OutputSpec:
         """Returns a parser at the beginning of a choice."""
         parser: OutputParser = PlainText()
         if self.tool_format:
-            parser = FORMATS[self.tool_format].parser(self.tools, self.is_forced)
+            parser = FORMATS[self.tool_format].parser(self.tools, self.is_forced, self.besides)
         if self.reasoning is not None:
             parser = ReasoningParser(self.reasoning, parser)
         return parser
@@ -79,6 +81,7 @@ def read_spec(name: str, value: Any) -> OutputSpec:
 @lru_cache(maxsize=16)
 def _decoded(text: str) -> OutputSpec:
     values = json.loads(text)
-    spec = OutputSpec(**{**values, "tools": tuple(Tool(**tool) for tool in values["tools"])})
+    tools, besides = tuple(Tool(**tool) for tool in values["tools"]), Besides(values.get("besides", Besides.TEXT))
+    spec = OutputSpec(**{**values, "tools": tools, "besides": besides})
     spec.parser()  # raises KeyError for a format that does not exist
     return spec

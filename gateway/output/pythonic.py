@@ -69,10 +69,8 @@ class PythonicParser(CallParser):
 
 class Pythonic(ToolFormat):
     name = "pythonic"
+    parser_type = PythonicParser
     markers = frozenset({PYTHON_START, PYTHON_END})
-
-    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> PythonicParser:
-        return PythonicParser(tools, is_forced)
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"

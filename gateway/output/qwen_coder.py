@@ -92,10 +92,8 @@ def _as_json(text: str, types: frozenset[str]) -> str:
 
 class QwenCoder(ToolFormat):
     name = "qwen3_coder"
+    parser_type = QwenCoderParser
     markers = frozenset({START, END})
-
-    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> QwenCoderParser:
-        return QwenCoderParser(tools, is_forced)
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         lines = [START, f"{FUNCTION_START}{name}>"]

@@ -7,15 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from quire.gateway.output.parts import OutputParser
+from quire.gateway.output.call_parser import CallParser
 from quire.gateway.output.reasoning import Reasoning
 from quire.gateway.output.tool_grammar import SpecialTokens
-from quire.gateway.output.tools import Tool, ToolChoice
+from quire.gateway.output.tools import Besides, Tool, ToolChoice
 
 
 class ToolFormat(ABC):
     """One format of tool calls. The formats have no state; `parser` makes the state of one choice."""
 
+    parser_type: ClassVar[type[CallParser]]
     # The value of the setting, and the key in `formats.FORMATS`.
     name: ClassVar[str]
     # Special or added tokens that the parser looks for: the text of an answer must contain them.
@@ -27,13 +28,14 @@ class ToolFormat(ABC):
     # The keys of name and arguments, if a call is a JSON object without marks around it.
     json_keys: ClassVar[tuple[str, str] | None] = None
 
-    @abstractmethod
-    def parser(self, tools: Sequence[Tool], is_forced: bool = False) -> OutputParser:
+    def parser(self, tools: Sequence[Tool], is_forced: bool = False, besides: Besides = Besides.TEXT) -> CallParser:
         """Return the parser of one choice.
 
         is_forced: the answer follows the grammar of this format, so that the arguments of a call are passed on as they
-        grow. Without a grammar a call is held back until it is complete and valid.
+        grow. Without a grammar a call is held back until it is complete and valid. besides: what the grammar allows
+        besides calls.
         """
+        return self.parser_type(tools, is_forced, besides)
 
     @abstractmethod
     def grammar(

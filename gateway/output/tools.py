@@ -23,6 +23,16 @@ class Tool(NamedTuple):
         return self._replace(parameters=ANY_ARGUMENTS)
 
 
+class Besides(StrEnum):
+    """What an answer may have besides tool calls, where a grammar holds."""
+
+    # Text before the calls, or instead of them.
+    TEXT = "text"
+    # JSON that follows a schema, instead of calls.
+    JSON = "json"
+    NOTHING = "nothing"
+
+
 class ToolMode(StrEnum):
     """Which answers are allowed."""
 

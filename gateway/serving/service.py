@@ -112,7 +112,7 @@ class Gateway:
         self._pubsub = pubsub_client(settings.redis_url, self.model.name)
         self.broker = Broker(self._commands, self.model.name)
         # 2) The way in: prompts to token ids, calls to requests in the queue.
-        self.renderer = Renderer(self.model, settings.tokenizer_threads)
+        self.renderer = Renderer(self.model, settings.tokenizer_threads, not settings.control_tokens_in_messages)
         self.router = FrameRouter(self.broker, settings.keepalive_s)
         self.worker_registry = WorkerRegistry(
             self.broker,

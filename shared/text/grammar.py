@@ -8,6 +8,8 @@ services.
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,10 @@ ANY_OBJECT = '{"json_schema":{"type":"object"}}'
 # ordinary mask takes less than 2 ms with a vocabulary of 50,000. With llguidance's default limits some masks take more
 # than a second. A state of the lexer takes half a kilobyte.
 _LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=10_000, max_lexer_states=100_000, verbose_errors=False)
+
+# Walks of a check, their tokens, and the longest time of all walks.
+_WALKS, _WALK_TOKENS, _WALKS_S = 3, 100, 0.3
+_CLOSING = frozenset(b'"]}, ')
 
 
 def lark_json(schema: dict[str, Any]) -> str:
@@ -142,6 +148,25 @@ def check(text: str, vocabulary: GrammarVocabulary) -> None:
     # Most limits are met after the forced beginning of an answer, such as a brace, where all properties may follow.
     made.consume_tokens(made.compute_ff_tokens())
     _look(made)
+    # Others are met after some tokens, whatever they are.
+    chance = random.Random(0)
+    ends_at = time.process_time() + _WALKS_S
+    for _ in range(_WALKS):
+        _walk(made.deep_copy(), chance, ends_at)
+
+
+def _walk(made: LLMatcher, chance: random.Random, ends_at: float) -> None:
+    """Follow a grammar by chance, for some tokens. Raises GrammarError if that leads to where no token is allowed."""
+    for _ in range(_WALK_TOKENS):
+        if made.is_stopped() or time.process_time() > ends_at:
+            break
+        mask = made.compute_bitmask()
+        allowed = [8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1]
+        # Quotes and brackets come more often, so that a walk leaves the first string. Their ids are their bytes, unless
+        # special tokens have these ids.
+        closing = [token for token in allowed if token in _CLOSING]
+        made.consume_token(chance.choice(closing if closing and chance.random() < 0.3 else allowed))
+        _look(made)
 
 
 def _look(made: LLMatcher) -> LLMatcher:

@@ -14,6 +14,7 @@ from quire.shared.gguf.model_files import is_gguf
 from quire.shared.gguf.tokenizer import build_tokenizer
 from quire.shared.model.files import ModelError, check_file, read_json
 from quire.shared.model.folder import SENTENCE_PIECES, TEKKEN, TOKENIZER, tokenizer_fault
+from quire.shared.text.panics import faults_as
 from quire.shared.text.sentence_pieces import load_sentence_pieces
 from quire.shared.text.tekken import load_tekken
 
@@ -116,20 +117,18 @@ def _of_folder(folder: Path) -> Tokenizer:
     if path is None:
         raise ModelError(f"{tokenizer_fault(folder)}.")
     check_file(path)
-    try:
-        if path.name == TOKENIZER:
+    if path.name == TOKENIZER:
+        with faults_as(lambda reason: ModelError(f"{path} is not a tokenizer: {reason}; fetch the model again.")):
             return Tokenizer.from_file(str(path))
-        if path.name == TEKKEN:
-            return load_tekken(path)
-        config = read_json(folder / "tokenizer_config.json")
-        return load_sentence_pieces(path, config.get("add_bos_token", True), config.get("add_eos_token", False))
-    except ModelError:
-        raise
+    config = read_json(folder / "tokenizer_config.json")
+    try:
+        with faults_as(ValueError):
+            if path.name == TEKKEN:
+                return load_tekken(path)
+            return load_sentence_pieces(path, config.get("add_bos_token", True), config.get("add_eos_token", False))
     except ValueError as error:
         remedy = f". {tokenizer_fault(folder)}" if path.name == SENTENCE_PIECES else "; fetch the model again"
         raise ModelError(f"{path} cannot be used: {error}{remedy}.") from error
-    except Exception as error:  # the library raises a plain Exception for every fault of the file
-        raise ModelError(f"{path} is not a tokenizer: {error}; fetch the model again.") from error
 
 
 def _of_gguf(path: Path) -> Tokenizer:

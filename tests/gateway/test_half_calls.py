@@ -115,3 +115,52 @@ async def test_a_stop_string_after_a_complete_call_leaves_the_call(gateway: Runn
             reason = choice["finish_reason"]
             assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Bonn"}'
     assert reason == "tool_calls"
+
+
+# Answers that end before the arguments of a call: with `auto` after its beginning, with `required` anywhere.
+HEADS = [
+    ("auto", '<tool_call>\n{"name": "weather", "argu'),
+    ("required", "<tool"),
+    ("auto", f"{FIRST}<"),
+    ("required", f'{FIRST}<tool_call>\n{{"name": "w'),
+]
+
+
+@pytest.mark.parametrize(("choice", "text"), HEADS)
+async def test_the_head_of_a_call_is_no_content_of_a_chat(gateway: RunningGateway, choice: str, text: str) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    body = {"model": MODEL, "messages": [USER], "tools": [tool], "tool_choice": choice, **limits(None, text)}
+    async with gateway.worker(saying(text, "length", None)):
+        whole = (await gateway.post("/v1/chat/completions", body)).json["choices"][0]
+        events = await gateway.events("/v1/chat/completions", {**body, "stream": True})
+    assert not whole["message"]["content"]
+    assert len(whole["message"].get("tool_calls", [])) == text.count(FIRST)
+    assert not added_up(events)["content"]
+    assert len(added_up(events)["tool_calls"]) == text.count(FIRST)
+
+
+@pytest.mark.parametrize(("choice", "text"), HEADS)
+async def test_the_head_of_a_call_is_no_block_of_a_message(gateway: RunningGateway, choice: str, text: str) -> None:
+    kind = {"auto": "auto", "required": "any"}[choice]
+    body = {"model": MODEL, "messages": [USER], "tools": [{"name": "weather", "input_schema": SCHEMA}]}
+    body |= {"tool_choice": {"type": kind}, "max_tokens": len(tokens(text))}
+    async with gateway.worker(saying(text, "length", None)):
+        whole = (await gateway.post("/v1/messages", body)).json
+        events = await stream_events(gateway, "/v1/messages", {**body, "stream": True})
+    kinds = ["tool_use"] * text.count(FIRST)
+    assert [block["type"] for block in whole["content"]] == kinds
+    assert [event.data["content_block"]["type"] for event in events if event.name == "content_block_start"] == kinds
+
+
+@pytest.mark.parametrize(("choice", "text"), HEADS)
+async def test_the_head_of_a_call_is_no_item_of_a_response(gateway: RunningGateway, choice: str, text: str) -> None:
+    tool = {"type": "function", "name": "weather", "parameters": SCHEMA}
+    body = {"model": MODEL, "input": "How is the weather?", "tools": [tool], "tool_choice": choice}
+    body["max_output_tokens"] = len(tokens(text))
+    async with gateway.worker(saying(text, "length", None)):
+        whole = (await gateway.post("/v1/responses", body)).json
+        events = await raw_events(gateway, "/v1/responses", {**body, "stream": True})
+    kinds = ["function_call"] * text.count(FIRST)
+    assert [item["type"] for item in whole["output"]] == kinds
+    assert [item["type"] for item in events[-1]["response"]["output"]] == kinds
+    assert [event["item"]["type"] for event in events if event["type"] == "response.output_item.added"] == kinds

@@ -81,8 +81,10 @@ class Grammars:
             from llguidance import LLTokenizer
 
             from quire.shared.text.grammar import special_tokens
+            from quire.shared.text.panics import faults_as
 
-            self._tokenizer = LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos)
+            with faults_as(ValueError):
+                self._tokenizer = LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=eos)
             self._special_tokens = special_tokens(tokenizer)
         except ImportError:
             self._why_none = "the package llguidance is not installed"
@@ -131,10 +133,12 @@ class Grammars:
         """Return a matcher, or the reason why the grammar has no matcher."""
         from quire.shared.text import grammar
         from quire.shared.text.grammar_error import GrammarError
+        from quire.shared.text.panics import faults_as
 
         assert self._tokenizer is not None
         try:
-            made = grammar.matcher(text, self._tokenizer, self._special_tokens)
+            with faults_as(GrammarError):
+                made = grammar.matcher(text, self._tokenizer, self._special_tokens)
         except GrammarError as error:
             return f"the grammar cannot be followed: {error}"
         return Matcher(made, self._words)

@@ -17,6 +17,7 @@ import torch
 
 from quire.kernels import Ops
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
+from quire.shared.text.panics import faults_as
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.randomness import uniform
@@ -172,11 +173,12 @@ def bad_word_tokens(
         return ()
     if tokenizer is None:
         raise RequestRefused("bad_words needs a tokenizer, and this engine has none")
-    sequences = {
-        tuple(tokenizer.encode(space + word.lstrip(" "), add_special_tokens=False).ids): None
-        for word in words
-        for space in ("", " ")
-    }
+    with faults_as(lambda reason: RequestRefused(f"the tokenizer fails at bad_words: {reason}")):
+        sequences = {
+            tuple(tokenizer.encode(space + word.lstrip(" "), add_special_tokens=False).ids): None
+            for word in words
+            for space in ("", " ")
+        }
     return tuple(token_ids for token_ids in sequences if token_ids and max(token_ids) < vocab_size)
 
 

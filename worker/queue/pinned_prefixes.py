@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tokenizers import Tokenizer
 
 from quire.shared.messages import MAX_SALT_LENGTH
+from quire.shared.text.panics import faults_as
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 
@@ -171,7 +172,8 @@ class _Reader:
         return list(value)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        with faults_as(lambda reason: PrefixError(f"the tokenizer fails at its text: {reason}; change the text")):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if ids and max(ids) >= self._vocab_size:
             raise PrefixError(
                 f"its text has the token {max(ids)}, which is not in the model's vocabulary of {self._vocab_size}; "

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.shared.text.grammar_error import GrammarError
-from quire.shared.text.schema.document import ANNOTATIONS, Document, Silent
-from quire.shared.text.schema.facts import KINDS, are_disjoint
+from quire.shared.text.schema.document import Document, Silent
+from quire.shared.text.schema.facts import KINDS, are_disjoint, kind_of, kinds
 from quire.shared.text.schema.negation import complement
 
 # Bounds of the arrays and items that are listed.
@@ -70,8 +70,6 @@ def write_out_unique_items(schema: dict[str, Any], document: Document) -> None:
     listed = _arrays(prefix, items, low, longest, document)
     if not listed:
         raise GrammarError("uniqueItems needs items of few values, such as an enum; leave it out, or list the values")
-    for keyword in ("prefixItems", "items", "minItems", "maxItems"):
-        schema.pop(keyword, None)
     schema["allOf"] = [*schema.get("allOf", []), {"anyOf": [_NOT_ARRAYS, {"enum": listed}]}]
 
 
@@ -111,32 +109,44 @@ def _different(columns: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
 
 
 def _values(schema: Any, document: Document) -> list[Any] | None:
-    """Return all values of a schema; None if they are many or unknown."""
+    """Return values among which are all those of a schema; None if they are many or unknown."""
     schema = document.resolve(schema)
     if schema is False:
         return []
     if not isinstance(schema, dict):
         return None
-    keywords = schema.keys() - ANNOTATIONS
-    values: Any = None
-    if keywords == {"enum"}:
-        values = schema["enum"]
-    elif keywords == {"const"}:
-        values = [schema["const"]]
-    elif keywords == {"type", "enum"} and schema["type"] == "string":
-        values = [one for one in schema["enum"] if type(one) is str] if type(schema["enum"]) is list else None
-    elif keywords == {"type"} and schema["type"] in ("boolean", "null"):
-        values = [True, False] if schema["type"] == "boolean" else [None]
-    elif keywords == {"type", "minimum", "maximum"} and schema["type"] == "integer":
-        low, high = schema["minimum"], schema["maximum"]
-        if type(low) is int and type(high) is int and high - low < _MAX_VALUES:
-            values = list(range(low, high + 1))
-    elif keywords == {"anyOf"} and type(schema["anyOf"]) is list:
-        parts = [_values(part, document) for part in schema["anyOf"]]
-        values = None if None in parts else [one for part in parts for one in part or []]
+    values = _constants(schema)
+    for keyword in ("anyOf", "oneOf"):
+        if values is None and type(branches := schema.get(keyword)) is list:
+            parts = [_values(branch, document) for branch in branches]
+            values = None if None in parts else [one for part in parts for one in part or []]
+    if values is None and type(schema.get("allOf")) is list:
+        values = next((found for part in schema["allOf"] if (found := _values(part, document)) is not None), None)
+    if values is None and "$ref" in schema:
+        values = _constants(document.target(schema["$ref"]))
     if type(values) is not list or len(values) > _MAX_VALUES:
         return None
-    return list({_key(value): value for value in values}.values())
+    allowed = kinds({"type": schema.get("type")})
+    return list({_key(value): value for value in values if kind_of(value) in allowed}.values())
+
+
+def _constants(schema: Any) -> Any:
+    """Return the values that a schema lists itself, by `const`, `enum` or its type; None without such a list."""
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    if "enum" in schema:
+        return schema["enum"]
+    named = schema.get("type")
+    named = named if type(named) is list else [named]
+    if named == ["integer"]:
+        low, high = schema.get("minimum"), schema.get("maximum")
+        if type(low) is int and type(high) is int and high - low < _MAX_VALUES:
+            return list(range(low, high + 1))
+        return None
+    is_few = {"boolean", "null"}.issuperset(named)
+    return [one for one in (True, False, None) if kind_of(one) in named] if is_few else None
 
 
 def _key(value: Any) -> str:

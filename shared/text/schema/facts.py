@@ -62,6 +62,11 @@ def kinds(schema: Any) -> frozenset[str]:
     return known if values is None else known & {kind for kind, _ in values}
 
 
+def kind_of(value: Any) -> str:
+    """Return the type of a value; an integer is a number."""
+    return SCALARS.get(type(value), "array" if type(value) is list else "object")
+
+
 def constants(schema: Any) -> frozenset[tuple[str, Any]] | None:
     """Return the values that `const` or `enum` allows, each with its type; None without them or with a non-scalar."""
     if not isinstance(schema, dict) or ("const" not in schema and "enum" not in schema):

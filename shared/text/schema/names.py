@@ -1,4 +1,4 @@
-"""Keywords for the names of properties that become `patternProperties`: `propertyNames`."""
+"""Keywords for the names of properties: `propertyNames` becomes `patternProperties`, and those become `properties`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from quire.shared.text.schema import patterns
 from quire.shared.text.schema.document import ANNOTATIONS, Document
 from quire.shared.text.schema.formats import FORMATS
+from quire.shared.text.schema.words import words
 
 _KNOWN = frozenset({"type", "format", "pattern", "minLength", "maxLength", "const", "enum"})
 
@@ -22,6 +23,26 @@ def write_out_names(schema: dict[str, Any], document: Document) -> None:
     named = [one | {"additionalProperties": False} for one in found]
     if named:
         schema["allOf"] = [*schema.get("allOf", []), *named]
+
+
+def write_out_few_names(schema: dict[str, Any], document: Document) -> None:
+    """Replace patterns that match few names by properties, in place.
+
+    An object that has all names of a pattern must not begin another one, and llguidance forbids that for properties
+    only.
+    """
+    patterned = schema.get("patternProperties")
+    if type(patterned) is not dict or type(named := schema.get("properties", {})) is not dict:
+        return
+    few = {pattern: listed for pattern in patterned if (listed := words(pattern)) is not None}
+    if not few:
+        return
+    schema["properties"] = named = dict(named)
+    schema["patternProperties"] = {pattern: inner for pattern, inner in patterned.items() if pattern not in few}
+    for pattern, names in few.items():
+        for name in names:
+            inner = document.copy(patterned[pattern])
+            named[name] = {"allOf": [named[name], inner]} if name in named else inner
 
 
 def _written_out(names: Any) -> list[dict[str, Any]] | None:

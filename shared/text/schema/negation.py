@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from quire.shared.text.schema import patterns
 from quire.shared.text.schema.document import Document
-from quire.shared.text.schema.facts import KINDS, SCALARS
+from quire.shared.text.schema.facts import KINDS, kind_of
 
 # Depth of schemas and references, beyond which a complement is not searched.
 _MAX_DEPTH = 12
@@ -67,7 +67,7 @@ def _type(value: Any, schema: Schema, document: Document, depth: int) -> Complem
 
 
 def _enum(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
-    named = {SCALARS.get(type(one), "array" if type(one) is list else "object") for one in value}
+    named = {kind_of(one) for one in value}
     branches: list[Schema] = [{"type": sorted(KINDS - named)}] if KINDS - named else []
     is_whole = True
     if "boolean" in named and (others := [one for one in (True, False) if not any(one is other for other in value)]):

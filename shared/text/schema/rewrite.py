@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from quire.shared.text.schema.arrays import write_out_contains, write_out_unique_items
+from quire.shared.text.schema.bounds import write_out_bounds
 from quire.shared.text.schema.conditions import write_out
 from quire.shared.text.schema.document import Document
 from quire.shared.text.schema.formats import replace_format
-from quire.shared.text.schema.names import write_out_names
+from quire.shared.text.schema.names import write_out_few_names, write_out_names
 from quire.shared.text.schema.patterns import without_lookaheads
 from quire.shared.text.schema.unevaluated import write_out_unevaluated
 
@@ -29,11 +30,6 @@ _COUNTS = (
     "minContains",
     "maxContains",
 )
-
-_BOUNDS = (int, float, type(None))
-_STEP = 1e-6
-# Bounds beyond this are too large for the step to be exact.
-_LARGE = 1_000_000
 
 
 def simplify(root: dict[str, Any]) -> None:
@@ -66,31 +62,15 @@ def _simplify_one(schema: dict[str, Any], document: Document) -> None:
     write_out_contains(schema, document)
     write_out_unique_items(schema, document)
     write_out_names(schema, document)
+    write_out_few_names(schema, document)
     _write_out_lookaheads(schema)
-    _make_bounds_inclusive(schema)
+    write_out_bounds(schema)
     _use_anchors(schema, document)
     if type(schema.get("format")) is str:
         replace_format(schema)
     if "oneOf" not in schema:
         # `discriminator` is an annotation of OpenAPI; llguidance refuses recursive branches next to an unknown keyword.
         schema.pop("discriminator", None)
-
-
-def _make_bounds_inclusive(schema: dict[str, Any]) -> None:
-    """Move exclusive bounds that are whole numbers inwards by a millionth.
-
-    llguidance takes such a bound for inclusive if the other bound is a fraction next to it, as in 0 < x <= 0.5.
-    """
-    for exclusive, inclusive, step, nearer in (
-        ("exclusiveMinimum", "minimum", _STEP, max),
-        ("exclusiveMaximum", "maximum", -_STEP, min),
-    ):
-        bound, other = schema.get(exclusive), schema.get(inclusive)
-        if schema.get("type") == "integer" or type(other) not in _BOUNDS or bound is None or type(bound) not in _BOUNDS:
-            continue
-        if bound == int(bound) and abs(bound) < _LARGE:
-            del schema[exclusive]
-            schema[inclusive] = bound + step if other is None else nearer(other, bound + step)
 
 
 def _write_out_lookaheads(schema: dict[str, Any]) -> None:

@@ -42,8 +42,9 @@ def test_parts_do_not_depend_on_the_pieces(case: Case, is_forced: bool) -> None:
         parts = parse(form.parser(TOOLS, is_forced), text)
         assert parse(form.parser(TOOLS, is_forced), *pieces) == parts
         assert parse(form.parser(TOOLS, is_forced), *text) == parts
-        if not is_forced:
-            assert_parts_are_sound(parts)
+        if is_forced:  # the beginning of a call is no content
+            return
+        assert_parts_are_sound(parts)
         if case.name != "harmony" and all(part.kind == PartKind.CONTENT for part in parts):
             assert parts == ([content(text)] if text else [])
 

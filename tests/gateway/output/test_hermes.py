@@ -25,10 +25,8 @@ IN_PARIS = '{"city": "Paris", "days": 3}'
         ('<tool_call>{"name": "any-thing.v2", "arguments": {"a": [{"b": "}\\"\\\\"}]}}', None),
         ('a <tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', None),
         ("The tag <tool_call> begins a call, < and <tool_ do not.", None),
-        ("<tool_call><tool_call>", None),
         ('<tool_call>{"name": "clock"}</tool_call> x', None),
         ('<tool_call>{"name": "clock", "arguments": "{}"}</tool_call>', None),
-        ('<tool_call>{"name": "clock", "argu', None),
         (f"bad: <tool_call>{{}}\n{CLOCK}", [content("bad: <tool_call>{}"), *call("clock", "{}")]),
     ],
 )
@@ -38,3 +36,8 @@ def test_parts(text: str, parts: list[AnswerPart] | None, is_forced: bool) -> No
         parts = call("any-thing.v2", '{"a": [{"b": "}\\"\\\\"}]}')
     assert parse(HERMES.parser(TOOLS, is_forced), text) == ([content(text)] if parts is None else parts)
     every_split(lambda: HERMES.parser(TOOLS, is_forced), text)
+
+
+@pytest.mark.parametrize("text", ["<tool_call><tool_call>", '<tool_call>{"name": "clock", "argu'])
+def test_the_beginning_of_a_call_is_content_without_a_grammar(text: str) -> None:
+    assert parse(HERMES.parser(TOOLS), text) == [content(text)]

@@ -46,7 +46,7 @@ def written(*arguments: tuple[str, str]) -> str:
         ("Hi.\n<function=run>\n</function>", [content("Hi."), *call("run", "{}")]),
         (written()[:-3], call("run", "{}")),
         ("<tool_call>\n<function=ran>\n</function>", [content("<tool_call>\n<function=ran>\n</function>")]),
-        ("a <tool_call> b <function=", [content("a <tool_call> b <function=")]),
+        ("a <tool_call> b <func", [content("a <tool_call> b <func")]),
     ],
 )
 def test_parts(text: str, parts: list[AnswerPart], is_forced: bool) -> None:

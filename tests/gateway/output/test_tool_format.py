@@ -11,7 +11,7 @@ import pytest
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tool_format import ToolFormat
-from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+from quire.gateway.output.tools import Besides, Tool, ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
 from tests.support.gateway.output_answers import (
@@ -26,6 +26,18 @@ from tests.support.gateway.output_answers import (
 )
 from tests.support.gateway.output_cases import CASES, IN_PARIS, Case
 
+# The characters with which a call begins where an answer may also be text.
+BEGINS = {
+    "hermes": len("<tool_call>"),
+    "qwen3_coder": len("<tool_call>"),
+    "llama3_json": len('{"name": '),
+    "pythonic": len("[get_weather("),
+    "mistral": len("[TOOL_CALLS]"),
+    "mistral_args": len("[TOOL_CALLS]"),
+    "deepseek": len("<｜tool▁calls▁begin｜>"),
+    "deepseek_v31": len("<｜tool▁calls▁begin｜>"),
+    "json": len('{"tool": '),
+}
 AUTO, REQUIRED, NAMED = ToolChoice(), ToolChoice(ToolMode.REQUIRED), ToolChoice(ToolMode.NAMED, "clock")
 
 
@@ -87,18 +99,38 @@ def test_an_unknown_tool_is_content(case: Case, is_forced: bool) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_call_that_is_cut_off_is_content_unless_it_is_forced(case: Case) -> None:
-    form = FORMATS[case.name]
+def test_a_call_that_is_cut_off_without_a_grammar_is_content(case: Case) -> None:
     for length in range(len(case.one)):
-        text = case.one[:length]
-        parts = parse(form.parser(TOOLS), text)
-        kinds = [part.kind for part in parts]
-        if PartKind.CALL in kinds:  # only the end after its arguments is missing
+        parts = parse(FORMATS[case.name].parser(TOOLS), case.one[:length])
+        if PartKind.CALL in [part.kind for part in parts]:  # only the end after its arguments is missing
             assert parts[-2:] == call("get_weather", IN_PARIS)
-        forced = parse(form.parser(TOOLS, is_forced=True), text)
-        for one, other in zip(forced, parse(form.parser(TOOLS), case.one), strict=False):
-            if one.kind == PartKind.ARGUMENTS:
-                assert other.text.startswith(one.text)
+
+
+@pytest.mark.parametrize("besides", list(Besides))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_call_that_is_cut_off_under_a_grammar_is_no_content(case: Case, besides: Besides) -> None:
+    """An answer that consists of calls has no content, wherever it ends, in one piece or in many."""
+    form = FORMATS[case.name]
+    for whole in filter(None, (case.one, case.two)):
+        # With `auto`, an answer becomes a call where the grammar allows nothing else any more.
+        begins = 0 if besides == Besides.NOTHING or case.name == "harmony" else BEGINS[case.name]
+        arguments = parse(form.parser(TOOLS, True, besides), whole)
+        for length in range(begins, len(whole)):
+            text = whole[:length]
+            parts = parse(form.parser(TOOLS, True, besides), text)
+            assert parse(form.parser(TOOLS, True, besides), *text) == parts, text
+            if besides == Besides.JSON and form.json_keys and parts == [content(text)]:
+                continue  # the text may be an object that is no call
+            assert PartKind.CONTENT not in [part.kind for part in parts], text
+            for one, other in zip(parts, arguments, strict=False):
+                assert other.text.startswith(one.text) or one.kind == PartKind.REASONING, text
+
+
+def test_text_that_may_be_a_call_is_content_where_text_is_allowed() -> None:
+    for name, text in (("hermes", "<tool_cal"), ("json", '{"too'), ("llama3_json", '{"na'), ("pythonic", "[get_we")):
+        assert parse(FORMATS[name].parser(TOOLS, True, Besides.TEXT), text) == [content(text)]
+    for name, text in (("hermes", '{"a": "<tool_call>'), ("llama3_json", '{"name": "get_w'), ("json", '{"tool": "c')):
+        assert parse(FORMATS[name].parser(TOOLS, True, Besides.JSON), text) == [content(text)]
 
 
 @pytest.mark.parametrize("with_tokens", [False, True])

@@ -28,6 +28,12 @@ def test_a_grammar_that_answers_can_follow_has_no_fault() -> None:
         assert (trial.returncode, trial.stdout) == (0, b"")
 
 
+def test_a_grammar_that_is_too_expensive_after_some_tokens_has_a_fault() -> None:
+    trial = try_out("regex", "((([a-z]{1,50}){1,50}){1,50}){1,50}")
+    assert trial.returncode == 0
+    assert "too many" in trial.stdout.decode()
+
+
 def test_a_fault_is_one_line_on_standard_output() -> None:
     for kind, value, why in (
         ("json_schema", {"not": {"pattern": "a+"}}, b"not cannot be followed"),

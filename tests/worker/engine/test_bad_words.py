@@ -14,6 +14,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sampler import bad_word_tokens
 from tests.support.mock_model import Letters, MockModel, MockOps, continuation, make_engine, request, run, text
+from tests.support.panicking import PANICS, panicking
 from tests.support.tokenizers import byte_level
 
 PROMPT = (3, 1, 4)
@@ -154,6 +155,11 @@ def test_words_have_tokens_at_the_beginning_and_after_a_space() -> None:
 
 def test_words_with_tokens_that_the_model_lacks_cannot_come() -> None:
     assert bad_word_tokens(["5 99", "7"], Numbers(), 90) == ((7,),)
+
+
+def test_words_at_which_the_tokenizer_panics_are_refused() -> None:
+    with pytest.raises(RequestRefused, match="the tokenizer fails at bad_words: Onig: Regex search error: retry-limit"):
+        bad_word_tokens([PANICS], panicking(), 1000)
 
 
 def test_without_a_tokenizer_words_are_refused() -> None:

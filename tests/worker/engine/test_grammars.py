@@ -31,6 +31,7 @@ from quire.worker.engine.offline import complete
 from quire.worker.engine.sampler import restrict
 from quire.worker.models.decoder import Decoder
 from quire.worker.queue.engine_thread import EngineThread
+from tests.support.panicking import PANICS, panicking
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -317,6 +318,13 @@ def test_a_cached_schema_does_not_wait_for_another_one_in_preparation(
         finally:
             may_end.set()
         assert slow.result(10).error is None
+
+
+def test_a_panic_of_the_library_refuses_the_grammar(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.shared.text.grammar.matcher", lambda *_: panicking().encode(PANICS))
+    grammars = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,))
+    with pytest.raises(RequestRefused, match="the grammar cannot be followed: Onig: Regex search error: retry-limit"):
+        grammars.matcher(ANY_OBJECT)
 
 
 def test_a_schema_that_cannot_be_followed_is_tried_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

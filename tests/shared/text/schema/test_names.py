@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -38,6 +39,42 @@ def test_an_object_with_all_names_has_no_comma_after_them() -> None:
     assert made.consume_tokens(list(b'{"a": 1, "b": true'))
     assert made.validate_tokens(list(b",")) == 0
     assert made.validate_tokens(list(b"}")) == 1
+
+
+CLOSED = {"type": "object", "additionalProperties": False}
+SCORE = {"properties": {"score": {"type": "integer"}}, "required": ["score"]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        CLOSED | SCORE | {"patternProperties": {"^score$": {"minimum": 0}}},
+        CLOSED | SCORE | {"patternProperties": {"^(score)?$": {"minimum": 0}}, "properties": {"score": {}, "": {}}},
+        {"type": "object"} | SCORE | {"propertyNames": {"pattern": "^score$"}},
+        {"type": "object", "propertyNames": {"maxLength": 0}, "properties": {"": {"type": "integer"}}},
+        CLOSED | {"patternProperties": {"^score$": {"type": "integer"}}},
+        SCORE | {"type": "object", "unevaluatedProperties": False, "patternProperties": {"^score$": {}}},
+        SCORE | {"allOf": [CLOSED | {"patternProperties": {"^score$": {"type": "integer"}}}]},
+    ],
+)
+@pytest.mark.parametrize("value", ["5", "true", "null"])
+def test_an_object_with_all_names_of_its_patterns_has_no_comma_after_them(schema: dict[str, Any], value: str) -> None:
+    """After a number, a boolean or null the comma is a token of its own, and nothing could follow it."""
+    schema = json.loads(json.dumps(schema).replace('"integer"', json.dumps(["integer", "boolean", "null"])))
+    name = "" if schema.get("propertyNames") == {"maxLength": 0} else "score"
+    made = grammar.matcher(grammar.write("json_schema", {"allOf": [schema], "title": "x"}), BYTES, ())
+    text = f'{{"{name}": {value}'.encode()
+    if '"": {}' in json.dumps(schema):
+        text += f', "": {value}'.encode()
+    assert made.try_consume_tokens(list(text)) == len(text)
+    assert made.validate_tokens(list(b",")) == 0
+    assert made.validate_tokens(list(b"}")) == 1
+
+
+def test_a_pattern_of_few_names_and_one_of_many_overlap() -> None:
+    schema = CLOSED | {"patternProperties": {"^s$": {"type": "integer"}, "^[a-z]+$": {"enum": [1, "x"]}}}
+    good = [{"s": 1}, {"t": "x"}, {"s": 1, "t": 1}]
+    assert accepted(schema, *good, {"s": "x"}, {"s": 2}, {"T": 1}) == good
 
 
 def test_declared_properties_and_the_schema_of_others_are_kept() -> None:
