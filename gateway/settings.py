@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from quire.gateway.output.format_names import REASONING_FORMATS, TOOL_CALL_FORMATS
@@ -165,7 +166,15 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         256 * 1024 * 1024,
         minimum=0,
         maximum=2**50,
-        help="Memory of Redis for stored responses; beyond it, the oldest expire ten minutes later, like other calls.",
+        help="Memory of Redis for the stored, background and parked calls of a model, in bytes. Beyond it, responses "
+        "that ended more than ten minutes ago go, the oldest of the API key with the most bytes first; if that is not "
+        "enough, a call gets status 429. 0 for no limit.",
+    )
+    max_key_share: float = option(
+        0.25,
+        minimum=0.001,
+        maximum=1,
+        help="Largest share of --max-stored-bytes and of --max-parked-requests that the calls of one API key may take.",
     )
     parking_retention_s: int = option(
         PARKING_S,
@@ -278,6 +287,16 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         if self.allow_anonymous and self.require_keys:
             raise StartError("--allow-anonymous and --require-keys are both given; give one of them")
         return self.allow_anonymous or (is_loopback(self.host) and not self.require_keys)
+
+    @property
+    def max_key_stored_bytes(self) -> int:
+        """Largest number of bytes of one API key; 0 for no limit."""
+        return math.ceil(self.max_key_share * self.max_stored_bytes)
+
+    @property
+    def max_key_parked_requests(self) -> int:
+        """Largest number of parked requests of one API key; 0 for any number."""
+        return math.ceil(self.max_key_share * self.max_parked_requests)
 
     @property
     def name(self) -> str:

@@ -190,6 +190,14 @@ class QueueIsFull(ApiError):
     code = "queue_full"
 
 
+class MemoryIsFull(ApiError):
+    """Stored, background and parked calls take as much memory as they may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "stored_bytes_full"
+
+
 class ParkingIsFull(ApiError):
     status = 429
     type = "rate_limit_error"

@@ -127,7 +127,12 @@ class Gateway:
             self._pubsub, self.broker.keys.channel(self.id), self.router.feed, self.router.suspect_all
         )
         self.retry = RetryPolicy(self.subscription)
-        bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens, settings.max_stored_bytes)
+        bounds = QueueBounds(
+            settings.max_queued_requests,
+            settings.max_queued_tokens,
+            settings.max_stored_bytes,
+            settings.max_key_stored_bytes,
+        )
         self.submission = Submission(self.broker, self.id, bounds, self.worker_registry, self.retry, self.router.has)
         self.canceller = self.submission.canceller
         self.parking = Parking(
@@ -137,6 +142,7 @@ class Gateway:
             self.worker_registry.rate,
             settings.parking_retention_s,
             settings.max_parked_requests,
+            settings.max_key_parked_requests,
         )
         # 3) The background tasks.
         self.router.silence.start()

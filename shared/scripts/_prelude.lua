@@ -123,30 +123,15 @@ local function forget_consumer(prefix, worker)
     return is_gone
 end
 
--- Stored requests, those with a retention of their own, by the number of bytes that were written for stored requests
--- before them. The member WRITTEN has the number of bytes until now.
-local WRITTEN = ''
+-- Parked requests: the sorted set `parked` has all, the set `parked:<owner>` those of an owner.
+local function join_parked(prefix, id, owner, until_ms)
+    redis.call('ZADD', prefix .. 'parked', until_ms, id)
+    redis.call('SADD', prefix .. 'parked:' .. (owner or ''), id)
+end
 
--- Count a stored request. Requests after which more than `max_bytes` were written for others expire like requests that
--- are not stored, the oldest first, so the memory of all stored requests is bounded.
-local function store(prefix, id, bytes, max_bytes, retention_s)
-    local stored = prefix .. 'stored'
-    local before = tonumber(redis.call('ZSCORE', stored, WRITTEN) or 0)
-    redis.call('ZADD', stored, before, id)
-    local written = tonumber(redis.call('ZINCRBY', stored, bytes, WRITTEN))
-    for _, old in ipairs(redis.call('ZRANGEBYSCORE', stored, '-inf', '(' .. written - max_bytes, 'LIMIT', 0, 16)) do
-        local req = prefix .. 'req:' .. old
-        redis.call('ZREM', stored, old)
-        if redis.pcall('HGET', req, 'state') == 'done' then
-            for _, key in ipairs({req, prefix .. 'out:' .. old, prefix .. 'conversation:' .. old}) do
-                if redis.call('TTL', key) > tonumber(retention_s) then
-                    redis.call('EXPIRE', key, retention_s)
-                end
-            end
-        elseif redis.call('EXISTS', req) == 1 then
-            redis.pcall('HDEL', req, 'retention')
-        end
-    end
+local function leave_parked(prefix, id, owner)
+    redis.call('ZREM', prefix .. 'parked', id)
+    redis.call('SREM', prefix .. 'parked:' .. (owner or ''), id)
 end
 
 -- End a request: write the outcome, remove the queue entry, settle its reservation, count it, and let the keys expire. The caller has checked
@@ -155,18 +140,20 @@ end
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id
     local own = redis.call('HMGET', req, 'queue', 'entry', 'retention', 'emitted', 'state', 'cost', 'tenant', 'user',
-        'deliveries')
+        'deliveries', 'held', 'account')
     end_share(prefix, {own[1], own[2], own[6], own[7], own[8], own[9], own[4]})
     take_off_queue(prefix, own[1], own[2])
     settle(prefix, id, whole(own[4]) or 0, outcome)
-    if own[3] and redis.call('ZSCORE', prefix .. 'stored', id) then
-        redis.call('ZINCRBY', prefix .. 'stored', LOG_BYTES_PER_TOKEN * (whole(own[4]) or 0), WRITTEN)
-    end
     retention_s = math.min(whole(own[3]) or tonumber(retention_s), MAX_RETENTION_S)
     redis.call('HSET', req, 'state', 'done', 'outcome', outcome, 'finished', now_ms())
     redis.call('HDEL', req, 'body')
     if own[5] == 'parked' then
-        redis.call('ZREM', prefix .. 'parked', id)
+        leave_parked(prefix, id, own[11])
+    end
+    if own[10] then
+        local owner, now = own[11] or '', now_ms()
+        hold(prefix, id, owner, weight(prefix, id, whole(own[4]) or 0), now)
+        note_end(prefix, id, owner, now, 1000 * retention_s)
     end
     redis.call('EXPIRE', req, retention_s)
     redis.call('EXPIRE', prefix .. 'out:' .. id, retention_s)
@@ -207,7 +194,7 @@ end
 local function set_aside(prefix, id, park_s, retention_s, is_told)
     local key = prefix .. 'req:' .. id
     local req = redis.call('HMGET', key, 'state', 'owner', 'attempt', 'queue', 'entry', 'class', 'cost', 'cancel',
-        'deadline', 'emitted', 'tenant', 'user', 'deliveries')
+        'deadline', 'emitted', 'tenant', 'user', 'deliveries', 'account')
     local now, deadline = now_ms(), tonumber(req[9])
     if req[1] == 'queued' then
         local class, cost = load_of(prefix, req[6], req[7], req[4], req[5])
@@ -232,7 +219,8 @@ local function set_aside(prefix, id, park_s, retention_s, is_told)
     redis.call('HSET', key, 'state', 'parked', 'deadline', 0, 'left', deadline > 0 and deadline - now + 1 or 0,
         'background', 1, 'gateways', cmsgpack.pack({}))
     redis.call('HDEL', key, 'attempt', 'owner', 'incarnation', 'waits', 'queue', 'entry')
-    redis.call('ZADD', prefix .. 'parked', now + 1000 * park_s, id)
+    join_parked(prefix, id, req[14], now + 1000 * park_s)
+    hold(prefix, id, req[14] or '', weight(prefix, id, tonumber(req[10])), now)
     count(prefix, 'parked')
 end
 

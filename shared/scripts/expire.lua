@@ -9,7 +9,8 @@ local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'deadline', 'class', 'cost', 'owner', 'attempt', 'queue', 'entry')
 local state, deadline = req[1], whole(req[2])
 if not state then
-    redis.call('ZREM', prefix .. 'parked', id)
+    local _, owner = held_of(prefix, id)
+    leave_parked(prefix, id, owner)
     return 'unknown'
 end
 if state == 'done' then

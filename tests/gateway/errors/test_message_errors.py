@@ -37,6 +37,7 @@ TYPES = {
     api_errors.QueueIsFull: "rate_limit_error",
     api_errors.Cancelled: "api_error",
     api_errors.GenerationFailed: "api_error",
+    api_errors.MemoryIsFull: "rate_limit_error",
     api_errors.BrokerDown: "overloaded_error",
     api_errors.NoWorkers: "overloaded_error",
     api_errors.DeadlinePassed: "timeout_error",
