@@ -262,6 +262,13 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         help="Refuse calls without an API key also if --host is a loopback address, for example with a "
         "proxy in front of it.",
     )
+    prefix_cache_scope: str = option(
+        "organisation",
+        choices=("organisation", "project", "key", "all"),
+        help="Calls that share the prefix cache: those of an organisation, a project or an API key, or all calls. "
+        "`cached_tokens` and the time to the first token tell a client whether another one of its scope sent the same "
+        "beginning. Calls without a key are one scope; pinned prefixes are shared by all.",
+    )
     prices: str = option(
         "",
         metavar="PRICES",

@@ -94,6 +94,7 @@ class Gateway:
             model.name,
             self.process.prices,
             settings.parking_retention_s if settings.park_on_budget else 0,
+            settings.prefix_cache_scope,
         )
 
     @property
