@@ -220,6 +220,13 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
     http_keepalive_s: float = option(
         75.0, minimum=1, maximum=3600, help="Seconds after which an idle HTTP connection is closed."
     )
+    shutdown_delay_s: float = option(
+        2.0,
+        minimum=0,
+        maximum=3600,
+        help="Seconds after SIGTERM for which the gateway still accepts calls while /readyz answers 503, so that load "
+        "balancers notice; 0 in `quire serve`. Open streams get --drain-s after it.",
+    )
     drain_s: float = option(
         20.0,
         minimum=0,
@@ -236,8 +243,8 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
     engine_view: str = option(
         "auto",
         choices=("auto", "on", "off"),
-        help="Serve /engine, which shows counts and ids of what workers run, never text; auto serves it only if --host "
-        "is a loopback address.",
+        help="Serve /engine, which shows counts and ids of what workers run, never text, to every client; auto serves "
+        "it only if --host is a loopback address and calls need no API key.",
     )
     cors_origins: str = option(
         "",

@@ -224,6 +224,14 @@ class BrokerDown(ApiError):
     code = "broker_unavailable"
 
 
+class ShuttingDown(ApiError):
+    """The gateway ends before the call does."""
+
+    status = 503
+    type = "server_error"
+    code = "shutting_down"
+
+
 class NoWorkers(ApiError):
     status = 503
     type = "server_error"

@@ -49,6 +49,8 @@ class GatewayProcess:
         self.id = settings.gateway_id or new_id()
         self.started = int(time.time())
         self.draining = False
+        # True once the process was told to stop; it may accept calls for a while.
+        self.is_leaving = False
         self.user_hash_key = settings.user_hash_key.encode() or secrets.token_bytes(32)
         self.meters = RequestMeters()
         self.batch_meter = BatchMeter()
@@ -189,13 +191,15 @@ class Gateway:
         )
 
     @contextmanager
-    def listening(self, ids: Sequence[str], can_return: bool = True) -> Iterator[OutputBuffer]:
+    def listening(
+        self, ids: Sequence[str], can_return: bool = True, owner: str | None = None
+    ) -> Iterator[OutputBuffer]:
         """Buffers the output of requests for one HTTP request; then cancels those that no client listens to.
 
         While the gateway shuts down, requests are not cancelled if the client `can_return` to another gateway for the
-        rest: if it does not, the request is an orphan, and its worker cancels it.
+        rest: if it does not, the request is an orphan, and its worker cancels it. owner: see `OutputBuffer`.
         """
-        buffer = self.router.open(ids)
+        buffer = self.router.open(ids, owner)
         try:
             yield buffer
         finally:
