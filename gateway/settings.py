@@ -221,7 +221,7 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         75.0, minimum=1, maximum=3600, help="Seconds after which an idle HTTP connection is closed."
     )
     shutdown_delay_s: float = option(
-        2.0,
+        3.0,
         minimum=0,
         maximum=3600,
         help="Seconds after SIGTERM for which the gateway still accepts calls while /readyz answers 503, so that load "
