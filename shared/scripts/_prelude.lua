@@ -123,13 +123,9 @@ local function forget_consumer(prefix, worker)
     return is_gone
 end
 
--- Parked requests: the sorted set `parked` has all, the set `parked:<owner>` those of an owner.
-local function join_parked(prefix, id, owner, until_ms)
-    redis.call('ZADD', prefix .. 'parked', until_ms, id)
-    redis.call('SADD', prefix .. 'parked:' .. (owner or ''), id)
-end
-
-local function leave_parked(prefix, id, owner)
+-- Remove a request from the parked ones: all are in the sorted set `parked`, those of an owner in a set of their own.
+local function leave_parked(prefix, id)
+    local _, owner = held_of(prefix, id)
     redis.call('ZREM', prefix .. 'parked', id)
     redis.call('SREM', prefix .. 'parked:' .. (owner or ''), id)
 end
@@ -148,11 +144,11 @@ local function finish(prefix, id, outcome, retention_s)
     redis.call('HSET', req, 'state', 'done', 'outcome', outcome, 'finished', now_ms())
     redis.call('HDEL', req, 'body')
     if own[5] == 'parked' then
-        leave_parked(prefix, id, own[11])
+        leave_parked(prefix, id)
     end
     if own[10] then
-        local owner, now = own[11] or '', now_ms()
-        hold(prefix, id, owner, weight(prefix, id, whole(own[4]) or 0), now)
+        local now = now_ms()
+        local owner = hold(prefix, id, own[11] or '', weight(prefix, id, whole(own[4]) or 0), now)
         note_end(prefix, id, owner, now, 1000 * retention_s)
     end
     redis.call('EXPIRE', req, retention_s)
@@ -219,8 +215,9 @@ local function set_aside(prefix, id, park_s, retention_s, is_told)
     redis.call('HSET', key, 'state', 'parked', 'deadline', 0, 'left', deadline > 0 and deadline - now + 1 or 0,
         'background', 1, 'gateways', cmsgpack.pack({}))
     redis.call('HDEL', key, 'attempt', 'owner', 'incarnation', 'waits', 'queue', 'entry')
-    join_parked(prefix, id, req[14], now + 1000 * park_s)
-    hold(prefix, id, req[14] or '', weight(prefix, id, tonumber(req[10])), now)
+    redis.call('ZADD', prefix .. 'parked', now + 1000 * park_s, id)
+    local owner = hold(prefix, id, req[14] or '', weight(prefix, id, tonumber(req[10])), now)
+    redis.call('SADD', prefix .. 'parked:' .. owner, id)
     count(prefix, 'parked')
 end
 

@@ -32,15 +32,17 @@ local function held_of(prefix, id)
     return tonumber(bytes or 0), owner
 end
 
--- Count a request, or change its bytes.
+-- Count a request, or change its bytes. A request that is counted keeps its owner. Returns the owner.
 local function hold(prefix, id, owner, bytes, now)
     local before, known = held_of(prefix, id)
+    owner = known or owner
     redis.call('HSET', prefix .. 'held', id, bytes .. ' ' .. owner)
     add_held(prefix, owner, bytes - before)
     if not known then
         redis.call('HSET', prefix .. 'req:' .. id, 'held', 1)
         redis.call('ZADD', prefix .. 'due', now + LOOK_MS, id)
     end
+    return owner
 end
 
 -- Note that a counted request has ended. life_ms: of its keys from now on.
@@ -58,6 +60,7 @@ local function let_go(prefix, id)
         redis.call('HDEL', prefix .. 'held', id)
         redis.call('ZREM', prefix .. 'due', id)
         redis.call('ZREM', prefix .. 'ended:' .. owner, id)
+        redis.call('SREM', prefix .. 'parked:' .. owner, id)
         add_held(prefix, owner, -bytes)
     end
 end

@@ -8,10 +8,10 @@
 -- Repeatable. The rest of its deadline counts from now on. After its end its keys stay for the rest of the time for
 -- which it might have been parked, like those of a stored request.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[6]
-local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'account',
-    'tenant', 'user')
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'tenant',
+    'user')
 local state, class, cost, emitted, left = req[1], req[2], whole(req[3]), whole(req[4]), whole(req[5])
-local share = share_of(req[9], req[10])
+local share = share_of(req[8], req[9])
 if not state then
     return {'unknown'}
 end
@@ -48,7 +48,7 @@ if req[6] then
     end
 end
 local due = tonumber(redis.call('ZSCORE', prefix .. 'parked', id))
-leave_parked(prefix, id, req[8])
+leave_parked(prefix, id)
 local arrival = redis.call('HINCRBY', prefix .. 'totals', 'arrivals', 1)
 local queue, entry = enqueue(prefix, id, cost, arrival, share)
 redis.call('HSET', KEYS[1], 'state', 'queued', 'queue', queue, 'entry', entry, 'arrival', arrival,

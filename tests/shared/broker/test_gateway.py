@@ -404,11 +404,13 @@ async def test_when_all_memory_is_used_the_key_that_holds_most_gives_way(broker:
 
 
 async def test_a_request_counts_until_redis_forgets_it_whoever_ended_it(broker: Broker, client: Redis) -> None:
-    """Time, or a script of another version, ends requests without the count."""
+    """Time ends the keys of a request without a script, and its hash may lose its owner."""
     for index in range(3):
         await store(broker, f"a{index}", "a")
     assert await client.hget(KEYS.held, "") == b"%d" % (3 * SIZE)
+    await client.hdel(KEYS.request("a0"), "account")
     await broker.cancel("a0")
+    assert await client.zscore(KEYS.holders, "a") == 3 * SIZE
     await client.delete(KEYS.request("a0"), KEYS.output("a0"), KEYS.conversation("a0"), KEYS.request("a1"))
     await client.zadd(KEYS.due, dict.fromkeys(("a0", "a1", "a2"), 1))  # the time at which they are looked at
     await broker.submit("last", b"", gateway="g", cost=1, bounds=STORED, is_background=True)
