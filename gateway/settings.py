@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from quire.gateway.output.format_names import REASONING_FORMATS, TOOL_CALL_FORMATS
@@ -185,7 +186,15 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         256 * 1024 * 1024,
         minimum=0,
         maximum=2**50,
-        help="Memory of Redis for stored responses; beyond it, the oldest expire ten minutes later, like other calls.",
+        help="Memory of Redis for the stored, background and parked calls of a model, in bytes. Beyond it, responses "
+        "that ended more than ten minutes ago go, the oldest of the API key with the most bytes first; if that is not "
+        "enough, a call gets status 429. 0 for no limit.",
+    )
+    max_key_share: float = option(
+        0.25,
+        minimum=0.001,
+        maximum=1,
+        help="Largest share of --max-stored-bytes and of --max-parked-requests that the calls of one API key may take.",
     )
     parking_retention_s: int = option(
         PARKING_S,
@@ -231,6 +240,13 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
     http_keepalive_s: float = option(
         75.0, minimum=1, maximum=3600, help="Seconds after which an idle HTTP connection is closed."
     )
+    shutdown_delay_s: float = option(
+        3.0,
+        minimum=0,
+        maximum=3600,
+        help="Seconds after SIGTERM for which the gateway still accepts calls while /readyz answers 503, so that load "
+        "balancers notice; 0 in `quire serve`. Open streams get --drain-s after it.",
+    )
     drain_s: float = option(
         20.0,
         minimum=0,
@@ -247,8 +263,8 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
     engine_view: str = option(
         "auto",
         choices=("auto", "on", "off"),
-        help="Serve /engine, which shows counts and ids of what workers run, never text; auto serves it only if --host "
-        "is a loopback address.",
+        help="Serve /engine, which shows counts and ids of what workers run, never text, to every client; auto serves "
+        "it only if --host is a loopback address and calls need no API key.",
     )
     cors_origins: str = option(
         "",
@@ -272,6 +288,13 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         False,
         help="Refuse calls without an API key also if --host is a loopback address, for example with a "
         "proxy in front of it.",
+    )
+    prefix_cache_scope: str = option(
+        "organisation",
+        choices=("organisation", "project", "key", "all"),
+        help="Calls that share the prefix cache: those of an organisation, a project or an API key, or all calls. "
+        "`cached_tokens` and the time to the first token tell a client whether another one of its scope sent the same "
+        "beginning. Calls without a key are one scope; pinned prefixes are shared by all.",
     )
     prices: str = option(
         "",
@@ -298,6 +321,16 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         if self.allow_anonymous and self.require_keys:
             raise StartError("--allow-anonymous and --require-keys are both given; give one of them")
         return self.allow_anonymous or (is_loopback(self.host) and not self.require_keys)
+
+    @property
+    def max_key_stored_bytes(self) -> int:
+        """Largest number of bytes of one API key; 0 for no limit."""
+        return math.ceil(self.max_key_share * self.max_stored_bytes)
+
+    @property
+    def max_key_parked_requests(self) -> int:
+        """Largest number of parked requests of one API key; 0 for any number."""
+        return math.ceil(self.max_key_share * self.max_parked_requests)
 
     @property
     def name(self) -> str:

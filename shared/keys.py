@@ -34,6 +34,8 @@ HIDDEN_RETENTION_S = 60
 # token of the log.
 STORED_BYTES = 2048
 LOG_BYTES_PER_TOKEN = 64
+# Metadata of a call, in bytes, from which its requests count among those that stay in Redis.
+LARGE_BYTES = 65_536
 # Longest life of an idempotency key, a day. A key whose request is forgotten counts as unused.
 IDEMPOTENCY_S = 86_400
 # Lease of a gateway, which it renews four times as often. After it, requests that only this gateway listens to are
@@ -141,7 +143,7 @@ class LaneKeys:
         return f"{self.prefix}out:{request_id}"
 
     def conversation(self, request_id: str) -> str:
-        """String: the conversation of a stored response, as JSON; lives as long as the request's hash."""
+        """String: the conversation of a stored response, as compressed JSON; lives as long as the request's hash."""
         return f"{self.prefix}conversation:{request_id}"
 
     def idempotency(self, key: str) -> str:
@@ -149,9 +151,27 @@ class LaneKeys:
         return f"{self.prefix}idem:{key}"
 
     @property
-    def stored(self) -> str:
-        """Sorted set: requests with a retention of their own, by the bytes written for such requests before them."""
-        return f"{self.prefix}stored"
+    def held(self) -> str:
+        """Hash: bytes and owner of each request that stays (see _stored.lua)."""
+        return f"{self.prefix}held"
+
+    @property
+    def holders(self) -> str:
+        """Sorted set: owners of requests that stay, by the bytes of these requests."""
+        return f"{self.prefix}holders"
+
+    @property
+    def due(self) -> str:
+        """Sorted set: requests that stay, by the Redis time (ms) at which a script looks for their keys."""
+        return f"{self.prefix}due"
+
+    def ended(self, owner: str) -> str:
+        """Sorted set: requests of an owner that stay and have ended, by the Redis time (ms) of their end."""
+        return f"{self.prefix}ended:{owner}"
+
+    def parked_of(self, owner: str) -> str:
+        """Set: parked requests of an owner."""
+        return f"{self.prefix}parked:{owner}"
 
     @property
     def reserved(self) -> str:

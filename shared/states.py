@@ -57,6 +57,8 @@ class SubmitReply(StrEnum):
     FULL = "full"
     #: A limit of the API key, its project or its organisation is reached.
     LIMITED = "limited"
+    #: The requests that stay in Redis take as much memory as they may, in all or of the API key.
+    NO_ROOM = "no_room"
 
 
 class CancelReply(StrEnum):
@@ -96,6 +98,10 @@ class ParkReply(StrEnum):
     ENDING = "ending"
     #: The lane has as many parked requests as it may have; nothing was done.
     FULL = "full"
+    #: The API key has as many parked requests as it may have; nothing was done.
+    KEY_FULL = "key_full"
+    #: The requests that stay in Redis take as much memory as they may; nothing was done.
+    NO_ROOM = "no_room"
     #: Another attempt owns the request; nothing was done.
     LOST = "lost"
     #: The request had ended before, or was corrupt and is now done.

@@ -351,7 +351,8 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
         ),
         keys.idempotency("<key>"),
         keys.view("<worker>"),
-        *(keys.adapters, keys.reserved, keys.parked, keys.stored, keys.dead),
+        *(keys.adapters, keys.reserved, keys.parked, keys.held, keys.holders, keys.due, keys.dead),
+        *(keys.ended("<owner>"), keys.parked_of("<owner>")),
         *(keys.load, keys.totals, keys.recoveries, keys.workers),
     ]
     assert set(re.findall(r"^\| `(quire:\{lane\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)

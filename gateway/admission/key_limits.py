@@ -49,18 +49,28 @@ def read_prices(text: str) -> dict[str, Price]:
 class KeyLimits:
     """Charges calls to the accounts of their keys."""
 
-    def __init__(self, redis_url: str, lane: str, prices: Mapping[str, Price], park_s: int = 0) -> None:
-        """park_s: of the charges, see `Charge`."""
+    def __init__(
+        self,
+        redis_url: str,
+        lane: str,
+        prices: Mapping[str, Price],
+        park_s: int = 0,
+        cache_scope: str = "organisation",
+    ) -> None:
+        """park_s: of the charges, see `Charge`. cache_scope: the kind of account whose calls share cached prefixes."""
         # A script reaches one slot of a cluster only, so there each model has counters of its own.
         self.is_cluster = parse_redis_url(redis_url).kind == "cluster"
         self.prefix = LaneKeys(lane).prefix if self.is_cluster else AccountKeys().prefix
         self._prices = prices
         self._lane = lane
         self._park_s = park_s
+        self._cache_scope = cache_scope
 
     def restricted(self, caller: Caller, call: C, body: Mapping[str, Any]) -> C:
-        """Return a call within the limits of its key (`key_policy.restricted`). Raises ApiError."""
-        return restricted(caller, call, body)
+        """Return a call within the limits of its key (`key_policy.restricted`) and its scope. Raises ApiError."""
+        call = restricted(caller, call, body)
+        scope = next((account.place for account in caller.accounts if account.kind == self._cache_scope), "")
+        return replace(call, options=replace(call.options, cache_scope=scope)) if scope else call
 
     def charged(self, caller: Caller, model: str, options: AdmissionOptions, user: str) -> AdmissionOptions:
         """Return admission options with the owner of a call, what it is charged to, and who it counts for.

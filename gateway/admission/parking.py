@@ -47,14 +47,19 @@ class Parking:
         rate: ServiceRate,
         retention_s: int,
         max_parked: int,
+        max_parked_of_key: int,
     ) -> None:
-        """bounds: of the queue, which unparked requests enter. retention_s, max_parked: see `Broker.park`."""
+        """bounds: of the queue, which unparked requests enter, and of the memory of parked ones.
+
+        retention_s, max_parked, max_parked_of_key: see `Broker.park`.
+        """
         self._broker = broker
         self._retry = retry
         self._bounds = bounds
         self._rate = rate
         self._retention_s = retention_s
         self._max_parked = max_parked
+        self._max_parked_of_key = max_parked_of_key
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -67,12 +72,25 @@ class Parking:
 
     async def park(self, ids: Sequence[str]) -> ParkingState:
         """Park the requests of a call. Raises ParkingIsFull or BrokerDown."""
-        park = partial(self._broker.park, retention_s=self._retention_s, max_parked=self._max_parked)
+        park = partial(
+            self._broker.park,
+            retention_s=self._retention_s,
+            max_parked=self._max_parked,
+            max_parked_of_key=self._max_parked_of_key,
+            bounds=self._bounds,
+        )
         found = [await self._retry(partial(park, id_)) for id_ in ids]
-        if ParkReply.FULL in found:
+        full = {
+            ParkReply.FULL: f"{self._max_parked} requests are parked already, the most that may be "
+            "(--max-parked-requests)",
+            ParkReply.KEY_FULL: f"{self._max_parked_of_key} requests of the API key are parked already, the most that "
+            "may be (--max-parked-requests and --max-key-share)",
+            ParkReply.NO_ROOM: "stored, background and parked calls take as much memory as they may "
+            "(--max-stored-bytes and --max-key-share)",
+        }
+        if reached := next((full[reply] for reply in found if reply in full), ""):
             raise ParkingIsFull(
-                f"{self._max_parked} requests are parked already, the most that may be; the call runs on. Unpark or "
-                "cancel another one first.",
+                f"{reached[0].upper()}{reached[1:]}; the call runs on. Unpark, cancel or delete another one first.",
                 headers={"X-Should-Retry": "false"},
             )
         if ParkReply.PARKED not in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,10 +16,10 @@ from quire.gateway.admission.limit_errors import error_of
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import WorkerRegistry
-from quire.gateway.errors.api_errors import IdempotencyKeyReused, QueueIsFull
+from quire.gateway.errors.api_errors import IdempotencyKeyReused, MemoryIsFull, QueueIsFull
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.accounts.charge import Charge, LimitReached
-from quire.shared.broker import Broker, IdempotencyConflict, QueueBounds, QueueFull
+from quire.shared.broker import Broker, IdempotencyConflict, NoRoom, QueueBounds, QueueFull
 from quire.shared.broker.lane import text
 from quire.shared.messages import GenerationRequest
 from quire.shared.share import ANONYMOUS_SHARE, Share
@@ -79,7 +80,7 @@ class Submission:
 
         Returns the id of the first request of the call. If the idempotency key was used before, the id is that of the
         earlier call, and all requests of the earlier call are in Redis. Raises BrokerDown, QueueIsFull,
-        IdempotencyKeyReused, RateLimited or BudgetSpent; then no request of this call runs.
+        MemoryIsFull, IdempotencyKeyReused, RateLimited or BudgetSpent; then no request of this call runs.
         """
         await self._retry.check_subscribed()
         ids = [request.id for request in requests]
@@ -116,6 +117,8 @@ class Submission:
                         raise result
         except QueueFull as error:
             raise queue_is_full(error, self._worker_registry.rate) from error
+        except NoRoom as error:
+            raise memory_is_full(error, options.bounds or self._bounds) from error
         except LimitReached as error:
             raise error_of(error) from error
         except IdempotencyConflict as error:
@@ -191,4 +194,23 @@ def queue_is_full(error: QueueFull, rate: ServiceRate) -> QueueIsFull:
     return QueueIsFull(
         f"The queue is full: {error.requests} requests with {error.tokens} tokens wait. Try again later.",
         headers={"Retry-After": str(rate.retry_after_s(error.requests))},
+    )
+
+
+def memory_is_full(error: NoRoom, bounds: QueueBounds) -> MemoryIsFull:
+    """Return the error of the API for a call that must stay in Redis while there is no room for it."""
+    if error.key:
+        holder, most = f"of the API key {error.key}", bounds.key_bytes
+        settings = "--max-stored-bytes and --max-key-share"
+    else:
+        holder, most, settings = "of all clients", bounds.stored_bytes, "--max-stored-bytes"
+    if error.wait_ms >= 0:
+        retry = {"Retry-After": str(math.ceil(error.wait_ms / 1000))}
+    else:  # the owner of the key must act, or others must
+        retry = {"X-Should-Retry": "false"} if error.key else {"Retry-After": "60"}
+    return MemoryIsFull(
+        f"The stored, background and parked calls {holder} take {error.held} bytes, and with this one more than {most} "
+        f"(this server's settings {settings}). Delete stored responses, cancel or unpark parked calls, or send "
+        "store: false without background.",
+        headers=retry,
     )

@@ -22,6 +22,7 @@ class Options:
     sampling: complete, except for `max_tokens` and `seed`, whose final values depend on the prompt. answer: what the
     answer shows besides its text. form: how prompts become tokens.
     max_tokens, seed: the values of the call; None if it has none. timeout_s: None for the default of the server.
+    cache_scope: the tenant within which cached prefixes are shared, besides `cache_salt`.
     grammar_parameter: the name of the parameter that `sampling.grammar` comes from, for errors.
     """
 
@@ -39,6 +40,7 @@ class Options:
     form: PromptForm
     labels: Labels
     grammar_parameter: str = ""
+    cache_scope: str = ""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -145,6 +147,7 @@ class Call:
                 prompt=prompt,
                 sampling=sampling,
                 cache_salt=self.options.cache_salt,
+                cache_scope=self.options.cache_scope,
                 adapter=self.adapter,
                 adapter_digest=self.adapter_digest,
             )

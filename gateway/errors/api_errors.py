@@ -200,6 +200,14 @@ class QueueIsFull(ApiError):
     code = "queue_full"
 
 
+class MemoryIsFull(ApiError):
+    """Stored, background and parked calls take as much memory as they may."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "stored_bytes_full"
+
+
 class ParkingIsFull(ApiError):
     status = 429
     type = "rate_limit_error"
@@ -233,6 +241,14 @@ class ServerBusy(ApiError):
     type = "server_error"
     code = "server_busy"
     closes = True
+
+
+class ShuttingDown(ApiError):
+    """The gateway ends before the call does."""
+
+    status = 503
+    type = "server_error"
+    code = "shutting_down"
 
 
 class NoWorkers(ApiError):

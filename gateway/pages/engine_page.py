@@ -1,8 +1,8 @@
 """`/engine`: the data of the page that shows a worker's engine at work, as server-sent events.
 
-The page shows the number of running requests and the beginnings of their ids to everyone who can reach the gateway. So
-by default the page is on only if the gateway listens on the loopback interface. If the page is off, its URLs answer 404
-with the name of the setting.
+The page shows the number of running requests of all tenants and the beginnings of their ids to everyone whose calls the
+gateway accepts. So by default the page is on only if the gateway listens on the loopback interface and needs no API
+keys: behind a proxy, clients are others. If the page is off, its URLs answer 404 with the name of the setting.
 """
 
 from __future__ import annotations
@@ -37,17 +37,20 @@ class TooManyViewers(ApiError):
     code = "too_many_viewers"
 
 
-def is_on(setting: str, host: str) -> bool:
-    """True if a gateway that listens on `host` serves the page. `setting`: the value of `--engine-view`."""
+def is_on(setting: str, host: str, is_open: bool) -> bool:
+    """True if a gateway that listens on `host` serves the page.
+
+    setting: the value of `--engine-view`. is_open: calls without an API key are accepted.
+    """
     if setting != "auto":
         return setting == "on"
-    return is_loopback(host)
+    return is_open and is_loopback(host)
 
 
 def add_to(app: web.Application, directory: ModelDirectory) -> None:
     """Adds the routes of the page's data, or of the refusal. Must be called before the routes of the page are added."""
     settings = directory.process.settings
-    if not is_on(settings.engine_view, settings.host):
+    if not is_on(settings.engine_view, settings.host, settings.is_open):
         app.add_routes([web.get("/engine", _refuse), web.get("/engine/{rest:.*}", _refuse)])
         return
     page = EnginePage(directory)
@@ -57,7 +60,7 @@ def add_to(app: web.Application, directory: ModelDirectory) -> None:
 
 async def _refuse(request: web.Request) -> web.StreamResponse:
     raise NotFound(
-        "The engine view is off at this gateway, because it would show what runs to everyone who can reach it. Start "
+        "The engine view is off at this gateway, because it would show what all clients run. Start "
         "the gateway with --engine-view on (QUIRE_ENGINE_VIEW=on) to have it."
     )
 

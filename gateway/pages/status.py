@@ -53,7 +53,7 @@ class Status:
         workers = sum(len(one.worker_registry.workers) for one in directory.gateways)
         answers = directory.redis_answers and all(one.worker_registry.redis_answers for one in directory.gateways)
         problems = [
-            *(["this gateway is shutting down"] if directory.process.draining else []),
+            *(["this gateway is shutting down"] if directory.process.is_leaving or directory.process.draining else []),
             *directory.redis_problems(),
             *([] if workers or not answers else ["no worker makes progress"]),
         ]

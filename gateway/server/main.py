@@ -71,10 +71,10 @@ async def _serve(settings: GatewaySettings) -> None:
     internal = GatewayAdminServer(directory, listener).server
     try:
         await internal.start()
-        stop = asyncio.Event()
+        stop: asyncio.Future[int] = asyncio.Future()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, _tell, stop, number)
         port = await _listen(runner, settings)
         what = model.name if model else "every model that workers register"
         log.info("serving %s through %s at %s", what, server, redact(settings.redis_url))
@@ -87,17 +87,26 @@ async def _serve(settings: GatewaySettings) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
-        await stop.wait()
-        log.info("ending; open streams get %g s", settings.drain_s)
+        told = await stop
         for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends at once
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
+        process.is_leaving = True
+        if told == signal.SIGTERM and settings.shutdown_delay_s:
+            log.info("not ready any more; new calls are accepted for %g s", settings.shutdown_delay_s)
+            await asyncio.sleep(settings.shutdown_delay_s)
+        log.info("ending; open streams get %g s", settings.drain_s)
     finally:
         with contextlib.suppress(asyncio.CancelledError):
             await runner.cleanup()
             await internal.close()
         if tracer is not None:
             tracer.close()
+
+
+def _tell(stop: asyncio.Future[int], number: int) -> None:
+    if not stop.done():
+        stop.set_result(number)
 
 
 def _load(settings: GatewaySettings) -> ServedModel:

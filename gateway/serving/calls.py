@@ -136,7 +136,7 @@ async def serve_with(
     release_body(request)
     # 2) Listen before the requests are submitted, so that no frame is missed.
     can_return = bool(options.idempotency_key) or (call.options.stream and len(requests) == 1)
-    with gateway.listening([item.id for item in requests], can_return=can_return) as buffer:
+    with gateway.listening([item.id for item in requests], can_return, caller.owner) as buffer:
         # 3) Submit a request for each prompt.
         first = await gateway.submission.submit(requests, metadata.encode(), options)
         gateway.key_limits.tell(request, options.charge)
@@ -150,7 +150,7 @@ async def serve_with(
     # The idempotency key stands for an earlier call. 3) Attach to the requests of that call.
     meter.kind = "joined"
     ids = [request_id(first, index) for index in range(len(requests))]
-    with gateway.listening(ids) as buffer:
+    with gateway.listening(ids, owner=caller.owner) as buffer:
         # The submission may have added requests that the earlier call lacked, or listeners to its requests.
         buffer.is_responsible = not options.is_background
         known = await _look_up(gateway, ids, dialect.name, caller.owner)
@@ -170,7 +170,7 @@ async def resume(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
     meter.tokens = after.tokens
     call_id = stored.read_call_id(request.match_info["id"], dialect.prefix)
     await gateway.retry.check_subscribed()
-    with gateway.listening([call_id]) as buffer:
+    with gateway.listening([call_id], owner=caller_of(request).owner) as buffer:
         # 2) Find the call in Redis.
         known = await _look_up(gateway, [call_id], dialect.name, caller_of(request).owner)
         if known is None:

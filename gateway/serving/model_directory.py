@@ -18,9 +18,10 @@ from redis.exceptions import RedisError
 
 from quire.gateway.api.caller import ANONYMOUS, Caller
 from quire.gateway.api.key_policy import may_use
-from quire.gateway.errors.api_errors import InvalidRequest, ModelNotFound
+from quire.gateway.errors.api_errors import ApiKeyWrong, BrokerDown, InvalidRequest, ModelNotFound
 from quire.gateway.serving.registered_model import RegistrationFault, load_registered
 from quire.gateway.serving.service import Gateway, GatewayProcess
+from quire.gateway.stream.buffer import ClosedOutcome, RevokedOutcome
 from quire.shared.accounts.usage import UsageRow, read_usage
 from quire.shared.backoff import Backoff
 from quire.shared.broker.models import ModelRegistry
@@ -40,6 +41,14 @@ MAX_LISTED = 16
 # Time after which a registration that cannot be served is tried again, and the longest after repeated faults: a file
 # may have been lost with the data of Redis, and a trial takes processor time.
 FIRST_RETRY_S, LAST_RETRY_S = 15.0, 3600.0
+# Time between two looks at the API keys of open calls.
+LOOK_S = 2.0
+# Time that streams get for their last event before the process cuts them; less if --drain-s is short.
+WRITE_S = 0.5
+LEAVING = (
+    "This gateway is shutting down. A streamed call with one prompt runs on: resume it after its last event at another "
+    "gateway. Send any other call again."
+)
 
 
 @dataclass(slots=True)
@@ -69,6 +78,7 @@ class ModelDirectory:
         # Registrations that cannot be served, by name.
         self.faults: dict[str, Fault] = {}
         self._task: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
         # Set once the registrations were read for the first time.
         self.looked = asyncio.Event()
         self.redis_answers = folder_model is not None
@@ -80,6 +90,7 @@ class ModelDirectory:
 
     async def start(self) -> None:
         self.process.start()
+        self._background.add(asyncio.create_task(self._close_streams_of_revoked_keys()))
         if self._folder_model is not None:
             await self._folder_model.start()
             return
@@ -91,6 +102,7 @@ class ModelDirectory:
         if self._task is not None:
             await end_tasks(self._task)
             await self._client.aclose()
+        await end_tasks(*self._background)
         await self.process.close()
         for gateway in (*self.gateways, *self._leaving):
             await gateway.close()
@@ -178,10 +190,29 @@ class ModelDirectory:
         return [] if self.redis_answers or self.gateways else ["Redis does not answer"]
 
     async def drain(self, app: web.Application) -> None:
-        """Make the gateway not ready; open calls go on."""
+        """Make the gateway not ready; open calls go on for --drain-s, shortly before whose end their streams end."""
         self.process.draining = True
+        self._background.add(asyncio.create_task(self._close_streams_in_time()))
         # Let the event loop close listening sockets, and answer requests that have arrived.
         await asyncio.sleep(0)
+
+    async def _close_streams_in_time(self) -> None:
+        drain_s = self.process.settings.drain_s
+        await asyncio.sleep(drain_s - min(WRITE_S, drain_s / 20))
+        for gateway in (*self.gateways, *self._leaving):
+            gateway.router.close_streams(ClosedOutcome(ClosedOutcome.NAME, LEAVING))
+
+    async def _close_streams_of_revoked_keys(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for gateway in (*self.gateways, *self._leaving):
+                for owner in gateway.router.owners:
+                    try:
+                        await self.process.key_ring.owner(owner)
+                    except ApiKeyWrong as error:
+                        gateway.router.close_streams(RevokedOutcome(ClosedOutcome.NAME, error.message), owner)
+                    except BrokerDown:
+                        check_cancelled()
 
     # --- discovery ----------------------------------------------------------------------------------------------------
 

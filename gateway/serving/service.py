@@ -49,6 +49,8 @@ class GatewayProcess:
         self.id = settings.gateway_id or new_id()
         self.started = int(time.time())
         self.draining = False
+        # True once the process was told to stop; it may accept calls for a while.
+        self.is_leaving = False
         self.user_hash_key = settings.user_hash_key.encode() or secrets.token_bytes(32)
         self.meters = RequestMeters()
         self.batch_meter = BatchMeter()
@@ -94,6 +96,7 @@ class Gateway:
             model.name,
             self.process.prices,
             settings.parking_retention_s if settings.park_on_budget else 0,
+            settings.prefix_cache_scope,
         )
 
     @property
@@ -127,7 +130,12 @@ class Gateway:
             self._pubsub, self.broker.keys.channel(self.id), self.router.feed, self.router.suspect_all
         )
         self.retry = RetryPolicy(self.subscription)
-        bounds = QueueBounds(settings.max_queued_requests, settings.max_queued_tokens, settings.max_stored_bytes)
+        bounds = QueueBounds(
+            settings.max_queued_requests,
+            settings.max_queued_tokens,
+            settings.max_stored_bytes,
+            settings.max_key_stored_bytes,
+        )
         self.submission = Submission(self.broker, self.id, bounds, self.worker_registry, self.retry, self.router.has)
         self.canceller = self.submission.canceller
         self.parking = Parking(
@@ -137,6 +145,7 @@ class Gateway:
             self.worker_registry.rate,
             settings.parking_retention_s,
             settings.max_parked_requests,
+            settings.max_key_parked_requests,
         )
         # 3) The background tasks.
         self.router.silence.start()
@@ -182,13 +191,15 @@ class Gateway:
         )
 
     @contextmanager
-    def listening(self, ids: Sequence[str], can_return: bool = True) -> Iterator[OutputBuffer]:
+    def listening(
+        self, ids: Sequence[str], can_return: bool = True, owner: str | None = None
+    ) -> Iterator[OutputBuffer]:
         """Buffers the output of requests for one HTTP request; then cancels those that no client listens to.
 
         While the gateway shuts down, requests are not cancelled if the client `can_return` to another gateway for the
-        rest: if it does not, the request is an orphan, and its worker cancels it.
+        rest: if it does not, the request is an orphan, and its worker cancels it. owner: see `OutputBuffer`.
         """
-        buffer = self.router.open(ids)
+        buffer = self.router.open(ids, owner)
         try:
             yield buffer
         finally:

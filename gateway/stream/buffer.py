@@ -51,6 +51,20 @@ class ParkedOutcome(Outcome):
     __slots__ = ()
 
 
+class ClosedOutcome(Outcome):
+    """The end of a stream that its gateway closes before the request ends. `detail` tells the client why."""
+
+    __slots__ = ()
+
+    NAME = "closed"
+
+
+class RevokedOutcome(ClosedOutcome):
+    """The end of a stream whose API key is no longer valid."""
+
+    __slots__ = ()
+
+
 class StreamStats:
     """Counts of all calls of one gateway."""
 
@@ -88,11 +102,16 @@ class OutputBuffer:
         keepalive_s: float,
         stats: StreamStats,
         check_at: Callable[[OutputBuffer, float], None],
+        owner: str | None = None,
     ) -> None:
-        """`check_at(buffer, due)` has `check` called at `due` on the loop's clock, or earlier."""
+        """`check_at(buffer, due)` has `check` called at `due` on the loop's clock, or earlier.
+
+        `owner`: id of the API key of the client; empty for a client without one, None without a client.
+        """
         self._broker = broker
         self._stats = stats
         self._check_at = check_at
+        self.owner = owner
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.cursors = {request_id: Cursor(request_id, now) for request_id in request_ids}
@@ -232,6 +251,12 @@ class OutputBuffer:
         for cursor in self.cursors.values():
             if not cursor.ended and not cursor.next:
                 self._end(cursor, NoWorkerOutcome(OutcomeName.ERROR, detail))
+        self.wake()
+
+    def close(self, outcome: ClosedOutcome) -> None:
+        """Ends the stream for its client. The requests have not ended."""
+        for cursor in self.cursors.values():
+            self._end(cursor, outcome)
         self.wake()
 
     def wake(self) -> None:

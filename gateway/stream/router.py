@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from quire.gateway.stream.buffer import OutputBuffer, StreamStats
+from quire.gateway.stream.buffer import ClosedOutcome, OutputBuffer, StreamStats
 from quire.gateway.stream.silence import SilenceMonitor
 from quire.shared.broker import Broker
 from quire.shared.messages import StepItem
@@ -32,9 +32,9 @@ class FrameRouter:
         # Buffers that were fed and not flushed; the keys are in order of arrival.
         self._fed: dict[OutputBuffer, None] = {}
 
-    def open(self, request_ids: Sequence[str]) -> OutputBuffer:
-        """Returns a buffer that gets the output of these requests until `close`."""
-        buffer = OutputBuffer(self._broker, request_ids, self._keepalive_s, self.stats, self.silence.check_at)
+    def open(self, request_ids: Sequence[str], owner: str | None = None) -> OutputBuffer:
+        """Returns a buffer that gets the output of these requests until `close`. owner: see `OutputBuffer`."""
+        buffer = OutputBuffer(self._broker, request_ids, self._keepalive_s, self.stats, self.silence.check_at, owner)
         self._open.add(buffer)
         for request_id in request_ids:
             self._by_request.setdefault(request_id, []).append(buffer)
@@ -89,6 +89,17 @@ class FrameRouter:
                 buffer.give_up(
                     f"No worker of this model is alive, and the request has waited for {waited_s:g} s; send it again."
                 )
+
+    @property
+    def owners(self) -> set[str]:
+        """The ids of the API keys with open calls."""
+        return {buffer.owner for buffer in self._open if buffer.owner}
+
+    def close_streams(self, outcome: ClosedOutcome, owner: str | None = None) -> None:
+        """Ends the accepted calls of clients, those of one API key or all, before their requests end."""
+        for buffer in list(self._open):
+            if buffer.accepted and buffer.owner is not None and owner in (None, buffer.owner):
+                buffer.close(outcome)
 
     @property
     def calls(self) -> int:

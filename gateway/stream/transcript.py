@@ -15,7 +15,7 @@ from aiohttp import web
 from quire.gateway.errors import api_errors
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart
-from quire.gateway.stream.buffer import NoWorkerOutcome, ParkedOutcome
+from quire.gateway.stream.buffer import ClosedOutcome, NoWorkerOutcome, ParkedOutcome, RevokedOutcome
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
@@ -237,6 +237,10 @@ class Transcript:
             return api_errors.NoWorkers(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
         if isinstance(self.outcome, ParkedOutcome):
             return api_errors.Parked(PARKED_MESSAGE, headers={"X-Should-Retry": "false"})
+        if isinstance(self.outcome, RevokedOutcome):
+            return api_errors.ApiKeyWrong(detail)
+        if isinstance(self.outcome, ClosedOutcome):
+            return api_errors.ShuttingDown(detail, headers={"Retry-After": "1"})
         if self.outcome.name == OutcomeName.CANCELLED:
             return api_errors.Cancelled(detail or "The request was cancelled.")
         if self.outcome.name == OutcomeName.DEADLINE:

@@ -77,6 +77,10 @@ class WriteMeter(Protocol):
     def client_stalled(self) -> None: ...
 
 
+# Errors that end a stream but not its call.
+_NO_ENDS = (api_errors.Parked, api_errors.ShuttingDown, api_errors.ApiKeyWrong)
+
+
 class EventRenderer:
     """Renders the events of a stream from its beginning, and drops those up to `after`, which the client has.
 
@@ -168,7 +172,7 @@ class EventRenderer:
 
     def _end(self) -> None:
         transcript = self._transcript
-        if isinstance(transcript.error, api_errors.Parked):  # without an id: a client resumes after the event before
+        if isinstance(transcript.error, _NO_ENDS):  # without an id: a client resumes after the event before
             self._parts += self._dialect.failure(transcript.error)
             return
         if transcript.error is not None:

@@ -1,8 +1,8 @@
 """The counts of a gateway: a `CallMeter` per call, and their sums, which `gateway/admin/metrics.py` exports.
 
 Each call is counted once, when it ends, under one outcome: the outcome of its generation, `refused` if it was not
-accepted, `parked` if its request was parked, or `gone` if the client left first. `CallMeter.wrote` runs for every
-write of tokens and makes two or three observations.
+accepted, `parked` if its request was parked, `closed` if the gateway ended its stream, or `gone` if the client left
+first. `CallMeter.wrote` runs for every write of tokens and makes two or three observations.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from aiohttp import web
 
 from quire.gateway.errors.api_errors import Parked
 from quire.gateway.errors.error_responses import reasons
+from quire.gateway.stream.buffer import ClosedOutcome
 from quire.gateway.stream.call_metadata import DIALECTS
 from quire.shared.messages import OUTCOMES
 from quire.shared.states import COMPLETE
@@ -21,7 +22,7 @@ from quire.shared.telemetry.prometheus import STEP_S, TOKEN_S, WAIT_S, Histogram
 
 # Kinds of calls: a call makes new requests, repeats an idempotency key, or resumes a stream.
 KINDS = ("new", "joined", "resumed")
-CALL_OUTCOMES = (*OUTCOMES, Parked.code, "refused", "gone")
+CALL_OUTCOMES = (*OUTCOMES, Parked.code, ClosedOutcome.NAME, "refused", "gone")
 
 clock = time.perf_counter
 

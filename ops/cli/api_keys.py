@@ -33,7 +33,7 @@ def keys(settings: ApiKeySettings | ApiUsageSettings, environ: Mapping[str, str]
 
 
 def _offline(settings: ApiKeySettings | ApiUsageSettings, state_dir: Path) -> int:
-    if settings.action != "create" and not (state_dir / "redis").is_dir():
+    if settings.action not in ("create", "restore") and not (state_dir / "redis").is_dir():
         raise CommandError(
             f"no `quire serve` has run with the state folder {state_dir}, so it holds no keys; pass the --state-dir "
             "(QUIRE_STATE_DIR) of one that has, or the URL of another Redis with --redis-url (QUIRE_REDIS_URL)"

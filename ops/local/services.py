@@ -55,7 +55,8 @@ class Services:
         if len(self.models) > 1:
             self._check_several()
         self._num_cores = placement.place(topology.read_topology(), binding="none").threads
-        self.drain_s = max(self.gateway_settings.drain_s, self._worker.drain_s)
+        gateway = self.gateway_settings
+        self.drain_s = max(gateway.shutdown_delay_s + gateway.drain_s, self._worker.drain_s)
         first_port = self._worker.internal_port
         last = MAX_PORT + 1 - self.count - self.num_gateways
         if first_port > last:
@@ -137,7 +138,7 @@ def _service_environ(settings: ServeSettings, environ: Mapping[str, str]) -> dic
     theirs = {item.variable for cls in (GatewaySettings, WorkerSettings) for item in options(cls)}
     decided = {name: text for name, text in to_environ(settings).items() if name in theirs}
     passed = {name: text for name, text in environ.items() if name not in own or name in theirs}
-    merged = {"QUIRE_DRAIN_S": str(DRAIN_S), **passed, **decided}
+    merged = {"QUIRE_DRAIN_S": str(DRAIN_S), "QUIRE_SHUTDOWN_DELAY_S": "0", **passed, **decided}
     changed = [name for name, text in decided.items() if environ.get(name) != text]
     merged[FROM_FLAGS] = " ".join([environ.get(FROM_FLAGS, ""), *changed])
     merged["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORT_ROOT), environ.get("PYTHONPATH", "")]))

@@ -13,12 +13,13 @@ from quire.shared.broker.gateway import (
     GatewayVerbs,
     IdempotencyConflict,
     LastBeat,
+    NoRoom,
     QueueBounds,
     QueueFull,
 )
 from quire.shared.broker.lane import new_id
 from quire.shared.broker.operators import DeadRequest, OperatorVerbs
-from quire.shared.broker.parking import ParkedRequest, ParkingFull, ParkingVerbs
+from quire.shared.broker.parking import ParkedRequest, ParkingVerbs
 from quire.shared.broker.reader import QueueReader, StreamEntry
 from quire.shared.broker.registration import NameHolder, RegistrationVerbs
 from quire.shared.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
@@ -33,9 +34,9 @@ __all__ = [
     "IdempotencyConflict",
     "LastBeat",
     "NameHolder",
+    "NoRoom",
     "PackedStep",
     "ParkedRequest",
-    "ParkingFull",
     "QueueBounds",
     "QueueFull",
     "QueueReader",

@@ -29,16 +29,32 @@ class QueueFull(Exception):
         self.tokens = tokens
 
 
+class NoRoom(Exception):
+    """The requests that stay in Redis take as many bytes as they may.
+
+    key: id of the API key whose bound is reached; empty for the bound of all requests. wait_ms: until the oldest
+    request of the caller may go; -1 if none has ended.
+    """
+
+    def __init__(self, key: str, held: int, wait_ms: int) -> None:
+        super().__init__(f"{held} bytes are held")
+        self.key = key
+        self.held = held
+        self.wait_ms = wait_ms
+
+
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
     """Largest number of requests and of tokens that may wait in a lane, over all classes.
 
-    stored_bytes: of requests with a retention of their own; beyond it, the retention of the oldest ends.
+    stored_bytes, key_bytes: of all requests that stay (stored, in the background, parked, or with much text), and of
+    those of one API key; 0 is any number.
     """
 
     requests: int
     tokens: int
     stored_bytes: int = 2**28
+    key_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +118,19 @@ class GatewayVerbs(Lane):
         idempotency_key, fingerprint: a key that the client chose, and a hash of the call.
         beside: another request, whose listeners become listeners of this one.
         retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
-        `LaneKeys.conversation`. counts_stored: whether `stored_bytes` bounds the retention.
+        `LaneKeys.conversation`. counts_stored: whether `bounds.stored_bytes` counts the request.
         owner: id of the API key of the call; empty without one.
         charge, prompt_tokens, begins_call: what the request is charged to, the tokens of its prompt, and whether it
         counts as a call. share: who the request counts for while others wait. rows: sequences that it runs at once.
         Returns the id of the request that stands for the call: an earlier one if the key was used before. Raises
-        QueueFull, IdempotencyConflict and LimitReached.
+        QueueFull, NoRoom, IdempotencyConflict and LimitReached.
         """
         request = self.keys.request(request_id)
         keys = [request, self.keys.idempotency(idempotency_key) if idempotency_key else request]
         args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
         args += [cost, bounds.requests, bounds.tokens, deadline_ms, metadata, "1" if is_background else ""]
         args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
-        args += [retention_s or "", conversation, bounds.stored_bytes if counts_stored else "", RETENTION_S, owner]
+        args += [retention_s or "", conversation, bounds.stored_bytes if counts_stored else "", bounds.key_bytes, owner]
         args.append(b"" if charge is None else charge.encode(prompt_tokens, begins_call=begins_call))
         args += [share.tenant, share.weight, share.user, prompt_tokens, rows]
         reply = await self._submit(keys=keys, args=args)
@@ -123,6 +139,8 @@ class GatewayVerbs(Lane):
             raise QueueFull(int(reply[1]), int(reply[2]))
         if found is SubmitReply.LIMITED:
             raise LimitReached(text(reply[1]), text(reply[2]), int(reply[3]))
+        if found is SubmitReply.NO_ROOM:
+            raise NoRoom(owner if text(reply[1]) == "key" else "", int(reply[2]), int(reply[3]))
         if found is SubmitReply.ACCEPTED and charge is not None:
             charge.note(reply[2])
         if found is SubmitReply.CONFLICT:

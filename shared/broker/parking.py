@@ -13,12 +13,8 @@ from quire.shared.broker.lane import Lane, text
 from quire.shared.keys import PARKING_S, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.states import ParkReply, UnparkReply
 
-# An operator's unpark is never refused for want of room in the queue.
-NO_BOUNDS = QueueBounds(10**12, 10**15)
-
-
-class ParkingFull(Exception):
-    """The lane has as many parked requests as it may have."""
+# What an operator parks or unparks is never refused for want of room.
+NO_BOUNDS = QueueBounds(10**12, 10**15, stored_bytes=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +37,23 @@ class ParkingVerbs(Lane):
         self._unpark = self.script("unpark")
 
     async def park(
-        self, request_id: str, *, retention_s: int = PARKING_S, max_parked: int = 0, attempt: str = ""
+        self,
+        request_id: str,
+        *,
+        retention_s: int = PARKING_S,
+        max_parked: int = 0,
+        max_parked_of_key: int = 0,
+        bounds: QueueBounds = NO_BOUNDS,
+        attempt: str = "",
     ) -> ParkReply:
         """Park a request, waiting or running.
 
-        retention_s: time after which it ends unless it is unparked. max_parked: largest number of parked requests of
-        the lane; 0 is any number. attempt: park only if this is the present attempt.
+        retention_s: time after which it ends unless it is unparked. max_parked, max_parked_of_key: largest number of
+        parked requests of the lane, and of one API key; 0 is any number. attempt: park only if this is the present
+        attempt.
         """
         args: list[Any] = [self.keys.prefix, request_id, retention_s, max_parked, attempt, RETENTION_S]
+        args += [max_parked_of_key, bounds.stored_bytes, bounds.key_bytes]
         return ParkReply(text(await self._park(keys=[self.keys.request(request_id)], args=args)))
 
     async def unpark(
@@ -61,7 +66,7 @@ class ParkingVerbs(Lane):
         """
         accounts = b"" if charge is None else charge.encode_accounts()
         args: list[Any] = [self.keys.prefix, request_id, bounds.requests, bounds.tokens, accounts]
-        reply = await self._unpark(keys=[self.keys.request(request_id)], args=[*args, bounds.stored_bytes, RETENTION_S])
+        reply = await self._unpark(keys=[self.keys.request(request_id)], args=[*args, RETENTION_S])
         found = UnparkReply(text(reply[0]))
         if found is UnparkReply.FULL:
             raise QueueFull(int(reply[1]), int(reply[2]))

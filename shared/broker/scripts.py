@@ -17,12 +17,14 @@ from quire.shared.keys import (
     GROUP,
     HANDED,
     HIDDEN_RETENTION_S,
+    LARGE_BYTES,
     LOG_BYTES_PER_TOKEN,
     MAX_AUDIT,
     MAX_DEAD,
     MAX_RETENTION_S,
     PRIORITY_CLASSES,
     QUEUES,
+    RETENTION_S,
     STORED_BYTES,
     USAGE_S,
     WAITING,
@@ -67,9 +69,11 @@ _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "USAGE_S": USAGE_S,
     "BATCH_RETENTION_S": BATCH_RETENTION_S,
     "MAX_RETENTION_S": MAX_RETENTION_S,
+    "RETENTION_S": RETENTION_S,
     "HIDDEN_RETENTION_S": HIDDEN_RETENTION_S,
     "STORED_BYTES": STORED_BYTES,
     "LOG_BYTES_PER_TOKEN": LOG_BYTES_PER_TOKEN,
+    "LARGE_BYTES": LARGE_BYTES,
     "INPUT_COST": INPUT_COST,
     "OUTPUT_COST": OUTPUT_COST,
     "COUNTER_UNITS": COUNTER_UNITS,
@@ -101,12 +105,13 @@ def load_script(client: Redis, name: str) -> Script:
 
 
 def script_source(name: str) -> str:
-    """Return what Redis runs: the shared constants, `_limits.lua`, `_fair.lua`, `_prelude.lua` and the script.
+    """Return what Redis runs: the shared constants, `_limits.lua`, `_fair.lua`, `_stored.lua`,
+    `_prelude.lua` and the script.
 
-    A script about files and batches has `_batches.lua` in place of these three.
+    A script about files and batches has `_batches.lua` in place of the four before it.
     """
     folder = files("quire.shared") / "scripts"
-    parts = ("_batches", name) if name in BATCH_SCRIPTS else ("_limits", "_fair", "_prelude", name)
+    parts = ("_batches", name) if name in BATCH_SCRIPTS else ("_limits", "_fair", "_stored", "_prelude", name)
     return constants() + "".join((folder / f"{part}.lua").read_text() for part in parts)
 
 

@@ -15,6 +15,7 @@ from quire.shared.validators import Integer, InvalidValue, OneOf, Text, Texts, T
 
 MAX_PROMPT_TOKENS = 2_000_000
 MAX_SALT_LENGTH = 256
+MAX_SCOPE_LENGTH = 256
 MAX_ID_LENGTH = 128
 MAX_MODEL_LENGTH = 512
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -43,7 +44,8 @@ def _sampling(name: str, value: Any) -> SamplingParams:
 class GenerationRequest:
     """One accepted request as the worker gets it. A request holds no text except stop strings, bad words and a grammar.
 
-    Requests share cached prefixes only with requests of the same `cache_salt`. A request with a `pooling`, one of
+    Requests share cached prefixes only with requests of the same `cache_salt` and `cache_scope`. Pinned prefixes are
+    shared by all scopes. A request with a `pooling`, one of
     POOLINGS, wants the embedding of its prompt, and generates no token. adapter: name of the LoRA adapter, whose files
     have this digest; both empty without one.
     """
@@ -53,6 +55,7 @@ class GenerationRequest:
     prompt: tuple[int, ...] = checked(_prompt)
     sampling: SamplingParams = checked(_sampling)
     cache_salt: str = checked(Text(0, MAX_SALT_LENGTH), default="")
+    cache_scope: str = checked(Text(0, MAX_SCOPE_LENGTH), default="")
     pooling: str = checked(OneOf(("", *POOLINGS)), default="")
     adapter: str = checked(Text(0, MAX_MODEL_LENGTH), default="")
     adapter_digest: str = checked(Text(0, 64), default="")

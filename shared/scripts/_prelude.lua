@@ -128,51 +128,34 @@ local function forget_consumer(prefix, worker)
     return is_gone
 end
 
--- Stored requests, those with a retention of their own, by the number of bytes that were written for stored requests
--- before them. The member WRITTEN has the number of bytes until now.
-local WRITTEN = ''
-
--- Count a stored request. Requests after which more than `max_bytes` were written for others expire like requests that
--- are not stored, the oldest first, so the memory of all stored requests is bounded.
-local function store(prefix, id, bytes, max_bytes, retention_s)
-    local stored = prefix .. 'stored'
-    local before = tonumber(redis.call('ZSCORE', stored, WRITTEN) or 0)
-    redis.call('ZADD', stored, before, id)
-    local written = tonumber(redis.call('ZINCRBY', stored, bytes, WRITTEN))
-    for _, old in ipairs(redis.call('ZRANGEBYSCORE', stored, '-inf', '(' .. written - max_bytes, 'LIMIT', 0, 16)) do
-        local req = prefix .. 'req:' .. old
-        redis.call('ZREM', stored, old)
-        if redis.pcall('HGET', req, 'state') == 'done' then
-            for _, key in ipairs({req, prefix .. 'out:' .. old, prefix .. 'conversation:' .. old}) do
-                if redis.call('TTL', key) > tonumber(retention_s) then
-                    redis.call('EXPIRE', key, retention_s)
-                end
-            end
-        elseif redis.call('EXISTS', req) == 1 then
-            redis.pcall('HDEL', req, 'retention')
-        end
-    end
+-- Remove a request from the parked ones: all are in the sorted set `parked`, those of an owner in a set of their own.
+local function leave_parked(prefix, id)
+    local _, owner = held_of(prefix, id)
+    redis.call('ZREM', prefix .. 'parked', id)
+    redis.call('SREM', prefix .. 'parked:' .. (owner or ''), id)
 end
 
--- End a request: write the outcome, remove the queue entry, settle its reservation, count it, and let the keys expire. The caller has checked
--- that the request is not done yet. retention_s: for requests without a retention of their own.
+-- End a request: write the outcome, remove the queue entry, settle its reservation, count it, and let the keys expire.
+-- The caller has checked that the request is not done yet. retention_s: for requests without a retention of their own.
 -- The bound keeps EXPIRE from failing on a corrupt field.
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id
     local own = redis.call('HMGET', req, 'queue', 'entry', 'retention', 'emitted', 'state', 'cost', 'tenant', 'user',
-        'deliveries', 'computed')
-    local used = used_tokens(own[4], own[10])
+        'deliveries', 'held', 'account', 'computed')
+    local used = used_tokens(own[4], own[12])
     end_share(prefix, {own[1], own[2], own[6], own[7], own[8], own[9], used})
     take_off_queue(prefix, own[1], own[2])
     settle(prefix, id, used, outcome)
-    if own[3] and redis.call('ZSCORE', prefix .. 'stored', id) then
-        redis.call('ZINCRBY', prefix .. 'stored', LOG_BYTES_PER_TOKEN * (whole(own[4]) or 0), WRITTEN)
-    end
     retention_s = math.min(whole(own[3]) or tonumber(retention_s), MAX_RETENTION_S)
     redis.call('HSET', req, 'state', 'done', 'outcome', outcome, 'finished', now_ms())
     redis.call('HDEL', req, 'body')
     if own[5] == 'parked' then
-        redis.call('ZREM', prefix .. 'parked', id)
+        leave_parked(prefix, id)
+    end
+    if own[10] then
+        local now = now_ms()
+        local owner = hold(prefix, id, own[11] or '', weight(prefix, id, whole(own[4]) or 0), now)
+        note_end(prefix, id, owner, now, 1000 * retention_s)
     end
     redis.call('EXPIRE', req, retention_s)
     redis.call('EXPIRE', prefix .. 'out:' .. id, retention_s)
@@ -213,7 +196,7 @@ end
 local function set_aside(prefix, id, park_s, retention_s, is_told)
     local key = prefix .. 'req:' .. id
     local req = redis.call('HMGET', key, 'state', 'owner', 'attempt', 'queue', 'entry', 'class', 'cost', 'cancel',
-        'deadline', 'emitted', 'tenant', 'user', 'deliveries', 'computed')
+        'deadline', 'emitted', 'tenant', 'user', 'deliveries', 'account', 'computed')
     local now, deadline = now_ms(), tonumber(req[9])
     if req[1] == 'queued' then
         local class, cost = load_of(prefix, req[6], req[7], req[4], req[5])
@@ -231,7 +214,7 @@ local function set_aside(prefix, id, park_s, retention_s, is_told)
     end
     leave_share(prefix, {req[4], req[5], req[7], req[11], req[12], req[13]})
     take_off_queue(prefix, req[4], req[5])
-    local unpaid = settle(prefix, id, used_tokens(req[10], req[14]), 'parked')
+    local unpaid = settle(prefix, id, used_tokens(req[10], req[15]), 'parked')
     if unpaid then
         redis.call('HSET', key, 'unpaid', cmsgpack.pack(unpaid))
     end
@@ -239,6 +222,8 @@ local function set_aside(prefix, id, park_s, retention_s, is_told)
         'background', 1, 'gateways', cmsgpack.pack({}))
     redis.call('HDEL', key, 'attempt', 'owner', 'incarnation', 'waits', 'queue', 'entry')
     redis.call('ZADD', prefix .. 'parked', now + 1000 * park_s, id)
+    local owner = hold(prefix, id, req[14] or '', weight(prefix, id, tonumber(req[10])), now)
+    redis.call('SADD', prefix .. 'parked:' .. owner, id)
     count(prefix, 'parked')
 end
 

@@ -5,15 +5,22 @@
 --         end) | 'unknown'
 -- Does not cancel the request. Repeatable.
 local prefix, id = ARGV[1], ARGV[2]
-local state = redis.pcall('HGET', KEYS[1], 'state')
-if type(state) ~= 'string' then
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'held', 'account', 'emitted')
+local state = req[1]
+if not state then
     return 'unknown'
 end
 redis.call('DEL', prefix .. 'conversation:' .. id)
 if state == 'done' then
     redis.call('DEL', KEYS[1], prefix .. 'out:' .. id)
+    if req[2] then
+        let_go(prefix, id)
+    end
     return 'deleted'
 end
 -- Gateways take empty metadata for an unknown request. A claim of a request without the field would call it corrupt.
 redis.call('HSET', KEYS[1], 'metadata', '', 'retention', HIDDEN_RETENTION_S)
+if req[2] then
+    hold(prefix, id, req[3] or '', weight(prefix, id, whole(req[4]) or 0), now_ms())
+end
 return 'hidden'

@@ -9,7 +9,7 @@ local prefix, id, retention = ARGV[1], ARGV[2], ARGV[3]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'deadline', 'class', 'cost', 'owner', 'attempt', 'queue', 'entry')
 local state, deadline = req[1], whole(req[2])
 if not state then
-    redis.call('ZREM', prefix .. 'parked', id)
+    leave_parked(prefix, id)
     return 'unknown'
 end
 if state == 'done' then

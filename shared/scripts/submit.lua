@@ -5,13 +5,15 @@
 --         none), metadata (what a gateway must know to render the answer again), background ('1': runs on without a
 --         client), fingerprint of the call ('' = no idempotency key), life of the idempotency key (s), traceparent (''
 --         = none), another request whose listeners become listeners of this one ('' = none), retention (s) of
---         the request's keys after its end ('' = the default), conversation for later calls ('' = none), bytes
---         after which the retention of older requests ends ('' = the request is not counted among these), retention (s)
---         of such requests, owner (id of the API key of the call, '' = none), charge (see _limits.lua; '' = none),
---         tenant, weight of the tenant, hash of the user ('' = none), tokens of the prompt, rows (sequences that run at
---         once)
+--         the request's keys after its end ('' = the default), conversation for later calls ('' = none), largest
+--         number of bytes of all requests that stay ('' = the request is not counted among these; see _stored.lua), and
+--         of those of an API key, owner (id of the API key of the call, '' = none), charge (see _limits.lua; '' = none),
+--         tenant, weight of the tenant, hash of the user ('' = none), tokens of the prompt, rows
+--         (sequences that run at once)
 --   ->    {'accepted', now_ms, {state of the limits per minute of each account, see _limits.lua}}
---         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)} | {'duplicate'} | {'same', id of the first call} | {'conflict'}
+--         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)}
+--         | {'no_room', 'key' or 'all', bytes held, milliseconds until a request of the key may go (-1: none has ended)}
+--         | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
 -- Repeatable: an id is accepted once, so a caller that lost the reply calls again. The caller's gateway becomes a
 -- listener in any case. An idempotency key whose request has expired counts as unused.
@@ -58,6 +60,15 @@ if ARGV[15] ~= '' then
     end
 end
 local now = now_ms()
+-- A request without much text that is not stored and has a client is bounded by the queue alone.
+local bytes = STORED_BYTES + #body + #ARGV[10] + #ARGV[17]
+local stays = ARGV[18] ~= '' and (ARGV[16] ~= '' or ARGV[11] ~= '' or #ARGV[10] >= LARGE_BYTES)
+if stays then
+    local reached, held, wait = make_room(prefix, ARGV[20], bytes, tonumber(ARGV[18]), tonumber(ARGV[19]), now)
+    if reached then
+        return {'no_room', reached, held, wait}
+    end
+end
 local states = {}
 if ARGV[21] ~= '' then
     local reached, account, wait = reserve(prefix, id, ARGV[21], cost, now)
@@ -85,9 +96,9 @@ if ARGV[14] ~= '' then
 end
 if ARGV[16] ~= '' then
     redis.call('HSET', KEYS[1], 'retention', ARGV[16])
-    if ARGV[18] ~= '' then
-        store(prefix, id, STORED_BYTES + #ARGV[10] + #ARGV[17], tonumber(ARGV[18]), ARGV[19])
-    end
+end
+if stays then
+    hold(prefix, id, ARGV[20], bytes, now)
 end
 if ARGV[17] ~= '' then
     redis.call('SET', prefix .. 'conversation:' .. id, ARGV[17])

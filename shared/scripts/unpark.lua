@@ -1,18 +1,17 @@
 -- Queue a parked request again with its tokens, at the end of the line of its user.
 --   KEYS  request hash
 --   ARGV  prefix, id, max queued requests, max queued tokens, accounts with their present limits (msgpack array, as in a
---         charge; see _limits.lua; '' = reserve in any case), bytes after which the retention of older stored requests
---         ends, retention (s) of requests without one of their own
+--         charge; see _limits.lua; '' = reserve in any case), retention (s) of requests without one of their own
 --   ->    {'queued'} | {'active'} (it is not parked: it waits or runs) | {'limited', limit that is reached, its account,
 --         milliseconds until it allows the request (-1: never)} | {'full', queued requests, queued tokens} | {'done'}
 --         | {'unknown'}
 -- Repeatable. The rest of its deadline counts from now on. After its end its keys stay for the rest of the time for
 -- which it might have been parked, like those of a stored request.
-local prefix, id, retention = ARGV[1], ARGV[2], ARGV[7]
-local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'metadata',
-    'tenant', 'user', 'rows', 'computed')
+local prefix, id, retention = ARGV[1], ARGV[2], ARGV[6]
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'tenant',
+    'user', 'rows', 'computed')
 local state, class, cost, emitted, left = req[1], req[2], whole(req[3]), whole(req[4]), whole(req[5])
-local share = share_of(req[9], req[10])
+local share = share_of(req[8], req[9])
 if not state then
     return {'unknown'}
 end
@@ -43,23 +42,21 @@ if req[6] then
     local accounts = ARGV[5] ~= '' and cmsgpack.unpack(ARGV[5]) or {unpack(unpaid, 8)}
     local charge = cmsgpack.pack({unpaid[1], 0, prompt, unpaid[3], unpaid[4], unpaid[5], unpaid[7],
         unpack(accounts)})
-    local reached, account, wait = reserve(prefix, id, charge, unpaid[6], now, used_tokens(req[4], req[12]), ARGV[5] == '')
+    local reached, account, wait = reserve(prefix, id, charge, unpaid[6], now, used_tokens(req[4], req[11]), ARGV[5] == '')
     if reached then
         return {'limited', reached, account, wait}
     end
 end
 local due = tonumber(redis.call('ZSCORE', prefix .. 'parked', id))
-redis.call('ZREM', prefix .. 'parked', id)
+leave_parked(prefix, id)
 local arrival = redis.call('HINCRBY', prefix .. 'totals', 'arrivals', 1)
-local queue, entry = enqueue(prefix, id, cost, whole(req[11]) or 1, arrival, share)
+local queue, entry = enqueue(prefix, id, cost, whole(req[10]) or 1, arrival, share)
 redis.call('HSET', KEYS[1], 'state', 'queued', 'queue', queue, 'entry', entry, 'arrival', arrival,
     'deadline', left > 0 and now + left or 0)
 redis.call('HDEL', KEYS[1], 'left', 'unpaid')
 add_load(prefix, class, 1, cost)
 if not req[7] then
     redis.call('HSET', KEYS[1], 'retention', math.max(1, math.ceil((due - now) / 1000)))
-    local bytes = #(req[8] or '') + redis.call('STRLEN', prefix .. 'conversation:' .. id)
-    store(prefix, id, STORED_BYTES + bytes, tonumber(ARGV[6]), retention)
 end
 count(prefix, 'unparked')
 return {'queued'}

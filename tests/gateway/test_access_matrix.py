@@ -304,3 +304,26 @@ async def test_the_engine_page_follows_a_callers_own_requests_only(start_gateway
         assert [state for state, _ in await broker.owners([call_id])] == ["done"]
         for key in people.others.values():
             assert await broker.call_of(f"{key[9:25]} k" if key else "k") == ("", b"")
+
+
+# Calls that name a model: the body of each route that every caller may POST to.
+NAMING: dict[str, dict[str, Any]] = {
+    **{path: body | {"background": None} for path, (_, body) in CALLS.items()},
+    "/v1/embeddings": {"model": MODEL, "input": "Hello"},
+    f"{MESSAGE}/count_tokens": chat_body(),
+    f"{RESPONSE}/input_tokens": {"model": MODEL, "input": "Hello"},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+@pytest.mark.parametrize(
+    "path", [route.split()[1] for route in ACCESS if route.startswith("POST") and ACCESS[route] is Access.CALLER]
+)
+async def test_a_key_of_another_model_finds_none(start_gateway: Start, path: str) -> None:
+    gateway = await start_gateway()
+    store = gateway.gateway.process.key_ring.store
+    _, secret = await store.create("acme", "web", "other", AccountLimits(models=("other",)))
+    reply = await gateway.post(path, NAMING[path], Authorization=f"Bearer {secret}")
+    assert reply.status == 404, reply.body
+    assert "your API key has no access to it" in reply.json["error"]["message"]

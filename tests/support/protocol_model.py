@@ -20,11 +20,11 @@ from quire.shared.broker import (
     StepReply,
     StreamEntry,
 )
+from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import (
     HIDDEN_RETENTION_S,
     LOG_BYTES_PER_TOKEN,
     QUEUES,
-    RETENTION_S,
     STORED_BYTES,
     WAITING,
     WAITING_QUEUES,
@@ -73,6 +73,8 @@ class Request:
     prompt_tokens: int = 0
     rows: int = 1
     arrival: int = 0
+    key: str = ""
+    ended_long_ago: int = 0  # an order, once it may go for others
 
     @property
     def waits_in_line(self) -> bool:
@@ -119,8 +121,8 @@ class ProtocolModel:
         self.recoveries: Counter[str] = Counter()
         self.dead: list[str] = []
         self.published: list[tuple[str, list[bytes]]] = []
-        self.stored: dict[str, int] = {}  # request to the bytes that were written before it
-        self.written = 0
+        self.held: dict[str, tuple[str, int]] = {}  # request that stays: its API key and its bytes
+        self.gone: set[str] = set()  # of these, those whose keys are gone
         # In a queue, under an entry id that Redis has yet to tell, and perhaps read by a worker.
         self.unplaced: list[tuple[Request, str]] = []
         self.fair = FairModel()
@@ -131,7 +133,7 @@ class ProtocolModel:
 
     def submit(
         self, request: Request, bounds: QueueBounds, key: str, fingerprint: str, beside: str = ""
-    ) -> str | tuple[str, int, int]:
+    ) -> str | tuple[str, int, int] | tuple[str, str, int]:
         request_id = request.request_id
         if (known := self.requests.get(request_id)) is not None:
             if known.state != "done" and request.gateway not in known.listeners:
@@ -143,15 +145,18 @@ class ProtocolModel:
         requests, tokens = self.queued()
         if self._is_full(request, requests, tokens, bounds):
             return ("full", requests, tokens)
+        stays = request.counts_stored and bool(request.retention_s or request.is_background)
+        if stays and (refusal := self._make_room(request.key, self._weight(request), bounds)):
+            return refusal
         self.requests[request_id] = request
+        if stays:
+            self.held[request_id] = request.key, self._weight(request)
         others = self.requests[beside].listeners if beside in self.requests else []
         request.listeners = [*(other for other in others if other != request.gateway), request.gateway]
         self.totals["accepted"] += 1
         self._enqueue_fairly(request)
         if key:
             self.keys[key] = (request_id, fingerprint)
-        if request.retention_s and request.counts_stored:
-            self._store(request, bounds.stored_bytes)
         return request_id
 
     def queued(self, priority_class: str = "") -> tuple[int, int]:
@@ -217,9 +222,12 @@ class ProtocolModel:
         if request is None:
             return "unknown"
         if request.state == "done":
-            self.forget(request)
+            del self.requests[request_id]
+            self.held.pop(request_id, None)
             return "deleted"
         request.retention_s, request.is_hidden, request.is_stored = HIDDEN_RETENTION_S, True, False
+        if request_id in self.held:
+            self.held[request_id] = request.key, self._weight(request)
         return "hidden"
 
     # --- worker -------------------------------------------------------------------------------------------------------
@@ -385,7 +393,14 @@ class ProtocolModel:
 
     # --- parking ------------------------------------------------------------------------------------------------------
 
-    def park(self, request_id: str, attempt: str = "", max_parked: int = 0) -> str:
+    def park(
+        self,
+        request_id: str,
+        attempt: str = "",
+        max_parked: int = 0,
+        max_of_key: int = 0,
+        bounds: QueueBounds = NO_BOUNDS,
+    ) -> str:
         request = self.requests.get(request_id)
         if request is None:
             return "unknown"
@@ -395,8 +410,14 @@ class ProtocolModel:
             return "lost"
         if request.is_cancelled or request.deadline == PASSED:
             return "ending"
-        if max_parked and sum(one.state == "parked" for one in self.requests.values()) >= max_parked:
+        parked = [one.key for one in self.requests.values() if one.state == "parked"]
+        if max_parked and len(parked) >= max_parked:
             return "full"
+        if max_of_key and request.key and parked.count(request.key) >= max_of_key:
+            return "key_full"
+        _, before = self.held.get(request_id, ("", 0))
+        if self._make_room(request.key, self._weight(request) - before, bounds):
+            return "no_room"
         if request.state == "running":
             self.mailboxes[request.owner][request_id] = request.before = request.attempt
         self._leave_share(request)
@@ -404,6 +425,7 @@ class ProtocolModel:
         request.state, request.queue, request.entry = "parked", "", ""
         request.attempt = request.owner = request.incarnation = ""
         request.waits, request.is_background, request.listeners, request.has_lapsed = False, True, [], False
+        self.held[request_id] = request.key, self._weight(request)
         self.recoveries["parked"] += 1
         return "parked"
 
@@ -423,7 +445,6 @@ class ProtocolModel:
         request.state = "queued"
         if not request.retention_s:
             request.retention_s = retention_s
-            self._store(request, bounds.stored_bytes)
         self.recoveries["unparked"] += 1
         return "queued"
 
@@ -442,6 +463,7 @@ class ProtocolModel:
     def forget(self, request: Request) -> None:
         """The time that a finished request is kept for is over."""
         del self.requests[request.request_id]
+        self.gone |= {request.request_id} & self.held.keys()
 
     def place(self, request: Request, entry: str, worker: str) -> None:
         """Redis told the id of the entry of a request. worker: that has read the entry; empty if none has."""
@@ -516,16 +538,38 @@ class ProtocolModel:
             self.streams[queue].pop(entry, None)
         self.pending.pop((queue, entry), None)
 
-    def _store(self, request: Request, max_bytes: int) -> None:
-        self.stored[request.request_id] = self.written
-        self.written += STORED_BYTES + len(request.metadata) + len(request.conversation)
-        old = [name for name, before in self.stored.items() if before < self.written - max_bytes][:16]
-        for name in old:
-            del self.stored[name]
-            if (known := self.requests.get(name)) is None:
-                continue
-            if known.state != "done" or known.retention_s > RETENTION_S:
-                known.retention_s = 0
+    def held_by(self, key: str) -> int:
+        """The bytes of the requests of an API key that stay."""
+        return sum(size for owner, size in self.held.values() if owner == key)
+
+    def _weight(self, request: Request) -> int:
+        body = b"" if request.state == "done" else request.body
+        texts = len(body) + len(request.metadata) + len(request.conversation)
+        return STORED_BYTES + texts + LOG_BYTES_PER_TOKEN * request.emitted
+
+    def _make_room(self, key: str, size: int, bounds: QueueBounds) -> tuple[str, str, int] | None:
+        for request_id in self.gone:
+            del self.held[request_id]
+        self.gone.clear()
+        while key and bounds.key_bytes and self.held_by(key) + size > bounds.key_bytes:
+            if not self._drop_oldest(key):
+                return ("no_room", key, self.held_by(key))
+        while (
+            bounds.stored_bytes and (total := sum(size for _, size in self.held.values())) + size > bounds.stored_bytes
+        ):
+            own = self.held_by(key) + size
+            holders = sorted(((self.held_by(one), one) for one, _ in self.held.values()), reverse=True)
+            larger = dict.fromkeys(one for held, one in holders if held > own)
+            if not any(map(self._drop_oldest, (*larger, key))):
+                return ("no_room", "", total)
+        return None
+
+    def _drop_oldest(self, key: str) -> bool:
+        own = [one for one in self.requests.values() if one.key == key and one.request_id in self.held]
+        old = min((one for one in own if one.ended_long_ago), key=lambda one: one.ended_long_ago, default=None)
+        if old is not None:
+            del self.requests[old.request_id], self.held[old.request_id]
+        return old is not None
 
     def _leave_share(self, request: Request) -> None:
         if request.waits_in_line:
@@ -538,9 +582,9 @@ class ProtocolModel:
         if request.deliveries:
             self.fair.charge_user(request.priority_class, request.share, request.used)
         self._take_off(request.queue, request.entry)
-        if request.retention_s and request.request_id in self.stored:
-            self.written += LOG_BYTES_PER_TOKEN * request.emitted
         request.state, request.outcome = "done", outcome
+        if request.request_id in self.held:
+            self.held[request.request_id] = request.key, self._weight(request)
         self.totals[outcome] += 1
 
     def _finish_unowned(self, request: Request, outcome: str, detail: str) -> None:

@@ -11,7 +11,9 @@ the last owner writes in place (section 4.4).
                      free:   all other blocks
 
 The prefix cache finds full blocks by a hash chain: the hash of a block covers its tokens, all blocks before it, and a
-root made of model and salt. So equal hashes mean equal keys and values, no matter which sequence computed them.
+root made of model and salt. So equal hashes mean equal keys and values, no matter which sequence computed them. The
+scope of a sequence (its tenant) is part of the first hash behind the pinned blocks, so tenants share pinned prefixes
+and nothing else.
 
 Blocks also exist in host memory (section 4.5, swapping). A swapped group keeps all its sharing there.
 """
@@ -90,6 +92,11 @@ def cache_root(model: str, salt: str = "", adapter: str = "") -> bytes:
     return digest.digest()
 
 
+def cache_scope(name: str) -> bytes:
+    """Return the part of a hash that separates scopes; empty for the scope without a name."""
+    return hashlib.blake2b(name.encode(), digest_size=HASH_BYTES).digest() if name else b""
+
+
 @dataclass
 class BlockManager:
     """Owns `num_blocks` blocks of `block_size` tokens on the device, and `num_host_blocks` in host memory."""
@@ -111,6 +118,7 @@ class BlockManager:
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._tails: dict[bytes, list[_Tail]] = {}
+        self._pinned_hashes: set[bytes] = set()
 
     # --- sizes --------------------------------------------------------------------------------------------------------
 
@@ -276,6 +284,7 @@ class BlockManager:
                     del self._cached[other]
                     self._free.append(other)
             self._block_of[key], self._hash_of[block] = block, key
+            self._pinned_hashes.add(key)
         if count % size:
             end = sequence.block_hashes[full - 1] if full else sequence.group.cache_root
             tail = _Tail(sequence.token_ids[full * size : count], prefix.blocks[-1])
@@ -290,7 +299,11 @@ class BlockManager:
             at = len(hashes)
             parent = hashes[-1] if hashes else sequence.group.cache_root
             tokens = array("I", sequence.token_ids[at * size : (at + 1) * size]).tobytes()
-            hashes.append(hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest())
+            key = hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest()
+            scope = sequence.group.cache_scope
+            if scope and key not in self._pinned_hashes and (not hashes or parent in self._pinned_hashes):
+                key = hashlib.blake2b(parent + scope + tokens, digest_size=HASH_BYTES).digest()
+            hashes.append(key)
         return hashes[index]
 
     # --- host memory --------------------------------------------------------------------------------------------------

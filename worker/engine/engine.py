@@ -29,7 +29,7 @@ from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.runner import Runner, StepOutput
 from quire.worker.engine.adapters import Adapters
 from quire.worker.engine.beams import BeamSearch
-from quire.worker.engine.blocks import BlockManager, cache_root
+from quire.worker.engine.blocks import BlockManager, cache_root, cache_scope
 from quire.worker.engine.grammars import DEAD_END, Grammars
 from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.in_flight import InFlightStep
@@ -128,7 +128,7 @@ class Engine:
         adapter = self.adapters.find(request.adapter, request.adapter_digest) if request.adapter else None
         sampling, root = request.sampling, cache_root(self.name, request.cache_salt, adapter.digest if adapter else "")
         group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
-        group.pooling, group.adapter = request.pooling, adapter
+        group.pooling, group.adapter, group.cache_scope = request.pooling, adapter, cache_scope(request.cache_scope)
         if request.pooling and not self.runner.model.hidden_size:
             raise RequestRefused("this model gives no hidden states, so it makes no embeddings")
         group.bad_words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)

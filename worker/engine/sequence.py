@@ -182,6 +182,8 @@ class SequenceGroup:
     priority: int = 0
     # Root of the group's hash chain in the prefix cache (`blocks.cache_root`).
     cache_root: bytes = b""
+    # Scope within which the group shares blocks that are not pinned (`blocks.cache_scope`).
+    cache_scope: bytes = b""
     # The LoRA adapter of the request.
     adapter: Adapter | None = None
     sequences: list[Sequence] = field(default_factory=list)

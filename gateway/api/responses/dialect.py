@@ -15,7 +15,7 @@ from quire.gateway.api.responses.events import ResponseEvents
 from quire.gateway.api.responses.items import Item, droppable, without_oldest
 from quire.gateway.api.responses.output_items import item_place
 from quire.gateway.api.responses.request import ResponseRequest, read_request
-from quire.gateway.api.responses.store import DIALECT, ResponseStore, StoredResponse, output_of
+from quire.gateway.api.responses.store import DIALECT, ResponseStore, StoredResponse, output_of, packed
 from quire.gateway.errors.api_errors import InvalidRequest, NotFound, refused
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
@@ -69,7 +69,7 @@ class ResponseDialect:
         return replace(
             request.with_loosened(call),
             retention_s=self._storage.retention_s if is_stored else 0,
-            conversation=conversation,
+            conversation=await packed(conversation) if is_stored else b"",
         )
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ResponseEvents:

@@ -1,12 +1,15 @@
 """Stored responses: a response is a call, rendered again from its metadata and its output log.
 
 The only thing that is stored besides is the conversation before the answer, flattened: the items of all previous
-responses are in it, so that `previous_response_id` needs one read.
+responses are in it, so that `previous_response_id` needs one read. It is compressed, because each response of a thread
+has the whole thread, also what `truncation: auto` left out of the prompt.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -131,7 +134,7 @@ class ResponseStore:
         found = await self._retry(partial(self._broker.client.get, self._broker.keys.conversation(call_id)))
         if found is None:
             raise _not_found(PREFIX + call_id)
-        items: list[Item] = json.loads(found)
+        items: list[Item] = json.loads(await asyncio.to_thread(zlib.decompress, found))
         return items
 
     async def whole_conversation(self, response_id: str) -> list[Item]:
@@ -156,6 +159,11 @@ class ResponseStore:
                 code="previous_response_in_progress",
             )
         return items + output_of(response)
+
+
+async def packed(conversation: bytes) -> bytes:
+    """The JSON of a conversation as `ResponseStore.conversation` reads it."""
+    return await asyncio.to_thread(zlib.compress, conversation, 1)
 
 
 def output_of(response: StoredResponse) -> list[Item]:

@@ -52,6 +52,7 @@ function deliver(call, events, take) {
       const chunk = JSON.parse(data);
       if (chunk.error) {
         take(fresh);
+        if (chunk.error.code === "shutting_down") throw new TypeError("The gateway ends; another one has the rest.");
         throw new Refusal(String(chunk.error.message), { code: String(chunk.error.code) });
       }
       call.id ??= String(chunk.id);

@@ -94,6 +94,9 @@ def _take(record: SoakRecord, data: str) -> None:
         record.outcome = "complete"
         return
     event = json.loads(data)
+    if "error" in event and event["error"]["code"] == "shutting_down":  # another gateway has the rest
+        record.breaks += 1
+        return
     if "error" in event:
         record.outcome, record.error = "error", event["error"]
         return

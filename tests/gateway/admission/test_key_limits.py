@@ -39,6 +39,24 @@ async def spent(gateway: RunningGateway, key: dict[str, str]) -> dict[str, int]:
     return {name.decode(): int(value) for name, value in found.items()}
 
 
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [("organisation", "organisation:acme"), ("project", "project:acme/web"), ("key", None), ("all", "")],
+)
+async def test_the_scope_of_the_prefix_cache_is_an_account(
+    start_gateway: Start, scope: str, expected: str | None
+) -> None:
+    gateway = await start_gateway(prefix_cache_scope=scope)
+    key = await key_of(gateway)
+    async with gateway.worker(emit(ANSWER)) as worker:
+        assert (await complete(gateway, key, cache_salt="s")).status == 200
+        assert (
+            await gateway.post("/v1/completions", {"model": MODEL, "prompt": "Hello", "max_tokens": 1})
+        ).status == 200
+    claimed = [(request.cache_salt, request.cache_scope) for request in worker.claimed]
+    assert claimed == [("s", key["place"] if expected is None else expected), ("", "")]
+
+
 async def test_calls_per_minute_are_refused_with_the_time_to_wait(start_gateway: Start) -> None:
     gateway = await start_gateway()
     key = await key_of(gateway, requests_per_minute=2)

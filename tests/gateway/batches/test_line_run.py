@@ -117,7 +117,7 @@ async def test_the_request_of_a_line_waits_for_its_collection(gateway: RunningGa
         "retention": str(LINE_RETENTION_S).encode(),
         "state": b"queued",
     }
-    assert await broker.client.exists(broker.keys.stored) == 0
+    assert await broker.client.exists(broker.keys.held) == 0
     assert gateway.settings.max_queued_requests // SHARE > 1
 
 

@@ -38,8 +38,10 @@ TYPES = {
     api_errors.QueueIsFull: "rate_limit_error",
     api_errors.Cancelled: "api_error",
     api_errors.GenerationFailed: "api_error",
+    api_errors.MemoryIsFull: "rate_limit_error",
     api_errors.BrokerDown: "overloaded_error",
     api_errors.NoWorkers: "overloaded_error",
+    api_errors.ShuttingDown: "overloaded_error",
     api_errors.DeadlinePassed: "timeout_error",
     api_errors.ApiError: "api_error",
 }

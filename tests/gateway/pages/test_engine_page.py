@@ -200,11 +200,14 @@ async def test_streams_end_with_the_gateway(start_gateway: Start, redis_url: str
         ({"host": "gateway.example"}, False),
         ({"host": "0.0.0.0", "engine_view": "on"}, True),
         ({"engine_view": "off"}, False),
+        ({"require_keys": True}, False),
+        ({"require_keys": True, "engine_view": "on"}, True),
+        ({"host": "0.0.0.0", "allow_anonymous": True}, False),
     ],
 )
 def test_it_is_on_by_itself_only_where_no_other_machine_comes(settings: dict[str, Any], expected: bool) -> None:
     given = GatewaySettings(**settings)
-    assert engine_page.is_on(given.engine_view, given.host) is expected
+    assert engine_page.is_on(given.engine_view, given.host, given.is_open) is expected
 
 
 async def test_where_it_is_off_everything_of_it_is_a_404_that_names_the_setting(start_gateway: Start) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -80,6 +81,29 @@ def test_it_listens_on_a_free_port_says_so_and_ends_cleanly(
     text = "".join(lines)
     assert "Traceback" not in text
     assert "GET /v1/models 200" in text
+
+
+@pytest.mark.slow
+def test_after_sigterm_it_is_not_ready_and_accepts_calls_for_a_while(redis_url: str, model_folder: Path) -> None:
+    """A load balancer sees /readyz fail before a connection is refused."""
+    with running(settings(redis_url, model_folder, shutdown_delay_s=3, drain_s=0)) as (process, url, lines):
+        process.send_signal(signal.SIGTERM)
+        while not any("not ready any more" in line for line in lines):
+            time.sleep(0.01)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(url + "/readyz")
+        assert refused.value.code == 503
+        assert "this gateway is shutting down" in refused.value.read().decode()
+        with urllib.request.urlopen(url + "/v1/models") as reply:
+            assert reply.status == 200
+        assert process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_load_balancers(redis_url: str, model_folder: Path) -> None:
+    with running(settings(redis_url, model_folder, shutdown_delay_s=600, drain_s=0)) as (process, _, _):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
 
 
 def test_it_never_loads_torch_and_stays_small(redis_url: str, model_folder: Path) -> None:

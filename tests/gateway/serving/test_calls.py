@@ -8,8 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
+from quire.shared.accounts.limits import AccountLimits
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
@@ -166,10 +168,61 @@ async def test_streams_that_are_open_when_the_gateway_ends_get_as_long_as_it_say
             cut = asyncio.create_task(reader.read())
             cut.add_done_callback(lambda _: took.append(clock() - told_at))
             took: list[float] = []
-        await cut
+        events = (await cut).decode()
         writer.close()
         await first.gateway.broker.cancel(worker.claimed[0].id)
+    # The last event says what to do; without an id, so that the client resumes after the event before it.
+    *_, before, last = (block for block in events.split("\n\n") if "data: " in block)
+    assert "id: " in before
+    assert "id: " not in last
+    assert '"code":"shutting_down"' in last.replace(" ", "")
+    assert "resume it after its last event" in last
     assert 0.9 * drain_s < took[0] < 1.5 * drain_s
+
+
+async def test_a_whole_answer_that_takes_longer_than_the_gateway_has_gets_a_503(start_gateway: Start) -> None:
+    first = await start_gateway()
+    async with first.worker(endless(65)) as worker:
+        async with running_gateway(replace(first.settings, drain_s=0.2)) as second:
+            waiting = asyncio.create_task(second.post(CHAT, chat_body()))
+            await started(worker)
+        reply = await waiting
+        assert (reply.status, reply.error["code"]) == (503, "shutting_down")
+        assert reply.headers["retry-after"] == "1"
+        assert await asyncio.wait_for(worker.cancelled.get(), 10) == worker.claimed[0].id
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_calls_of_a_revoked_key_end(start_gateway: Start, stream: bool) -> None:
+    gateway = await start_gateway()
+    store = gateway.gateway.process.key_ring.store
+    keys = [await store.create("acme", "web", name, AccountLimits()) for name in ("leaving", "staying")]
+    headers = {keys[index][0].id: {"Authorization": f"Bearer {keys[index][1]}"} for index in range(2)}
+    leaving, staying = headers
+    async with gateway.worker(endless(65)) as worker, aiohttp.ClientSession(gateway.url) as session:
+        body = chat_body(stream=stream)
+        calls = {key: asyncio.create_task(session.post(CHAT, json=body, headers=headers[key])) for key in headers}
+
+        async def both_run() -> bool:
+            return len(worker.claimed) == 2
+
+        await until(both_run)
+        await store.revoke(leaving)
+        async with await asyncio.wait_for(calls[leaving], 20) as reply:
+            text = await asyncio.wait_for(reply.text(), 20)
+        assert reply.status == (200 if stream else 401)
+        assert f"The API key {leaving} has expired or was revoked" in text
+        assert "invalid_api_key" in text
+        ended = await asyncio.wait_for(worker.cancelled.get(), 10)
+        broker = gateway.gateway.broker
+        assert await broker.client.hget(broker.keys.request(ended), "account") == leaving.encode()
+        [other] = {request.id for request in worker.claimed} - {ended}
+        assert await broker.client.hmget(broker.keys.request(other), "account", "state", "cancel") == [
+            *(staying.encode(), b"running"),
+            None,
+        ]
+        await broker.cancel(other)
+        (await calls[staying]).close()
 
 
 async def test_without_time_for_open_streams_a_gateway_ends_at_once(start_gateway: Start) -> None:

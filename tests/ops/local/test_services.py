@@ -34,6 +34,7 @@ def test_a_setting_of_serve_beats_a_variable_and_the_rest_is_passed_on() -> None
     gateway = found.gateway(0, "redis://r")
     assert found.model_name == "tiny"
     assert given(gateway, "PORT", "BLOCK_SIZE", "REDIS_URL", "DRAIN_S") == ["9000", "32", "redis://r", "2.0"]
+    assert given(gateway, "SHUTDOWN_DELAY_S") == ["0"], "Ctrl-C must not become slower"
     assert "QUIRE_STATE_DIR" not in gateway._environ, "the services have no such setting"
     assert gateway.log_path == STATE / "logs" / "gateway.log"
 

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.broker import Attachment, Broker, IdempotencyConflict, QueueFull, StepCommit, new_id
-from quire.shared.keys import GATEWAY_TTL_S, GROUP, HIDDEN_RETENTION_S, IDEMPOTENCY_S, RETENTION_S
+from quire.shared.broker import (
+    Attachment,
+    Broker,
+    IdempotencyConflict,
+    NoRoom,
+    QueueBounds,
+    QueueFull,
+    StepCommit,
+    new_id,
+)
+from quire.shared.keys import (
+    GATEWAY_TTL_S,
+    GROUP,
+    HIDDEN_RETENTION_S,
+    IDEMPOTENCY_S,
+    LARGE_BYTES,
+    RETENTION_S,
+    STORED_BYTES,
+)
 from quire.shared.messages import Outcome, StepItem, WorkerCard, decode_items
 from quire.shared.redis.clients import pubsub_client
 from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, start, step, submit, take
+
+# A stored request of these tests, and room for four of a key.
+SIZE = STORED_BYTES + 8000
+STORED = QueueBounds(100, 1000, stored_bytes=100 * SIZE, key_bytes=4 * SIZE)
+
+
+async def is_there(broker: Broker, request_id: str) -> bool:
+    return bool(await broker.client.exists(KEYS.request(request_id), KEYS.conversation(request_id)))
 
 
 async def test_a_request_that_is_submitted_twice_is_accepted_once(broker: Broker) -> None:
@@ -303,11 +329,11 @@ async def test_the_lease_of_a_gateway_ends_by_itself(broker: Broker, client: Red
 
 async def test_a_request_that_is_not_counted_keeps_its_retention(broker: Broker, client: Redis) -> None:
     """The lines of batches: they are deleted when they are read, and must not end the retention of responses."""
-    bounds = replace(BOUNDS, stored_bytes=0)
+    bounds = replace(BOUNDS, stored_bytes=1)
     for name in ("a", "b"):
         await broker.submit(name, b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False)
         assert await broker.cancel(name) == "cancelled"
-    assert await client.zcard(KEYS.stored) == 0
+    assert await client.exists(KEYS.held) == 0
     assert {await client.ttl(KEYS.request(name)) for name in ("a", "b")} == {5000}
 
 
@@ -320,19 +346,100 @@ async def test_a_request_keeps_its_own_retention_and_its_conversation(broker: Br
         assert 4900 < await client.ttl(key) <= 5000
 
 
-async def test_the_oldest_stored_requests_lose_their_retention(broker: Broker, client: Redis) -> None:
-    """The oldest ones may have ended (r0, r2) or not yet (r1)."""
-    bounds = replace(BOUNDS, stored_bytes=10_000)
-    for index in range(6):
-        name = f"r{index}"
-        await broker.submit(name, b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, conversation=b"x" * 1000)
-        if index != 1:
-            await broker.cancel(name)
-    await broker.cancel("r1")
-    lives = [await client.ttl(KEYS.conversation(f"r{index}")) for index in range(6)]
-    assert all(0 < life <= RETENTION_S for life in lives[:3])
-    assert all(4900 < life <= 5000 for life in lives[3:])
-    assert await client.zcard(KEYS.stored) == 4
+async def store(broker: Broker, request_id: str, owner: str = "", bounds: QueueBounds = STORED) -> None:
+    await broker.submit(
+        request_id, b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, conversation=b"x" * 8000, owner=owner
+    )
+
+
+async def end_long_ago(broker: Broker, request_id: str, owner: str) -> None:
+    """End a request more than RETENTION_S ago."""
+    await broker.cancel(request_id)
+    await broker.client.zadd(KEYS.ended(owner), {request_id: int(request_id[1:])})
+
+
+async def test_a_key_that_stores_more_than_its_share_loses_its_own_old_requests_and_is_then_refused(
+    broker: Broker, client: Redis
+) -> None:
+    """Of the key "a", a0 and a1 ended long ago, a2 just now, and a3 waits."""
+    await store(broker, "b0", "b")
+    await end_long_ago(broker, "b0", "b")
+    for index in range(4):
+        await store(broker, f"a{index}", "a")
+    await end_long_ago(broker, "a1", "a")
+    await end_long_ago(broker, "a0", "a")
+    await broker.cancel("a2")
+    for request_id in ("a4", "a5"):
+        await store(broker, request_id, "a")
+    with pytest.raises(NoRoom) as refused:
+        await store(broker, "a6", "a")
+    assert (refused.value.key, refused.value.held) == ("a", await client.zscore(KEYS.holders, "a"))
+    assert 0 < refused.value.wait_ms <= 1000 * RETENTION_S
+    left = {
+        request_id for request_id in ("b0", *(f"a{index}" for index in range(7))) if await is_there(broker, request_id)
+    }
+    assert left == {"b0", "a2", "a3", "a4", "a5"}
+    assert 4900 < await client.ttl(KEYS.conversation("b0")) <= 5000
+    # What the error advises: delete one.
+    await broker.delete("a2")
+    await store(broker, "a6", "a")
+
+
+async def test_when_all_memory_is_used_the_key_that_holds_most_gives_way(broker: Broker) -> None:
+    """No request of a key goes for one that holds more, and none of those that ended just now."""
+    bounds = replace(STORED, stored_bytes=6 * SIZE, key_bytes=0)
+    for request_id, owner in (("a0", "a"), ("a1", "a"), ("a2", "a"), ("b3", "b"), ("b4", "b"), ("c5", "c")):
+        await store(broker, request_id, owner, bounds)
+    with pytest.raises(NoRoom) as refused:
+        await store(broker, "c6", "c", bounds)
+    assert (refused.value.key, refused.value.held, refused.value.wait_ms) == ("", 6 * SIZE, -1)
+    for request_id in ("a2", "a1", "b3"):
+        await end_long_ago(broker, request_id, request_id[0])
+    await store(broker, "c6", "c", bounds)  # a1 goes
+    with pytest.raises(NoRoom):
+        await store(broker, "c7", "c", bounds)  # a2 and b3 belong to keys that would hold less than c
+    await store(broker, "d8", "d", bounds)  # the keys hold two each, and b3 or a2 goes
+    left = [request_id for request_id in ("a1", "a2", "b3", "c5", "c6", "d8") if await is_there(broker, request_id)]
+    assert left in (["a2", "c5", "c6", "d8"], ["b3", "c5", "c6", "d8"])
+
+
+async def test_a_request_counts_until_redis_forgets_it_whoever_ended_it(broker: Broker, client: Redis) -> None:
+    """Time ends the keys of a request without a script, and its hash may lose its owner."""
+    for index in range(3):
+        await store(broker, f"a{index}", "a")
+    assert await client.hget(KEYS.held, "") == b"%d" % (3 * SIZE)
+    await client.hdel(KEYS.request("a0"), "account")
+    await broker.cancel("a0")
+    assert await client.zscore(KEYS.holders, "a") == 3 * SIZE
+    await client.delete(KEYS.request("a0"), KEYS.output("a0"), KEYS.conversation("a0"), KEYS.request("a1"))
+    await client.zadd(KEYS.due, dict.fromkeys(("a0", "a1", "a2"), 1))  # the time at which they are looked at
+    await broker.submit("last", b"", gateway="g", cost=1, bounds=STORED, is_background=True)
+    held = await client.hgetall(KEYS.held)
+    assert {name: value.decode() for name, value in held.items()} == {
+        b"": f"{SIZE + STORED_BYTES}",
+        b"a2": f"{SIZE} a",
+        b"last": f"{STORED_BYTES} ",
+    }
+    assert await client.zscore(KEYS.due, "a2") > 1
+
+
+@pytest.mark.parametrize(
+    ("more", "counts"),
+    [
+        ({}, False),
+        ({"is_background": True}, True),
+        ({"retention_s": 50}, True),
+        ({"metadata": b"x" * LARGE_BYTES}, True),
+    ],
+)
+async def test_only_requests_that_stay_count(broker: Broker, client: Redis, more: dict[str, Any], counts: bool) -> None:
+    await broker.submit("r", b"body", gateway="g", cost=1, bounds=BOUNDS, owner="a", **more)
+    size = STORED_BYTES + len(b"body") + len(more.get("metadata", b""))
+    assert await client.zscore(KEYS.holders, "a") == (size if counts else None)
+    await broker.cancel("r")
+    assert await client.zscore(KEYS.holders, "a") == (size - len(b"body") if counts else None)
+    await broker.delete("r")
+    assert await client.exists(KEYS.holders, KEYS.due, KEYS.ended("a")) == 0
 
 
 @pytest.mark.parametrize("is_running", [True, False])

@@ -6,7 +6,8 @@ import pytest
 from redis.asyncio import Redis
 
 from quire.shared.broker import Broker, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
-from quire.shared.keys import GROUP, PARKING_S, RETENTION_S
+from quire.shared.broker.parking import NO_BOUNDS
+from quire.shared.keys import GROUP, LOG_BYTES_PER_TOKEN, PARKING_S, RETENTION_S, STORED_BYTES
 from quire.shared.messages import Outcome, StepItem
 from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, recoveries_of, start, step, submit, take
 
@@ -187,7 +188,25 @@ async def test_an_unparked_request_needs_no_client_and_stays_for_the_rest_of_its
     await broker.commit_step("w", [step(claim, 0, (1,), "stop")])
     for key in (KEYS.request("r"), KEYS.output("r")):
         assert 4900 < await client.ttl(key) <= 5000
-    assert await client.zscore(KEYS.stored, "r") == 0.0
+    assert await client.hget(KEYS.held, "r") == b"%d " % (STORED_BYTES + LOG_BYTES_PER_TOKEN)
+
+
+async def test_the_parked_requests_of_a_key_are_bounded(broker: Broker) -> None:
+    async def add(request_id: str, owner: str) -> None:
+        await broker.submit(request_id, b"", gateway="g", cost=1, bounds=NO_BOUNDS, owner=owner)
+
+    for index in range(3):
+        await add(f"a{index}", "key a")
+        await add(f"b{index}", "key b")
+    for request_id, expected in (("a0", "parked"), ("a1", "key_full"), ("a0", "parked"), ("b0", "parked")):
+        assert await broker.park(request_id, max_parked_of_key=1) == expected
+    small = QueueBounds(10, 100, key_bytes=int(1.5 * STORED_BYTES))
+    assert await broker.park("b1", bounds=small) == "no_room"
+    # Whatever ends the parking makes place.
+    await broker.unpark("a0")
+    assert await broker.park("a1", max_parked_of_key=1) == "parked"
+    await broker.cancel("a1")
+    assert await broker.park("a2", max_parked_of_key=1) == "parked"
 
 
 async def test_a_corrupt_request_ends_instead(broker: Broker, client: Redis) -> None:

@@ -24,6 +24,7 @@ from quire.shared.broker import (
     Claim,
     ComputedTokens,
     IdempotencyConflict,
+    NoRoom,
     QueueBounds,
     QueueFull,
     StepCommit,
@@ -39,7 +40,9 @@ from tests.support.protocol_driver import KEYS, SHARES, TENANTS, FairSnapshot, L
 from tests.support.protocol_model import AHEAD, NONE, PASSED, ProtocolModel, Request
 from tests.support.redis_server import RedisServer
 
-BOUNDS = QueueBounds(requests=5, tokens=100, stored_bytes=5000)
+BOUNDS = QueueBounds(requests=5, tokens=100, stored_bytes=15_000, key_bytes=9000)
+# Ids of API keys; empty for calls without one.
+API_KEYS = ("", "a", "b")
 GATEWAYS = ("g0", "g1")
 LEASE_MS = 30_000
 # Retention of stored responses.
@@ -139,6 +142,8 @@ class ProtocolMachine(RuleBasedStateMachine):
                 got = finished(real())
             except QueueFull as full:
                 got = ("full", full.requests, full.tokens)
+            except NoRoom as error:
+                got = ("no_room", error.key, error.held)
             except IdempotencyConflict:
                 got = "conflict"
             if isinstance(got, StepReply):
@@ -156,6 +161,8 @@ class ProtocolMachine(RuleBasedStateMachine):
                 ]
             assert got == expected
             self.model.unplaced.clear()
+        # What went for others.
+        self.settled = {name: length for name, length in self.settled.items() if name in self.model.requests}
         return got
 
     def pick(self, index: int) -> Request:
@@ -190,6 +197,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         share=shares,
         counts_stored=st.booleans(),
         rows=widths,
+        api_key=st.sampled_from(API_KEYS),
     )
     def submit(
         self,
@@ -205,13 +213,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         share: Share = SHARES[0],
         counts_stored: bool = True,
         rows: int = 1,
+        api_key: str = "",
     ) -> None:
         key, fingerprint = call
         beside = "" if other is None or not self.has_requests() else self.pick(other).request_id
         request = Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
         request.retention_s, request.is_stored = retention_s, retention_s > 0
         request.share, request.prompt_tokens = share, cost // 2
-        request.counts_stored, request.rows = counts_stored, rows
+        request.counts_stored, request.rows, request.key = counts_stored, rows, api_key
         self.call(
             lambda: self.lane.broker.submit(
                 request.request_id,
@@ -233,6 +242,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 share=share,
                 counts_stored=counts_stored,
                 rows=rows,
+                owner=api_key,
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,
@@ -268,8 +278,6 @@ class ProtocolMachine(RuleBasedStateMachine):
     def delete(self, which: int, lost: bool) -> None:
         request_id = self.pick(which).request_id
         self.call(lambda: self.lane.broker.delete(request_id), lambda: self.model.delete(request_id), lost)
-        if request_id not in self.model.requests:
-            self.settled.pop(request_id, None)
 
     @precondition(has_requests)
     @rule(which=picks, lost=losses)
@@ -302,13 +310,14 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.check_listeners(request)
 
     @precondition(has_requests)
-    @rule(which=picks, max_parked=st.sampled_from((0, 0, 1)), lost=losses)
-    def park(self, which: int, max_parked: int, lost: bool) -> None:
+    @rule(which=picks, most=st.sampled_from(((0, 0), (0, 0), (1, 0), (0, 1))), lost=losses)
+    def park(self, which: int, most: tuple[int, int], lost: bool) -> None:
         request = self.pick(which)
         request_id = request.request_id
+        park = partial(self.lane.broker.park, request_id, retention_s=STORED_S, bounds=BOUNDS)
         self.call(
-            lambda: self.lane.broker.park(request_id, retention_s=STORED_S, max_parked=max_parked),
-            lambda: self.model.park(request_id, "", max_parked),
+            lambda: park(max_parked=most[0], max_parked_of_key=most[1]),
+            lambda: self.model.park(request_id, "", *most, BOUNDS),
             lost,
         )
         self.check_listeners(request)
@@ -600,6 +609,16 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.settled.pop(request.request_id, None)
             keys = (KEYS.request, KEYS.output, KEYS.conversation)
             self.lane.client.delete(*(key(request.request_id) for key in keys))
+            self.lane.client.zadd(KEYS.due, {request.request_id: 1}, xx=True)
+
+    @precondition(has_requests)
+    @rule(which=picks)
+    def end_is_long_ago(self, which: int) -> None:
+        """A request that stays has ended more than RETENTION_S ago."""
+        request = self.pick(which)
+        if request.state == "done" and request.request_id in self.model.held:
+            request.ended_long_ago = int(next(self.new_ids))
+            self.lane.client.zadd(KEYS.ended(request.key), {request.request_id: request.ended_long_ago})
 
     @precondition(has_requests)
     @rule(queue=st.sampled_from(QUEUES), which=picks)
@@ -619,6 +638,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.check_published(snapshot, frames)
         self.check_counts(snapshot)
         self.check_queues(snapshot)
+        self.check_held()
         self.check_shares(snapshot)
         for request_id, length in self.settled.items():
             assert snapshot.settled[request_id] == ("done", length)
@@ -659,6 +679,23 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert snapshot.load.get(f"requests{suffix}", 0) == len(costs)
             assert snapshot.load.get(f"tokens{suffix}", 0) == sum(costs)
         assert snapshot.dead == len(self.model.dead) == snapshot.totals.get("quarantined", 0)
+
+    def check_held(self) -> None:
+        pipe: Any = self.lane.client.pipeline(transaction=False)
+        pipe.hgetall(KEYS.held)
+        pipe.zrange(KEYS.holders, 0, -1, withscores=True)
+        for key in API_KEYS:
+            pipe.smembers(KEYS.parked_of(key))
+        found, of_keys, *parked_of_keys = pipe.execute()
+        held = {name.decode(): value.decode() for name, value in found.items()}
+        total = int(held.pop("", 0))
+        assert held == {name: f"{size} {key}" for name, (key, size) in self.model.held.items()}
+        assert total == sum(size for _, size in self.model.held.values())
+        holders = {name.decode(): score for name, score in of_keys}
+        assert holders == {key: self.model.held_by(key) for key, _ in self.model.held.values()}
+        for key, parked in zip(API_KEYS, parked_of_keys, strict=True):
+            expected = [one for one in self.model.requests.values() if one.state == "parked" and one.key == key]
+            assert {name.decode() for name in parked} == {one.request_id for one in expected}
 
     def check_queues(self, snapshot: Snapshot) -> None:
         for name, entries in snapshot.streams.items():
@@ -762,16 +799,27 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert client.xlen(KEYS.queue(name)) == 0
             assert client.xpending(KEYS.queue(name), "workers")["pending"] == 0
         assert set(client.hvals(KEYS.load)) <= {b"0"}
-        stored = {name.decode(): int(score) for name, score in client.zrange(KEYS.stored, 0, -1, withscores=True)}
-        assert stored == (self.model.stored | {"": self.model.written} if stored else {})
-        assert stored or self.model.written == 0
-        lasting = {KEYS.load, KEYS.totals, KEYS.recoveries, KEYS.dead, KEYS.stored, *map(KEYS.queue, QUEUES)}
+        # A request counts until its keys are gone.
+        for request in list(self.model.requests.values()):
+            self.model.forget(request)
+            client.delete(KEYS.request(request.request_id), KEYS.output(request.request_id))
+            client.delete(KEYS.conversation(request.request_id))
+            client.zadd(KEYS.due, {request.request_id: 1}, xx=True)
+        self.settled.clear()
+        bounds = replace(BOUNDS, stored_bytes=1, key_bytes=1)
+        last_one = Request("last", "standard", 1, "g", True, NONE)
+        self.call(
+            lambda: self.lane.broker.submit("last", b"", gateway="g", cost=1, bounds=bounds, is_background=True),
+            lambda: self.model.submit(last_one, bounds, "", ""),
+        )
+        assert client.hgetall(KEYS.held) in ({}, {b"": b"0"})
+        lasting = {KEYS.load, KEYS.totals, KEYS.recoveries, KEYS.dead, KEYS.held, *map(KEYS.queue, QUEUES)}
         lasting |= {KEYS.wake, *map(KEYS.queue, WAITING_QUEUES), *map(KEYS.served, PRIORITY_CLASSES)}
         for name in WAITING_QUEUES:
             assert client.xlen(KEYS.queue(name)) == 0
         keys = [key.decode() for key in client.scan_iter()]
         assert {key for key in keys if client.ttl(key) < 0} <= lasting
-        assert not client.exists(KEYS.parked)
+        assert not client.exists(KEYS.parked, KEYS.holders, KEYS.due)
 
 
 def check_group(found: FairSnapshot, group: Group) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.shared.messages import SamplingParams
-from quire.worker.engine.blocks import BlockManager, Copy, PinnedPrefix, cache_root
+from quire.worker.engine.blocks import BlockManager, Copy, PinnedPrefix, cache_root, cache_scope
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=14).map(tuple)
@@ -230,3 +230,37 @@ TestBlocks = Blocks.TestCase
 TestBlocks.settings = settings(
     max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def sequence_of(tokens: tuple[int, ...], scope: str) -> Sequence:
+    group = SequenceGroup("r", tokens, SamplingParams(1), cache_root=cache_root("m"), cache_scope=cache_scope(scope))
+    return Sequence(group, 0, tokens)
+
+
+def computed(blocks: BlockManager, tokens: tuple[int, ...], scope: str) -> tuple[Sequence, int]:
+    """Return a sequence whose tokens are all computed, and the number of those that were cached."""
+    sequence = sequence_of(tokens, scope)
+    prefix = blocks.find_prefix(sequence, len(tokens))
+    blocks.start(sequence, prefix, len(tokens))
+    if prefix.num_tokens % 2:
+        blocks.make_writable(sequence, prefix.num_tokens // 2)
+    sequence.num_computed = len(tokens)
+    blocks.cache_full_blocks(sequence, len(tokens))
+    return sequence, prefix.num_tokens
+
+
+def test_scopes_share_pinned_blocks_and_nothing_else() -> None:
+    blocks = BlockManager(100, 2)
+    pinned = (1, 2, 3, 4, 5)  # two blocks, and half of a third one
+    sequence, _ = computed(blocks, pinned, "")
+    blocks.pin("p", sequence)
+    blocks.free(sequence)
+    for tokens, common in (((*pinned, 6, 7, 8), 5), ((1, 2, 9, 9, 8, 8), 2), ((7, 7, 8, 8), 0)):
+        for scope in ("", "a", "b"):
+            first, cached = computed(blocks, tokens, scope)
+            assert cached == common, "another scope computed the same tokens"
+            second, cached = computed(blocks, tokens, scope)
+            assert cached == len(tokens) // 2 * 2
+            blocks.free(first)
+            blocks.free(second)
+    blocks.check_integrity([])

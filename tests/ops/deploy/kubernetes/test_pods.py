@@ -123,7 +123,7 @@ def test_stopping_waits_for_longer_than_what_runs_is_given(case: str) -> None:
         (container,) = spec["containers"]
         drain = float(environment(container)["QUIRE_DRAIN_S"])
         sleep = int(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", 0])[1])
-        assert spec["terminationGracePeriodSeconds"] >= sleep + drain + 10
+        assert spec["terminationGracePeriodSeconds"] >= sleep + drain + GatewaySettings().shutdown_delay_s + 10
     assert container_of("gateway", *CASES[case])["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
 
 
