@@ -587,7 +587,7 @@ BUGS: dict[str, Patch] = {
     ),
     "a settlement counts on another day": (("if tonumber(now[1]) == day then", "if true then"),),
     "a parked request keeps its reservation": (
-        ("    local unpaid = settle(prefix, id, used_tokens(req[10], req[14]), 'parked')\n", "    local unpaid\n"),
+        ("    local unpaid = settle(prefix, id, used_tokens(req[10], req[15]), 'parked')\n", "    local unpaid\n"),
     ),
     "a parked request is counted as a request again": (("base and 0 or 1,", "1,"),),
     "the prompt of a parked request is paid twice": (("has_computed and 0 or prompt, price_in", "prompt, price_in"),),
