@@ -58,7 +58,7 @@ async def restore(client: Redis, saved: Any, actor: str) -> int:
         await pipe.watch(keys.accounts, keys.audit)
         if await pipe.exists(keys.accounts, keys.audit):
             raise InvalidValue("file", "can only be restored where no account was ever made; this Redis has accounts")
-        pipe.multi()
+        pipe.multi()  # type: ignore[no-untyped-call]
         if accounts:
             pipe.hset(keys.accounts, mapping={place: account.encode() for place, account in accounts.items()})
         for entry, fields in audit:
@@ -77,7 +77,7 @@ async def restore(client: Redis, saved: Any, actor: str) -> int:
     return sum(account.kind == "key" for account in accounts.values())
 
 
-def _checked(saved: Any) -> tuple[dict[str, Account], list[tuple[str, dict[str, str]]], dict[int, dict[str, int]]]:
+def _checked(saved: Any) -> tuple[dict[str, Account], list[tuple[str, dict[Any, Any]]], dict[int, dict[Any, Any]]]:
     """Return accounts by place, audit entries, and usage by day. Raises InvalidValue."""
     if type(saved) is not dict or saved.keys() != {"format", "accounts", "audit", "usage"} or saved["format"] != FORMAT:
         raise InvalidValue("file", f"must be a backup of `quire keys backup`, format {FORMAT}")
@@ -92,10 +92,10 @@ def _checked(saved: Any) -> tuple[dict[str, Account], list[tuple[str, dict[str, 
     return accounts, audit, usage
 
 
-def _spent(accounts: dict[str, Account], usage: dict[int, dict[str, int]], today: int) -> dict[str, dict[str, int]]:
+def _spent(accounts: dict[str, Account], usage: dict[int, dict[Any, Any]], today: int) -> dict[str, dict[Any, Any]]:
     """Return the fields of `spent:<account>` by account: tokens and costs of this day and month."""
     month = _month(today)
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[Any, Any]] = {}
     for day, amounts in usage.items():
         for name, amount in amounts.items():
             owner, what = name.partition(" ")[0], name.rpartition(" ")[2]

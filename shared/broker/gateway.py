@@ -235,7 +235,8 @@ class GatewayVerbs(Lane):
         call_id = text(await self.client.hget(self.keys.idempotency(idempotency_key), "id") or b"")
         if not call_id:
             return "", b""
-        return call_id, await self.client.hget(self.keys.request(call_id), "metadata") or b""
+        metadata: Any = await self.client.hget(self.keys.request(call_id), "metadata")
+        return call_id, metadata or b""
 
     async def owners(self, request_ids: Sequence[str]) -> list[tuple[str, str]]:
         """Return the state and the worker of each of these requests; "" if unknown."""

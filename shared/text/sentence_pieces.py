@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
@@ -20,6 +20,8 @@ MAX_PIECES = 1 << 22
 # Types of pieces, in files of SentencePiece and in GGUF files.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _BPE = 2  # the model type
+# The fields of a message by their numbers.
+Message = dict[int, int | bytes]
 
 
 class Pieces(NamedTuple):
@@ -96,28 +98,38 @@ def load_sentence_pieces(path: Path, adds_bos: bool, adds_eos: bool) -> Tokenize
 
 
 def _read(data: bytes) -> Pieces:
-    tokens, scores, types = [], [], []
-    trainer: dict[int, Any] = {}
-    normalizer: dict[int, Any] = {}
+    tokens: list[str] = []
+    scores: list[float] = []
+    types: list[int] = []
+    trainer: Message = {}
+    normalizer: Message = {}
     for number, value in _fields(data):
         if number == 1:
             piece = dict(_fields(_message(value)))
             tokens.append(_message(piece.get(1, b"")).decode("utf-8"))
-            scores.append(struct.unpack("<f", struct.pack("<I", piece.get(2, 0)))[0])
-            types.append(piece.get(3, NORMAL))
+            scores.append(struct.unpack("<f", _integer(piece, 2, 0).to_bytes(4, "little"))[0])
+            types.append(_integer(piece, 3, NORMAL))
         elif number == 2:
             trainer = dict(_fields(_message(value)))
         elif number == 3:
             normalizer = dict(_fields(_message(value)))
     if not 0 < len(tokens) <= MAX_PIECES or len(set(tokens)) != len(tokens):
         raise ValueError("it is no file of SentencePiece, or has a piece twice")
-    if trainer.get(3, 1) != _BPE:
+    if _integer(trainer, 3, 1) != _BPE:
         raise ValueError("it is not of the kind BPE")
-    if normalizer.get(2, b"") or normalizer.get(4, 1):
+    if normalizer.get(2, b"") or _integer(normalizer, 4, 1):
         raise ValueError("it normalises texts")
-    unknown = trainer.get(40, 0)
+    unknown = _integer(trainer, 40, 0)
     is_known = unknown < len(types) and types[unknown] == UNKNOWN
-    return Pieces(tokens, scores, types, unknown if is_known else None, bool(normalizer.get(3, 1)))
+    return Pieces(tokens, scores, types, unknown if is_known else None, bool(_integer(normalizer, 3, 1)))
+
+
+def _integer(message: Message, number: int, default: int) -> int:
+    """Return a field of a message; of 32 bits, as no field that is read has more."""
+    value = message.get(number, default)
+    if not isinstance(value, int) or value >= 1 << 32:
+        raise ValueError("it is no file of SentencePiece")
+    return value
 
 
 def _message(value: int | bytes) -> bytes:

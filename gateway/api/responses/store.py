@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from quire.gateway.api import resume
 from quire.gateway.api.responses.body import PREFIX, ResponseBody, ResponseStatus, is_stored
@@ -131,7 +131,7 @@ class ResponseStore:
 
     async def conversation(self, call_id: str) -> list[Item]:
         """Returns the items before the answer of a stored response. Raises NotFound or BrokerDown."""
-        found = await self._retry(partial(self._broker.client.get, self._broker.keys.conversation(call_id)))
+        found: Any = await self._retry(partial(self._broker.client.get, self._broker.keys.conversation(call_id)))
         if found is None:
             raise _not_found(PREFIX + call_id)
         items: list[Item] = json.loads(await asyncio.to_thread(zlib.decompress, found))
