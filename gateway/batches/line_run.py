@@ -304,7 +304,7 @@ class LineRunner:
     def stopped_by_end(self, run: RunLine, error: ApiError) -> bool:
         """True if the end of the batch is the reason of an error."""
         if isinstance(error, Cancelled):
-            return self._state.is_cancelled
+            return self._state.has_ended
         return isinstance(error, DeadlinePassed) and run.ends_with_batch
 
 
