@@ -288,7 +288,7 @@ FLAGS_OF_OTHERS = {
         "--convert",
     },
     "docs/demo-model.md": {"--steps"},
-    "docs/quickstart.md": {"--profile", "--scale"},
+    "docs/quickstart.md": {"--profile", "--scale", "--no-deps"},
     "docs/how-to/containers.md": {"--profile", "--scale", "--volumes", "--detach", "--force-recreate"},
     "docs/how-to/monitoring.md": {"--web", "--set-file"},
     "docs/how-to/profiling.md": {"--gil", "--native"},

@@ -28,7 +28,7 @@ from quire.shared.command_line import CommandError
 from quire.shared.interrupts import raise_at_ctrl_c
 from quire.shared.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
-from quire.shared.redis.url import BrokerUnavailable, redact
+from quire.shared.redis.url import BrokerUnavailable, parse_redis_url, redact
 from quire.shared.validators import InvalidValue
 
 MAX_AUDIT_LINES = 1000
@@ -84,6 +84,11 @@ async def _act(store: AccountStore, settings: KeySettings | UsageSettings) -> No
         _print_secret(*await store.rotate(_key_id(settings), settings.grace_s), settings.json)
     elif action == "revoke":
         _print_one(await store.revoke(_key_id(settings)))
+    elif action in ("backup", "restore") and parse_redis_url(settings.redis_url).kind == "cluster":
+        raise CommandError(
+            f"`{action}` does not work with a Redis Cluster, where the usage of keys lies with each model: use the "
+            "backups of the cluster"
+        )
     elif action == "backup":
         _write_file(settings.file, json.dumps(await back_up(store.client), indent=1))
     elif action == "restore":

@@ -59,7 +59,7 @@ async def render_prompt(
     messages: Sequence[Message] = conversation.messages
     # Control tokens in texts of the client are divided before the gateway writes marks of its own.
     given = (conversation.callable_tools, conversation.template_variables)
-    messages, (tools, variables), mark = renderer.mark_control_tokens(messages, given)
+    messages, (tools, variables), mark = await renderer.mark_control_tokens(messages, given, limits.max_model_len)
     tool_format = FORMATS[renderer.model.tool_format] if renderer.model.tool_format else None
     if tool_format is not None and renderer.describes_tools:
         messages = as_plain_messages(messages, tool_format, tool_format.prompt(tools) if tools else "")

@@ -101,17 +101,21 @@ class Renderer:
         around = sum(MESSAGE_CHARACTERS + len(message.get("name", "")) for message in messages)
         return await self._run(characters + around, self._render_chat, messages, tools, variables, form, mark)
 
-    def mark_control_tokens(self, messages: Sequence[Message], others: T) -> tuple[Sequence[Message], T, str]:
+    async def mark_control_tokens(
+        self, messages: Sequence[Message], others: T, limit: int
+    ) -> tuple[Sequence[Message], T, str]:
         """Messages and further texts for the template, divided in their control tokens at a mark, and the mark.
 
-        The mark is empty if there is nothing to divide. Raises InvalidRequest.
+        The mark is empty if there is nothing to divide. limit: of the context in tokens. Raises InvalidRequest.
         """
         if self._control_tokens is None:
             return messages, others, ""
+        characters = sum(map(_characters, messages))
+        _check_length("messages", characters, limit)
         try:
-            return self._control_tokens.mark(messages, others)
+            return await self._run(characters, self._control_tokens.mark, messages, others)
         except ValueError as error:
-            raise refused("messages", f"messages {error}; leave one of them out.") from error
+            raise refused("messages", f"The texts of messages {error}.") from error
 
     async def prompt(self, name: str, prompt: Prompt, limit: int, form: PromptForm = DEFAULT_FORM) -> list[int]:
         """The token ids of a plain prompt, by default with the special tokens that the tokenizer puts around it."""
@@ -175,7 +179,7 @@ class Renderer:
         mark: str,
     ) -> RenderedChat:
         assert self.model.template is not None
-        template = self.model.template.with_tools if tools else self.model.template
+        template = self.model.template.chosen(messages, bool(tools))
         render = partial(template.render, tools=tools or None, variables=variables)
         try:
             if form.continue_final_message:

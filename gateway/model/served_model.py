@@ -141,7 +141,8 @@ def _reasoning_format(name: str, template: ChatTemplate | None, added_tokens: se
     """The name of the format of reasoning: the one that is set, or the one that the chat template tells; or empty."""
     if name != AUTO:
         return "" if name == NO_FORMAT else name
-    found = detect_reasoning(template.source, added_tokens) if template is not None else None
+    sources = [] if template is None else [template.source, template.with_tools.source]
+    found = next(filter(None, (detect_reasoning(source, added_tokens) for source in sources)), None)
     return found.name if found is not None else ""
 
 

@@ -73,6 +73,10 @@ class Attachment:
     metadata: bytes
 
 
+# Calls of `submit` that each make a part of the room for a request; then the caller is refused, and may come back.
+ROOM_ATTEMPTS = 16
+
+
 class GatewayVerbs(Lane):
     """The verbs of a gateway."""
 
@@ -133,8 +137,11 @@ class GatewayVerbs(Lane):
         args += [retention_s or "", conversation, bounds.stored_bytes if counts_stored else "", bounds.key_bytes, owner]
         args.append(b"" if charge is None else charge.encode(prompt_tokens, begins_call=begins_call))
         args += [share.tenant, share.weight, share.user, prompt_tokens, rows]
-        reply = await self._submit(keys=keys, args=args)
-        found = SubmitReply(text(reply[0]))
+        for _ in range(ROOM_ATTEMPTS):
+            reply = await self._submit(keys=keys, args=args)
+            found = SubmitReply(text(reply[0]))
+            if found is not SubmitReply.NO_ROOM or int(reply[3]):
+                break
         if found is SubmitReply.FULL:
             raise QueueFull(int(reply[1]), int(reply[2]))
         if found is SubmitReply.LIMITED:

@@ -7,6 +7,8 @@
 -- asks Redis whether their keys are gone, so a request that no script ended leaves the count, too.
 -- The hash of a counted request has the field `held`.
 
+-- Steps of one `make_room`: each looks at up to 64 requests, or deletes one.
+local MAX_STEPS = 256
 -- Time after which `look` asks for a request that has not ended.
 local LOOK_MS = 1000 * RETENTION_S
 
@@ -45,11 +47,14 @@ local function hold(prefix, id, owner, bytes, now)
     return owner
 end
 
--- Note that a counted request has ended. life_ms: of its keys from now on.
+-- Note that a counted request has ended. life_ms: of its keys from now on. A request with the field `awaited` never goes
+-- before its time: somebody other than a client will read it.
 local function note_end(prefix, id, owner, now, life_ms)
-    local ended = prefix .. 'ended:' .. owner
-    redis.call('ZADD', ended, 'NX', now, id)
-    redis.call('PEXPIRE', ended, math.max(redis.call('PTTL', ended), life_ms + 1000))
+    if redis.call('HEXISTS', prefix .. 'req:' .. id, 'awaited') == 0 then
+        local ended = prefix .. 'ended:' .. owner
+        redis.call('ZADD', ended, 'NX', now, id)
+        redis.call('PEXPIRE', ended, math.max(redis.call('PTTL', ended), life_ms + 1000))
+    end
     redis.call('ZADD', prefix .. 'due', now + life_ms + 1, id)
 end
 
@@ -96,11 +101,17 @@ local function drop_oldest(prefix, owner, now)
 end
 
 -- Make room for more bytes of an owner: requests that ended long ago go, first those of the owner, then those of the
--- owner who holds most. No owner loses a request to one who holds more.
+-- owner who holds most. No owner loses a request to one who holds more. One call takes at most MAX_STEPS steps, since
+-- other scripts wait meanwhile: then the wait is 0, and the next call goes on.
 --   most_all, most_own  largest number of bytes of all requests, and of those of an owner with an API key (0 = any)
 --   ->    nil (there is room) | 'key' or 'all' (the bound that is reached), bytes held, milliseconds until a request of
 --         the owner may go (-1: none has ended)
 local function make_room(prefix, owner, bytes, most_all, most_own, now)
+    local steps = 0
+    local function has_more_steps()
+        steps = steps + 1
+        return steps <= MAX_STEPS
+    end
     local function own()
         return tonumber(redis.call('ZSCORE', prefix .. 'holders', owner) or 0)
     end
@@ -108,6 +119,9 @@ local function make_room(prefix, owner, bytes, most_all, most_own, now)
         return tonumber(redis.call('HGET', prefix .. 'held', '') or 0)
     end
     local function wait()
+        if steps > MAX_STEPS then
+            return 0
+        end
         local first = redis.call('ZRANGE', prefix .. 'ended:' .. owner, 0, 0, 'WITHSCORES')[2]
         return first and math.max(0, tonumber(first) + 1000 * RETENTION_S - now) or -1
     end
@@ -122,12 +136,12 @@ local function make_room(prefix, owner, bytes, most_all, most_own, now)
     end
     look(prefix, now)
     while owner ~= '' and most_own > 0 and own() + bytes > most_own do
-        if look(prefix, now) == 0 and not drop_oldest(prefix, owner, now) then
+        if not has_more_steps() or look(prefix, now) == 0 and not drop_oldest(prefix, owner, now) then
             return 'key', own(), wait()
         end
     end
     while most_all > 0 and all() + bytes > most_all do
-        if look(prefix, now) == 0 and not drop_of_largest() then
+        if not has_more_steps() or look(prefix, now) == 0 and not drop_of_largest() then
             return 'all', all(), wait()
         end
     end

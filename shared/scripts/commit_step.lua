@@ -50,9 +50,17 @@ local computed = ARGV[4] ~= '' and cmsgpack.unpack(ARGV[4]) or {}
 for i = 1, #computed, 3 do
     local id, attempt, tokens = computed[i], computed[i + 1], computed[i + 2]
     local req = prefix .. 'req:' .. id
-    local state = redis.pcall('HMGET', req, 'attempt', 'state', 'computed', 'allowed', 'park_s', 'tenant')
+    local state = redis.pcall('HMGET', req, 'attempt', 'state', 'computed', 'allowed', 'park_s', 'tenant', 'emitted',
+        'deadline')
     local before = whole(state[3]) or 0
-    if state[1] == attempt and state[2] == 'running' and tokens > before then
+    if state[1] ~= attempt and state[2] ~= 'done' then -- perhaps the reply was lost that told so
+        lost[#lost + 1] = id
+        lost[#lost + 1] = attempt
+    elseif state[2] == 'running' and not (whole(state[7]) and whole(state[8])) then
+        finish_corrupt(prefix, id, retention)
+        lost[#lost + 1] = id
+        lost[#lost + 1] = attempt
+    elseif state[2] == 'running' and tokens > before then
         if tokens > (whole(state[4]) or tokens) then -- the budget of its API key is used up
             park(id, attempt, state[5])
         else

@@ -97,6 +97,9 @@ end
 if ARGV[16] ~= '' then
     redis.call('HSET', KEYS[1], 'retention', ARGV[16])
 end
+if ARGV[18] == '' then
+    redis.call('HSET', KEYS[1], 'awaited', 1)
+end
 if stays then
     hold(prefix, id, ARGV[20], bytes, now)
 end

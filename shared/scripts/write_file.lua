@@ -11,6 +11,9 @@ local before = tonumber(redis.call('HGET', KEYS[1], 'bytes') or 0)
 if ARGV[10] == '1' and redis.call('EXISTS', KEYS[1]) == 0 then
     return {'lost'}
 end
+if ARGV[7] ~= '1' and redis.call('HGET', KEYS[1], 'complete') == '1' then
+    return {'written'} -- a late renewal: the upload is complete
+end
 local needed = math.max(bytes, tonumber(ARGV[9]))
 if needed > before then
     local used = redis.call('HMGET', prefix .. 'used', 'owner:' .. owner, 'all')

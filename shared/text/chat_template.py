@@ -182,9 +182,16 @@ class ChatTemplate:
         fitted = [self._fitted(message) for message in written]
         return self._render(fitted, add_generation_prompt, tools, variables)
 
+    def chosen(self, messages: Sequence[Message], has_tools: bool) -> ChatTemplate:
+        """Return the template for a call: that for tools also if messages have calls of tools or their results."""
+        if has_tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+            return self.with_tools
+        return self
+
     def takes_variable(self, name: str) -> bool:
-        """True if a variable from outside reaches the template."""
-        return name in self.variables and name not in (*_OWN, *self._special_tokens)
+        """True if a variable from outside reaches the template, or that for tools."""
+        known = self.variables | self.with_tools.variables
+        return name in known and name not in (*_OWN, *self._special_tokens)
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the prompt of a conversation; None if the template refuses it."""

@@ -58,17 +58,25 @@ class ControlTokens:
     def mark(self, messages: Sequence[Message], others: T) -> tuple[Sequence[Message], T, str]:
         """Return both with a mark inside each text that is a control token, and the mark; it is empty without any.
 
-        others: further texts for the template. Raises ValueError if no character is left for the mark.
+        others: further texts for the template. Raises ValueError if no character is left for the mark, and for values
+        that are nested too deeply.
         """
-        for mark in _MARKS:
-            marked = [self._marked(one, mark, one["role"] == "assistant") for one in messages]
-            marked_others = self._marked(others, mark)
-            if marked == list(messages) and marked_others == others:
+        try:
+            marked = self._all_marked(messages, others, _MARKS[0])
+            if marked == (list(messages), others):
                 return messages, others, ""
             written = json.dumps([messages, others], ensure_ascii=False)
-            if mark not in written and _escaped(mark) not in written:
-                return marked, marked_others, mark
-        raise ValueError("has all characters from U+FDD0 to U+FDEF, which are no characters of a text")
+            free = (mark for mark in _MARKS if mark not in written and _escaped(mark) not in written)
+            mark = next(free, "")
+            if not mark:
+                raise ValueError("have all characters from U+FDD0 to U+FDEF, which are no characters of a text")
+            return *(marked if mark == _MARKS[0] else self._all_marked(messages, others, mark)), mark
+        except RecursionError:
+            raise ValueError("are nested too deeply") from None
+
+    def _all_marked(self, messages: Sequence[Message], others: T, mark: str) -> tuple[list[Message], T]:
+        marked = [self._marked(one, mark, one["role"] == "assistant") for one in messages]
+        return marked, self._marked(others, mark)
 
     def _marked(self, value: Any, mark: str, is_of_assistant: bool = False) -> Any:
         """Return a value, such as a message, with marks in its texts."""

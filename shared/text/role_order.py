@@ -8,7 +8,7 @@ holds reaches it unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -18,6 +18,8 @@ Render = Callable[[Sequence[Message], bool], str | None]
 SPEAKERS = frozenset(("system", "user", "assistant"))
 # Between the texts of two messages that become one.
 SEPARATOR = "\n\n"
+# The text that fills a gap in a template that refuses messages without one.
+VISIBLE_FILLER = "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class RoleOrder:
 
     takes_system: with a message of the system at the head. takes_late_system: with such messages at other places.
     repeated: roles whose messages may follow each other. takes_assistant_first: with an assistant that begins.
-    takes_user_after_tool: with a message of the user right after a tool call or its result.
+    takes_user_after_tool: with a message of the user right after a tool call or its result. takes_system_alone: with
+    nothing but messages of the system. filler: the text of a message that fills a gap.
     """
 
     takes_system: bool = True
@@ -34,13 +37,15 @@ class RoleOrder:
     repeated: frozenset[str] = SPEAKERS
     takes_assistant_first: bool = True
     takes_user_after_tool: bool = True
+    takes_system_alone: bool = True
+    filler: str = ""
 
     def written(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the conversation in a form that the template holds.
 
         A system message that cannot stay becomes text of the user at the same place, between `<system>` tags unless it
-        is at the head. Neighbours of one role are joined. Empty messages fill the gaps between roles that must
-        alternate.
+        is at the head. Neighbours of one role are joined. Messages without a meaning fill the gaps between roles that
+        must alternate.
         """
         if self == RoleOrder():
             return messages
@@ -55,6 +60,8 @@ class RoleOrder:
                 found += self._fill(last, role)
                 found.append(message)
             was_moved = is_moved
+        if not self.takes_system_alone and all(message["role"] == "system" for message in found):
+            found.append({"role": "user", "content": self.filler})
         return found
 
     def _placed(self, messages: Sequence[Message]) -> Iterator[tuple[Message, bool]]:
@@ -73,13 +80,13 @@ class RoleOrder:
                 )
 
     def _fill(self, last: Message | None, role: str) -> list[Message]:
-        """Return the empty message that the template needs between a message and one of the given role, if any."""
+        """Return the message that the template needs between a message and one of the given role, if any."""
         begins = last is None or last["role"] == "system"
         if begins and role == "assistant" and not self.takes_assistant_first:
-            return [{"role": "user", "content": ""}]
+            return [{"role": "user", "content": self.filler}]
         after_tool = last is not None and (last["role"] == "tool" or last.get("tool_calls"))
         if after_tool and role == "user" and not self.takes_user_after_tool:
-            return [{"role": "assistant", "content": ""}]
+            return [{"role": "assistant", "content": self.filler}]
         return []
 
 
@@ -104,7 +111,7 @@ def probe_role_order(render: Render, tool_turn: Sequence[Message]) -> RoleOrder:
     question = {"role": "user", "content": "probedquestion"}
     takes_system = holds("system", "user")
     takes_tools = bool(tool_turn) and render(tool_turn, True) is not None
-    return RoleOrder(
+    order = RoleOrder(
         takes_system=takes_system,
         takes_late_system=takes_system
         and holds("user", "assistant", "system")
@@ -112,7 +119,12 @@ def probe_role_order(render: Render, tool_turn: Sequence[Message]) -> RoleOrder:
         repeated=frozenset(role for role, roles in doubled.items() if holds(*roles)),
         takes_assistant_first=holds("assistant", "user"),
         takes_user_after_tool=not takes_tools or render([*tool_turn, question], True) is not None,
+        takes_system_alone=not takes_system or holds("system"),
     )
+    # Some templates refuse messages without a text.
+    gaps = [([{"role": "assistant", "content": "probed"}, question], False), ([*tool_turn, question], takes_tools)]
+    fits = all(render(order.written(gap), has_tools) is not None for gap, has_tools in gaps)
+    return order if fits else replace(order, filler=VISIBLE_FILLER)
 
 
 def _joined(first: Message, second: Message) -> Message:

@@ -42,7 +42,8 @@ def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> di
     values: dict[str, Any] = {}
     if not is_gguf(folder) and not (folder / TOKENIZER).exists():
         values = dict(_SENTENCE_PIECE_NAMES)
-    values |= {key: tokenizer_config[key] if key in tokenizer_config else legacy.get(key) for key in _SPECIAL_TOKENS}
+    given = {**legacy, **tokenizer_config}
+    values |= {key: given[key] for key in _SPECIAL_TOKENS if key in given}
     values |= extra if isinstance(extra, dict) else {}
     contents = {key: value.get("content") if isinstance(value, dict) else value for key, value in values.items()}
     return {key: content for key, content in contents.items() if isinstance(content, str)}
@@ -104,7 +105,8 @@ def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer
     _add_declared_tokens(tokenizer, folder)
     added = tokenizer.get_added_tokens_decoder().values()
     known = {token.content for token in added if token.special}
-    missing = [token for token in dict.fromkeys(special_tokens.values()) if token not in known]
+    standard = [token for key, token in special_tokens.items() if key in _SPECIAL_TOKENS]
+    missing = [token for token in dict.fromkeys(standard) if token not in known]
     contents = {token.content for token in added}
     missing += [token for token in _read_extra_tokens(folder) if token not in contents]
     # Tokens that the configuration names as special are special, and never part of a text, as in Transformers.

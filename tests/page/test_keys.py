@@ -132,7 +132,8 @@ async def test_what_the_key_does_not_allow_is_said(page: Page, secured: Secured)
     await page.select_option("#priority", "interactive")
     await send(page, "Hello")
     await expect(page.locator(".trouble span")).to_have_text(
-        "priority: your API key allows the class standard at most."
+        "priority: your API key allows the class standard at most. "
+        "Send that class, or ask the operator for a higher limit `priority` of the key."
     )
 
 

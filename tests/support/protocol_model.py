@@ -335,6 +335,8 @@ class ProtocolModel:
         for one in computed:
             counted = self.requests.get(one.request_id)
             if counted is None or counted.state != "running" or counted.attempt != one.attempt:
+                if counted is None or (counted.state != "done" and counted.attempt != one.attempt):
+                    lost.append((one.request_id, one.attempt))
                 continue
             # The attempt after a death computes the same tokens again, which count once.
             before, counted.computed = counted.computed, max(one.tokens, counted.computed)

@@ -173,7 +173,8 @@ class Consumer:
         if turn is not None:
             found = await self._reader.read(1, 0, (turn,), MAX_CHOICES if is_late else free_rows)
             await self._take(found, priority=0)
-            if self._leaves_next():
+            # An empty class says nothing about the request that the last read of all classes has left.
+            if self._reader.too_wide and self._leaves_next():
                 return False  # the turn of the class is not over
             free_rows -= sum(entry.rows for entry in found)
         self._reads += 1

@@ -89,8 +89,10 @@ function takeFromAddress() {
   const found = /^#key=(.*)$/.exec(location.hash);
   if (!found) return false;
   history.replaceState(history.state, "", location.pathname + location.search);
+  const before = key;
   setKey(found[1].trim());
   if (panel) panel.box.hidden = true;
+  if (before && before !== key) showPanel("The link brought another API key, and this tab uses it now.", false);
   return true;
 }
 

@@ -87,16 +87,28 @@ async function open() {
   asked.onupgradeneeded = () => {
     const store = asked.result.createObjectStore(STORE, { keyPath: "id" });
     store.createIndex(BY_TIME, ["changed", "title"]);
-    for (const key of earlier) attempt(() => store.put(checked(JSON.parse(localStorage.getItem(key)))));
   };
   const database = await new Promise((resolve, reject) => {
     asked.onsuccess = () => resolve(asked.result);
     asked.onerror = () => reject(asked.error);
   });
-  for (const key of earlier) attempt(() => localStorage.removeItem(key));
+  if (earlier.length) await move(earlier, database).catch(() => null);
   // The browser closes it when its user deletes the data of the page.
   database.onclose = () => (opening = null);
   return database;
+}
+
+// Moves conversations that an earlier page kept elsewhere. What cannot be stored stays where it is.
+async function move(keys, database) {
+  const transaction = database.transaction(STORE, "readwrite");
+  const moved = keys.filter((key) =>
+    attempt(() => transaction.objectStore(STORE).put(checked(JSON.parse(localStorage.getItem(key))))),
+  );
+  await new Promise((resolve, reject) => {
+    transaction.oncomplete = resolve;
+    transaction.onabort = () => reject(transaction.error);
+  });
+  for (const key of moved) attempt(() => localStorage.removeItem(key));
 }
 
 // Throws TypeError for data that another version wrote.

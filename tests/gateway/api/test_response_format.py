@@ -136,7 +136,12 @@ async def test_what_contradicts_it_is_refused(server: RunningGateway, name: str)
 async def test_a_model_without_an_end_token_is_asked_for_no_json() -> None:
     """Nothing would end the answer."""
     endless: Any = SimpleNamespace(
-        eos_token_ids=(), name="endless", tokenizer=Tokenizer(WordLevel()), vocab_size=5, grammar_tokens={}
+        template=None,
+        eos_token_ids=(),
+        name="endless",
+        tokenizer=Tokenizer(WordLevel()),
+        vocab_size=5,
+        grammar_tokens={},
     )
     renderer = Renderer(endless, threads=1)
     await renderer.check_grammar("", "")

@@ -616,7 +616,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     def end_is_long_ago(self, which: int) -> None:
         """A request that stays has ended more than RETENTION_S ago."""
         request = self.pick(which)
-        if request.state == "done" and request.request_id in self.model.held:
+        if request.state == "done" and request.request_id in self.model.held and request.counts_stored:
             request.ended_long_ago = int(next(self.new_ids))
             self.lane.client.zadd(KEYS.ended(request.key), {request.request_id: request.ended_long_ago})
 

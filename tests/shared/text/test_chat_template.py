@@ -174,6 +174,18 @@ def test_calls_with_tools_have_the_template_of_that_name(tmp_path: Path) -> None
     assert (template.source, template.with_tools.source) == ("plain", "other {{ tools }}")
 
 
+def test_a_conversation_with_results_of_tools_keeps_the_template_for_tools() -> None:
+    template = ChatTemplate("plain", {})
+    template.with_tools = ChatTemplate("{{ tools }}{{ thinking }}", {})
+    asked = {"role": "user", "content": "x"}
+    assert template.chosen([asked], False) is template
+    assert template.chosen([asked], True) is template.with_tools
+    assert template.chosen([asked, {"role": "tool", "content": "y"}], False) is template.with_tools
+    assert template.chosen([{"role": "assistant", "tool_calls": [{}]}, asked], False) is template.with_tools
+    assert template.takes_variable("thinking")
+    assert not template.takes_variable("tools")
+
+
 def test_the_only_template_of_a_list_is_for_all_calls(tmp_path: Path) -> None:
     several = [{"name": "tool_use", "template": "only"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))

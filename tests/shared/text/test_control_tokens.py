@@ -123,3 +123,20 @@ def test_no_text_becomes_a_control_token(tokenizer: Tokenizer) -> None:
             assert ids(messages, mark) == ids(given, "")
 
     check()
+
+
+def test_texts_are_divided_at_a_mark_that_none_of_them_has() -> None:
+    marks = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
+    messages, _, mark = TOKENS.mark(user("<|end|>" + marks[:-1]), ())
+    assert mark == marks[-1]
+    assert shown(messages, mark) == "<·|end|>" + marks[:-1]
+    with pytest.raises(ValueError, match=r"have all characters from U\+FDD0"):
+        TOKENS.mark(user("<|end|>" + marks), ())
+
+
+def test_values_that_are_nested_too_deeply_are_refused() -> None:
+    nested: dict[str, Any] = {}
+    for _ in range(5000):
+        nested = {"a": nested}
+    with pytest.raises(ValueError, match="are nested too deeply"):
+        TOKENS.mark(user("<|end|>"), nested)

@@ -113,3 +113,21 @@ def test_a_question_right_after_a_result(rest: str) -> None:
         )
         after = roles[len(head) :]
         assert after[0] == "assistant", after
+
+
+def test_a_gap_has_a_text_where_the_template_refuses_a_message_without_one() -> None:
+    source = ALL_STRICT["alternating"]
+    refusing = (
+        "{% for message in messages %}{% if not message.content %}{{ raise_exception('no text') }}{% endif %}"
+        "{% endfor %}" + source
+    )
+    assert order_of(source).filler == ""
+    assert order_of(refusing).filler == "..."
+    assert "text0" in ChatTemplate(refusing, TOKENS).render(conversation("au"))
+
+
+@pytest.mark.parametrize("style", ["llama2", "mistral", "alternating"])
+def test_a_conversation_of_the_system_alone_is_shown(style: str) -> None:
+    template = ChatTemplate({**ALL_STRICT, **TEMPLATES}[style], TOKENS)
+    assert "text0" in template.render(conversation("s"))
+    assert "text1" in template.render(conversation("ss"))

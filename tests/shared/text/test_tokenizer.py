@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model.files import ModelError
@@ -32,6 +33,23 @@ def test_models_name_further_special_tokens(tmp_path: Path) -> None:
     write(tmp_path, tokenizer={})
     config = {"bos_token": "<s>", "extra_special_tokens": {"think_token": "<think>", "image": {"content": "<img>"}}}
     assert read_special_tokens(tmp_path, config) == {"bos_token": "<s>", "think_token": "<think>", "image": "<img>"}
+
+
+def test_a_folder_without_tokenizer_json_has_the_special_tokens_of_sentencepiece(tmp_path: Path) -> None:
+    assert read_special_tokens(tmp_path, {}) == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    named = read_special_tokens(tmp_path, {"bos_token": "<bos>", "unk_token": None})
+    assert named == {"bos_token": "<bos>", "eos_token": "</s>"}
+
+
+def test_a_further_special_token_that_the_tokenizer_shows_stays_visible(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"extra_special_tokens": {"think_token": "<think>"}}
+    write(tmp_path, tokenizer_config=config)
+    loaded = load_tokenizer(tmp_path, read_special_tokens(tmp_path, config))
+    assert loaded.decode(loaded.encode("a<think>b", add_special_tokens=False).ids) == "a<think>b"
 
 
 def test_tokens_that_only_the_configuration_declares_are_those_of_autotokenizer(tmp_path: Path) -> None:

