@@ -44,7 +44,8 @@ def secured() -> Iterator[Secured]:
 
         keys("create")  # a gateway that needs keys does not start while there is none
         start("worker", "--redis-url", redis.url)
-        gateway = start("gateway", "--redis-url", redis.url, "--port", "0", "--require-keys")
+        arguments = ("--port", "0", "--require-keys", "--engine-view", "on")
+        gateway = start("gateway", "--redis-url", redis.url, *arguments)
         yield Secured(gateway.wait_for(r"(http://127\.0\.0\.1:\d+)")[1], keys)
 
 

@@ -56,7 +56,9 @@ def test_the_order_of_a_template_is_probed() -> None:
     assert order_of(STRICT_TEMPLATES["system at the head"]) == RoleOrder(
         takes_late_system=False, repeated=SPEAKERS - {"system"}
     )
-    alternating = RoleOrder(takes_late_system=False, repeated=frozenset(), takes_assistant_first=False)
+    alternating = RoleOrder(
+        takes_late_system=False, repeated=frozenset(), takes_assistant_first=False, takes_system_alone=False
+    )
     assert order_of(STRICT_TEMPLATES["alternating"]) == alternating
     assert order_of(STRICT_TEMPLATES["alternating between tools"]).takes_user_after_tool is False
     assert order_of(STRICT_TEMPLATES["no system"]).takes_system is False
