@@ -35,7 +35,6 @@ function say(text) {
   const turn = newTurn(conversation, text, options);
   addView(turn);
   for (const record of turn.runs) start(turn, record);
-  save(conversation); // at once: a reload must not lose the message
   announce("Answering.");
   showTurn(turn);
   return true;
@@ -89,8 +88,8 @@ function start(turn, record) {
   home.changed = Date.now();
   running.set(record, run);
   showState();
-  saveSoon(home);
-  run.go();
+  // The message is stored before it is sent: a reload must not lose it.
+  save(home).then(() => running.get(record) === run && run.go());
 }
 
 function viewOf(turn) {
