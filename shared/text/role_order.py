@@ -122,7 +122,9 @@ def probe_role_order(render: Render, tool_turn: Sequence[Message]) -> RoleOrder:
         takes_system_alone=not takes_system or holds("system"),
     )
     # Some templates refuse messages without a text.
-    gaps = [([{"role": "assistant", "content": "probed"}, question], False), ([*tool_turn, question], takes_tools)]
+    first: list[Message] = [{"role": "assistant", "content": "probed"}, question]
+    after_tool: list[Message] = [*tool_turn, question]
+    gaps = ((first, False), (after_tool, takes_tools))
     fits = all(render(order.written(gap), has_tools) is not None for gap, has_tools in gaps)
     return order if fits else replace(order, filler=VISIBLE_FILLER)
 
