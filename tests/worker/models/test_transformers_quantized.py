@@ -98,6 +98,10 @@ def test_quantised_checkpoints_give_the_tokens_of_their_dequantised_weights(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["fp8-block", "awq", "w8a8"])
 def test_logits_are_those_of_the_dequantised_weights(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    try:
+        kernels.CpuOps(dtype)  # plain torch keeps the weights in 16 bits
+    except kernels.KernelsUnavailable as error:
+        pytest.skip(str(error))
     source = make_other(tmp_path / "plain", "phi3", **(LLAMA_LIKE | {"pad_token_id": 0}))  # merged layers
     layers = (*PROJECTIONS, "qkv_proj", "gate_up_proj")
     folder = quantize_checkpoint(source, tmp_path / name, name, layers=layers)
