@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from quire.gateway.api.caller import caller_of
+from quire.gateway.api.memory import MemoryReturn
 from quire.gateway.errors.api_errors import ServerBusy
 
 # Bodies that wait, of all callers and of one: each has up to 128 KiB in the buffers of its connection.
@@ -137,14 +138,15 @@ def release_body(request: web.BaseRequest) -> None:
         budget.give_back(name, size)
 
 
-def releasing() -> Middleware:
-    """Return the middleware that releases the bodies of requests at their ends."""
+def add_to(app: web.Application, size: int) -> None:
+    """Bound the bodies of an application; they are released at the ends of their requests at the latest."""
+    app[BODIES] = BodyBudget(size, MemoryReturn().note)
+    app.middlewares.append(_release)
 
-    @web.middleware
-    async def release(request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        finally:
-            release_body(request)
 
-    return release
+@web.middleware
+async def _release(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    finally:
+        release_body(request)

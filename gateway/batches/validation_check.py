@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.gateway.api.key_policy import check_model
 from quire.gateway.batches.batch import Batch
 from quire.gateway.batches.line import BatchLine
 from quire.gateway.batches.line_endpoints import LineEndpoint, line_endpoint
@@ -29,7 +28,6 @@ async def check_of(directory: ModelDirectory, batch: Batch) -> Callable[[BatchLi
             if type(name) is not str or name not in known:
                 gateway = directory.choose(name, caller)
                 if type(name) is str:
-                    check_model(caller, name)
                     gateway.limits.check_model(name)
                 endpoint = line_endpoint(batch.endpoint, gateway, batch.owner)
                 if gateway.model.name != batch.lane:

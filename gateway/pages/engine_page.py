@@ -16,7 +16,7 @@ from aiohttp import web
 
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.key_policy import check_model, may_use
+from quire.gateway.api.key_policy import may_use
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, NotFound
 from quire.gateway.pages.engine_viewer import EngineViewer
 from quire.gateway.pages.view_subscriptions import ViewSubscriptions
@@ -94,7 +94,6 @@ class EnginePage:
         if name is not None:
             gateway = self._directory.choose(name, caller)
             gateway.limits.check_model(name)
-            check_model(caller, name)
             return gateway
         models = [one for one in self._directory.live or self._directory.gateways if may_use(caller, one.model.name)]
         if not models:

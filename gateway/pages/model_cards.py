@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.key_policy import check_model, may_use
+from quire.gateway.api.key_policy import may_use
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.serving.model_directory import ModelDirectory
@@ -92,10 +92,8 @@ class ModelCards:
     async def one(self, request: web.Request) -> web.Response:
         """GET /v1/models/{name}"""
         name = request.match_info["name"]
-        caller = caller_of(request)
-        gateway = self._directory.choose(name, caller)
+        gateway = self._directory.choose(name, caller_of(request))
         gateway.limits.check_model(name)
-        check_model(caller, name)
         return web.json_response(_card(gateway, name))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from quire.gateway.api.caller import caller_of
-from quire.gateway.api.key_policy import check_model
 from quire.gateway.api.messages.answer import MessageDialect, count_tokens
 from quire.gateway.api.messages.headers import check_headers
 from quire.gateway.api.parsing import read_object
@@ -62,8 +60,6 @@ async def _count_tokens(gateway: Gateway, request: web.Request) -> web.Response:
     betas = check_headers(request.headers)
     settings = gateway.settings
     body = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
-    if isinstance(model := body.get("model"), str):
-        check_model(caller_of(request), model)
     tokens, no_effect = await count_tokens(body, gateway.limits, gateway.renderer)
     request[NO_EFFECT_NAMES] = ", ".join((*betas, *no_effect))
     return web.json_response({"input_tokens": tokens})

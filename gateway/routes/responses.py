@@ -12,7 +12,6 @@ from aiohttp import web
 
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.key_policy import check_model
 from quire.gateway.api.parsing import read_object
 from quire.gateway.api.responses.body import PREFIX, ResponseStatus
 from quire.gateway.api.responses.dialect import ResponseDialect, StorageLimits
@@ -76,7 +75,6 @@ class Responses:
         gateway = self._gateway
         body = await read_object(request, gateway.settings.max_body_bytes, gateway.settings.body_timeout_s)
         call = await self._dialect(request).read_unstored(body, gateway.limits, gateway.renderer)
-        check_model(caller_of(request), call.options.model)
         call.options.labels.note(request, gateway.user_hash_key)
         return web.json_response({"object": "response.input_tokens", "input_tokens": call.prompt_tokens})
 

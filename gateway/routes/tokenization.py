@@ -6,7 +6,6 @@ from aiohttp import web
 
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.conversation import render_prompt, unknown_variables
-from quire.gateway.api.key_policy import check_model
 from quire.gateway.api.parsing import read_object
 from quire.gateway.api.token_requests import read_detokenize, read_tokenize
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, NotFound
@@ -22,11 +21,10 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
         """GET /tokenizer_info: the configuration of a tokenizer, if the server shows it."""
         if not directory.process.settings.tokenizer_info:
             raise NotFound("This server does not show its tokenizer; its operator can, with --tokenizer-info.")
-        name, caller = request.query.get("model"), caller_of(request)
-        gateway = directory.choose(name, caller)
+        name = request.query.get("model")
+        gateway = directory.choose(name, caller_of(request))
         if name is not None:
             gateway.limits.check_model(name)
-        check_model(caller, name or gateway.model.name)
         return web.json_response(tokenizer_info(gateway.model))
 
     return [
@@ -43,7 +41,6 @@ async def tokenize(gateway: Gateway, request: web.Request) -> web.Response:
     asked = read_tokenize(await read_object(request, settings.max_body_bytes, settings.body_timeout_s))
     if asked.model:
         limits.check_model(asked.model)
-    check_model(caller_of(request), asked.model or limits.model)
     if asked.conversation is not None:
         tokens = (await render_prompt(asked.conversation, limits, renderer, asked.form)).token_ids
         variables = {"chat_template_kwargs": asked.conversation.template_variables}
@@ -67,5 +64,4 @@ async def detokenize(gateway: Gateway, request: web.Request) -> web.Response:
     model, tokens = read_detokenize(body, gateway.limits.vocab_size)
     if model:
         gateway.limits.check_model(model)
-    check_model(caller_of(request), model or gateway.limits.model)
     return web.json_response({"prompt": await gateway.renderer.text(tokens)})

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from quire.gateway.api import headers
+from quire.gateway.api import body_budget, headers
 from quire.gateway.api.authentication import authentication
-from quire.gateway.api.body_budget import BODIES, BodyBudget, releasing
 from quire.gateway.api.cors import CorsOrigins
 from quire.gateway.api.openapi import document
 from quire.gateway.batches.batch_service import BATCHES, BatchService
 from quire.gateway.errors import error_responses
-from quire.gateway.pages import engine_page, static_files
-from quire.gateway.pages.admin_routes import admin_routes
-from quire.gateway.pages.model_cards import ModelCards
-from quire.gateway.pages.status import Status
+from quire.gateway.pages import routes as pages
 from quire.gateway.routes import completion_routes, embedding_routes, message_routes, responses, tokenization
 from quire.gateway.server.http_server import add_headers
-from quire.gateway.server.memory import MemoryReturn
 from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Served
 from quire.gateway.telemetry.access_log import recording
 
@@ -37,43 +32,29 @@ def create_app(models: Served) -> web.Application:
             headers.middleware,
             origins.middleware(),
             authentication(lambda secret: process.key_ring.caller(secret), settings.is_open),
-            releasing(),
         ],
         client_max_size=settings.max_body_bytes,
     )
     app[DIRECTORY] = directory
-    app[BODIES] = BodyBudget(settings.max_bodies_bytes, MemoryReturn().note)
+    body_budget.add_to(app, settings.max_bodies_bytes)
     batches = app[BATCHES] = BatchService(directory)
     app.on_startup.append(batches.open)
     app.on_startup.append(_start)
     app.on_startup.append(batches.start)
     # Before the directory: its connections are used until then.
     app.on_cleanup.append(batches.close)
-    status, model_cards = Status(directory), ModelCards(directory)
-    # Before the static files: if the engine view is off, its routes replace the page.
-    engine_page.add_to(app, directory)
     app.add_routes(
         [
             *completion_routes.routes(directory),
             *embedding_routes.routes(directory),
             *message_routes.routes(directory),
             *tokenization.routes(directory),
-            web.get("/v1/models", model_cards.all),
-            web.get("/v1/models/{name:.+}", model_cards.one),
-            web.get("/version", status.version),
-            web.get("/healthz", status.healthz),
-            # The names of the probe in vLLM and in SageMaker.
-            web.get("/health", status.healthz),
-            web.get("/ping", status.healthz),
-            web.get("/readyz", status.readyz),
-            web.get("/status", status.show),
             *responses.routes(directory),
             *batches.routes(),
-            *admin_routes(directory),
             web.get("/openapi.json", document.handler(directory.title)),
-            *static_files.routes(),
         ]
     )
+    pages.add_to(app, directory)
     app.on_shutdown.append(directory.drain)
     app.on_cleanup.append(_close)
     app.on_response_prepare.append(add_headers)

@@ -13,10 +13,10 @@ from dataclasses import replace
 import uvloop
 
 from quire.gateway.admin.server import GatewayAdminServer
-from quire.gateway.admin.start_check import check_start
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.server.app import create_app
 from quire.gateway.server.http_server import GatewayRunner, start_site
+from quire.gateway.server.start_check import check_start
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway, GatewayProcess
 from quire.gateway.settings import GatewaySettings

@@ -17,7 +17,7 @@ from aiohttp import web
 from redis.exceptions import RedisError
 
 from quire.gateway.api.caller import ANONYMOUS, Caller
-from quire.gateway.api.key_policy import may_use
+from quire.gateway.api.key_policy import check_model, may_use
 from quire.gateway.errors.api_errors import ApiKeyWrong, BrokerDown, InvalidRequest, ModelNotFound
 from quire.gateway.serving.registered_model import RegistrationFault, load_registered
 from quire.gateway.serving.service import Gateway, GatewayProcess
@@ -132,6 +132,11 @@ class ModelDirectory:
         any name if the gateway serves the model of its folder. caller: a model that its key may not use is treated as
         one that does not exist, so that neither the error nor the check of the body tells of it.
         """
+        gateway = self._choose(name, caller)
+        check_model(caller, name if type(name) is str else gateway.model.name)
+        return gateway
+
+    def _choose(self, name: Any, caller: Caller) -> Gateway:
         models = self.gateways
         if self._folder_model is not None:
             return self._folder_model

@@ -598,7 +598,7 @@ BUGS: dict[str, Patch] = {
         ("if tokens > (whole(state[4])", "if 0 > (whole(state[4])"),
     ),
     "what is computed again after parking is paid twice": (
-        ("now, used_tokens(req[4], req[12]), ARGV", "now, used_tokens(req[4]), ARGV"),
+        ("now, used_tokens(req[4], req[11]), ARGV", "now, used_tokens(req[4]), ARGV"),
     ),
     "a refused request is counted": (
         (

@@ -24,13 +24,14 @@ _encode = Renderer._encode
 _forward = Decoder.forward
 
 
-def encode(self: Renderer, text: str, add_special_tokens: bool) -> list[int]:
+def encode(self: Renderer, name: str, texts: list[str], add_special_tokens: bool) -> list[int]:
+    text = "".join(texts)
     if "BREAKTOKENIZER" in text:
         try:
             raise KeyError(text)
         except KeyError as error:
             raise ValueError(f"cannot tokenize {text!r}") from error
-    return _encode(self, text, add_special_tokens)
+    return _encode(self, name, texts, add_special_tokens)
 
 
 def forward(self: Decoder, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:

@@ -107,7 +107,7 @@ async def test_a_refused_body_is_not_kept_until_a_garbage_collection(start_gatew
             assert (await gateway.complete(prompt="x" * 1_000_000)).status == 400
 
         async def all_are_gone() -> bool:
-            return not any(isinstance(one, web.BaseRequest) for one in gc.get_objects())
+            return not any(issubclass(type(one), web.BaseRequest) for one in gc.get_objects())
 
         await until(all_are_gone)
     finally:

@@ -53,7 +53,9 @@ class Stores:
 async def stores(redis_url: str, tmp_path: object) -> AsyncIterator[Stores]:
     client = command_client(redis_url, BATCHES_TAG, connections=2)
     files = FileStore(client, FolderStorage(str(tmp_path)), StorageBounds(1000, 0, 0))
-    file = await files.complete(new_file_id(), OWNER, 200, 0, filename="x", purpose="batch")
+    file_id = new_file_id()
+    await files.reserve(file_id, OWNER, 200)
+    file = await files.complete(file_id, OWNER, 200, 0, filename="x", purpose="batch")
     yield Stores(BatchStore(client), files, file.id)
     await client.aclose()
 

@@ -41,6 +41,7 @@ TYPES = {
     api_errors.MemoryIsFull: "rate_limit_error",
     api_errors.BrokerDown: "overloaded_error",
     api_errors.NoWorkers: "overloaded_error",
+    api_errors.ServerBusy: "overloaded_error",
     api_errors.ShuttingDown: "overloaded_error",
     api_errors.DeadlinePassed: "timeout_error",
     api_errors.ApiError: "api_error",

@@ -7,8 +7,8 @@ import ctypes
 
 import pytest
 
-from quire.gateway.server import memory
-from quire.gateway.server.memory import LARGE, MemoryReturn
+from quire.gateway.api import memory
+from quire.gateway.api.memory import LARGE, MemoryReturn
 from tests.support.gateway.running import until
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire.gateway.admin.start_check import check_start, make_first_key
+from quire.gateway.server.start_check import check_start, make_first_key
 from quire.gateway.settings import GatewaySettings
 from quire.shared.accounts.secret import key_id_of
 from quire.shared.errors import StartError
