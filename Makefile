@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/tools/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup test test-all test-levels lint format bench paper faults soak containers clients gpu-check wheel clean distclean
+.PHONY: help run setup check test test-all test-levels lint format bench paper faults soak containers clients gpu-check wheel clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the slow tests too, an
 
 test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the tests with each instruction set up to this processor's; half an hour.
 	@$(BIN)/python -m tests.support.levels $(ARGS)
+
+# SINCE names the commit to compare with; by default the one at which this branch left its upstream.
+check: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels lint ## Lint, and run the quick tests of the folders that changed; under a minute.
+	@tests=$$($(BIN)/python -m quire.ops.tools.changed_tests $(SINCE)); [ -z "$$tests" ] || $(IN_PARALLEL) $$tests $(ARGS)
 
 lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of imports.
 	@$(BIN)/ruff check .
