@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 
@@ -161,9 +162,10 @@ async def test_a_message_that_a_revoked_key_cannot_send_is_sent_with_another_one
     secured.keys("revoke", "--id", key.split("-")[2])
     await expect(page.locator("#send")).to_be_visible()
     # A gateway knows of the revocation within a second.
-    await page.wait_for_function(
-        f"() => fetch('/v1/models', {{headers: {{'x-api-key': '{key}'}}}}).then((r) => r.status === 401)"
-    )
+    models = f"fetch('/v1/models', {{headers: {{'x-api-key': '{key}'}}}}).then((reply) => reply.status)"
+    async with asyncio.timeout(LONG_MS / 1000):
+        while await page.evaluate(models) != 401:
+            await asyncio.sleep(0.05)
     await send(page, "Tell me a story about an owl.")
     refused = re.compile("^The server refuses this tab’s API key: The API key .* has expired or was revoked")
     await expect(page.locator(".trouble span").last).to_have_text(refused)
