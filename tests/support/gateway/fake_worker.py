@@ -79,7 +79,7 @@ class FakeWorker:
 
     async def _consume(self, reader: QueueReader) -> None:
         while not self._stopping:
-            for delivery in await reader.read(MAX_CHOICES, 50):
+            for delivery in await reader.read(MAX_CHOICES, 10):
                 claim = await self.broker.claim(delivery, self.worker_id, new_id())
                 if claim is not None:
                     task = asyncio.create_task(self._run(claim))
