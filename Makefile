@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/tools/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup check test test-all test-levels lint format bench paper faults soak containers clients gpu-check wheel clean distclean
+.PHONY: help run setup check test test-ci test-all test-levels lint format bench paper faults soak containers clients gpu-check wheel clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ IN_PARALLEL = $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Install what tests need, then run the quick tests, two files at a time.
 	@$(IN_PARALLEL) $(ARGS)
+
+# build/tests.xml has the duration of every test.
+test-ci: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run what CI runs after `make lint`: the slow tests too, and a fault of each kind.
+	@$(IN_PARALLEL) -m "not soak and not faults" --durations 10 --junitxml build/tests.xml $(ARGS)
 
 test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the slow tests too, and those that CI has no time for; an hour or two.
 	@$(IN_PARALLEL) -m "not faults and not gpu and not alone" --ignore tests/clients $(ARGS)
