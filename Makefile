@@ -31,12 +31,17 @@ setup: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Install only what serving ne
 # since its load would distort their figures. ARGS="-n 0" runs all tests in one process.
 IN_PARALLEL = $(BIN)/python -m pytest -n 2 --dist loadfile
 
+# ARGS="-k NAME" may select no test of one of two calls: the exit code 5 of pytest (no tests) is no failure then.
+NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
+
 test: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Install what tests need, then run the quick tests, two files at a time.
 	@$(IN_PARALLEL) $(ARGS)
 
-# build/tests.xml has the duration of every test.
+# build/tests.xml and build/tests-alone.xml have the duration of every test.
+IN_CI = not soak and (promise or not faults)
 test-ci: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run what CI runs after `make lint`: the slow tests too, and a fault of each kind.
-	@$(IN_PARALLEL) -m "not soak and not faults" --durations 10 --junitxml build/tests.xml $(ARGS)
+	@$(IN_PARALLEL) -m "not alone and $(IN_CI)" --durations 10 --junitxml build/tests.xml $(ARGS)
+	@$(BIN)/python -m pytest -m "alone and $(IN_CI)" --durations 10 --junitxml build/tests-alone.xml $(ARGS) $(NONE_IS_FINE)
 
 test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the slow tests too, and those that CI has no time for; an hour or two.
 	@$(IN_PARALLEL) -m "not faults and not gpu and not alone" --ignore tests/clients $(ARGS)
@@ -63,10 +68,6 @@ bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and laten
 
 paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
 	@$(BIN)/python -m quire.ops.benchmarks.paper $(ARGS)
-
-# Many of these tests are `alone`: they run in a second call, after the tests that can run in parallel. ARGS="-k NAME" may
-# select tests of only one call, so the exit code 5 of pytest (no tests) is no failure then.
-NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 
 faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults, which kill and disconnect real processes; about nine minutes.
 	@$(IN_PARALLEL) tests/faults -m "not soak and not alone" $(ARGS) $(NONE_IS_FINE)

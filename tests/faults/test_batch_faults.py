@@ -37,6 +37,7 @@ def kill(process: object) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_a_batch_survives_the_death_of_any_process(stack: FaultStack, tmp_path: Path) -> None:
     files = ("--files-dir", str(tmp_path / "files"))
     first, url = stack.gateway(*files)

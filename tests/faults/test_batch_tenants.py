@@ -12,7 +12,7 @@ from tests.support.faults import batches
 from tests.support.faults.keys import make_key
 from tests.support.faults.stack import KEYS, MODEL, FaultStack
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults, pytest.mark.promise, pytest.mark.timeout(300)]
 
 OTHER = "other"
 # Batches of the tenant that waits, and their lines: more than a gateway has slots.

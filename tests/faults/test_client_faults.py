@@ -44,6 +44,7 @@ def assert_well(stack: FaultStack) -> None:
     assert all(process.process.poll() is None for process in stack.processes)
 
 
+@pytest.mark.promise
 def test_clients_that_leave_at_any_moment_leave_nothing_behind(served: Served) -> None:
     stack, url, expected = served
     draw = random.Random(3)
@@ -68,6 +69,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(served: Served) -
     assert_same({"greedy": Stream(url, body("greedy") | {"stream": True})}, expected)
 
 
+@pytest.mark.promise
 def test_a_flood_is_refused_beyond_the_bound_and_the_accepted_finish(served: Served) -> None:
     stack, url, _ = served
     before = stack.totals()
@@ -90,6 +92,7 @@ def test_a_flood_is_refused_beyond_the_bound_and_the_accepted_finish(served: Ser
     assert_well(stack)
 
 
+@pytest.mark.promise
 def test_slow_clients_are_cut_and_those_beside_them_do_not_wait(served: Served) -> None:
     stack, url, expected = served
     asks = body("greedy") | {"stream": True, "n": 2, "temperature": 1, "seed": 1, "max_tokens": 1900}

@@ -28,6 +28,7 @@ def models(url: str, key: str) -> str:
 
 @pytest.mark.faults
 @pytest.mark.timeout(300)
+@pytest.mark.promise
 def test_gateways_with_wrong_clocks_delete_no_file_and_expire_no_batch_and_no_key(
     stack: FaultStack, tmp_path: Path
 ) -> None:

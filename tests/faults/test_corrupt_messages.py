@@ -123,6 +123,7 @@ def test_bodies_that_cannot_be_read_end_as_errors(serving: Serving) -> None:
     assert serving.said_of_requests() == 1
 
 
+@pytest.mark.promise
 def test_requests_whose_hash_is_corrupt_end_as_errors(serving: Serving) -> None:
     """A queued request ends when a worker takes it, a running one with its next commit."""
     stack = serving.stack

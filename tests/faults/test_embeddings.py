@@ -47,6 +47,7 @@ def logged(stack: FaultStack, stream: Stream) -> bytes | None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=["killed", "told", "asleep"])
+@pytest.mark.promise
 def test_a_prompt_goes_on_elsewhere_and_gets_the_same_bits(stack: FaultStack, how: signal.Signals) -> None:
     _, url = stack.gateway()
     first = stack.worker("a", *FAST, *SLOW, "--drain-s", "0.1")

@@ -79,6 +79,7 @@ def test_a_flood_of_one_key_does_not_delay_another(stack: FaultStack) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_no_key_comes_before_the_shares_of_others_by_a_class_that_it_was_not_granted(stack: FaultStack) -> None:
     """Two gateways and two workers; the operator grants the class to one key by the command."""
     plain, other = asyncio.run(make_keys(stack.redis_server.url))

@@ -12,6 +12,7 @@ from tests.support.faults.stack import FaultStack, Stream, said
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_a_killed_gateways_clients_go_on_at_another_where_they_were(stack: FaultStack) -> None:
     """Case 11: clients name their last event in either way. No request is cancelled within the orphans' grace time."""
     gateway, url = stack.gateway()

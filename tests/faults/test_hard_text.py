@@ -98,6 +98,7 @@ def test_a_stop_string_over_many_tokens_ends_it_and_is_not_seen(speaking: Speaki
     speaking.stack.assert_invariants()
 
 
+@pytest.mark.promise
 def test_a_worker_that_dies_inside_a_character_changes_nothing(speaking: Speaking) -> None:
     stream = speaking.ask()
     speaking.kill_at(stream, 3)  # two of the four bytes of the first emoji

@@ -120,6 +120,7 @@ def head(*lines: str) -> bytes:
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_heads_that_dribble_and_bodies_that_stall_are_ended_and_cost_nobody_a_place(target: Target) -> None:
     """Case 22: 300 silent connections, 50 with unfinished request heads, 50 without their bodies."""
     starts = [b""] * 300 + [b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"] * 50

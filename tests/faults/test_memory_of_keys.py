@@ -60,6 +60,7 @@ def memory(stack: FaultStack) -> int:
 
 @pytest.mark.faults
 @pytest.mark.timeout(120)
+@pytest.mark.promise
 def test_a_key_that_fills_the_memory_is_refused_and_nobody_else(stack: FaultStack) -> None:
     (greedy, greedy_secret), (other, other_secret) = asyncio.run(make_keys(stack.redis_server.url))
     gateways = [stack.gateway(*FLAGS) for _ in range(2)]

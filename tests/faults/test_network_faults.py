@@ -211,6 +211,7 @@ def test_connections_that_are_cut_again_and_again_lose_nothing(net: Net) -> None
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_redis_that_cannot_be_reached_for_a_while_costs_a_pause(net: Net) -> None:
     streams = start_streams(net.url)
     for proxy in net.proxies.values():
@@ -271,6 +272,7 @@ def partition(net: Net, *, to_server: bool) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_a_worker_behind_a_partition_is_replaced_and_fenced_when_it_returns(net: Net) -> None:
     partition(net, to_server=True)
 
@@ -281,6 +283,7 @@ def test_a_worker_that_is_heard_but_does_not_hear_is_replaced_and_fenced(net: Ne
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_wrong_clocks_change_neither_deadlines_nor_leases(net: Net) -> None:
     answer = Stream(net.url, body("greedy") | {"timeout": 30}).wait_end().answer
     assert answer["created"] < time.time() - SKEW_S / 2  # its clock really is wrong

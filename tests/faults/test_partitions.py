@@ -115,6 +115,7 @@ def test_a_worker_that_is_cut_off_is_replaced_stops_and_is_fenced_when_it_is_bac
     room.stack.assert_invariants()
 
 
+@pytest.mark.promise
 def test_a_gateway_that_is_cut_off_repairs_its_streams_when_it_is_back(room: Room) -> None:
     streams = start_streams(room.url)
     connections = half_open(room.address("gateway"))

@@ -122,6 +122,7 @@ def test_a_killed_workers_32_streams_go_on_elsewhere(demo: Demo) -> None:
     demo.stack.assert_invariants()
 
 
+@pytest.mark.promise
 def test_without_a_worker_streams_wait_and_go_on_with_its_next_process(demo: Demo) -> None:
     demo.crew("a")
     streams = demo.streams(8)
@@ -134,6 +135,7 @@ def test_without_a_worker_streams_wait_and_go_on_with_its_next_process(demo: Dem
     demo.stack.assert_invariants()
 
 
+@pytest.mark.promise
 def test_a_worker_that_sleeps_is_fenced_when_it_wakes(demo: Demo) -> None:
     demo.crew("a", "b")
     streams = demo.streams()
@@ -169,6 +171,7 @@ def test_an_engine_that_hangs_loses_its_streams_and_its_process_ends(demo: Demo)
 
 
 @pytest.mark.alone
+@pytest.mark.promise
 def test_a_worker_that_is_told_to_stop_hands_over_at_once(demo: Demo) -> None:
     demo.crew("a", "b")
     streams = demo.streams()
@@ -182,6 +185,7 @@ def test_a_worker_that_is_told_to_stop_hands_over_at_once(demo: Demo) -> None:
     demo.stack.assert_invariants()
 
 
+@pytest.mark.promise
 def test_workers_that_are_restarted_one_by_one_fail_nothing(demo: Demo) -> None:
     demo.crew("a", "b")
     waves = []
@@ -196,6 +200,7 @@ def test_workers_that_are_restarted_one_by_one_fail_nothing(demo: Demo) -> None:
     demo.stack.assert_invariants()
 
 
+@pytest.mark.promise
 def test_a_prompt_that_kills_is_given_up_and_a_hundred_good_ones_finish(demo: Demo) -> None:
     demo.crew("a", "b")
     before = demo.stack.totals().get("quarantined", 0)

@@ -79,6 +79,7 @@ def assert_well(served: Served, sent_and_refused: int = 0) -> None:
     assert set(totals) == {"accepted", "length"}
 
 
+@pytest.mark.promise
 def test_redis_out_of_memory_refuses_the_new_and_keeps_the_running(served: Served) -> None:
     stack, url, expected = served
     quiet = Quiet(stack)
@@ -111,6 +112,7 @@ def test_redis_out_of_memory_for_long_costs_no_request(served: Served) -> None:
     assert_well(served)
 
 
+@pytest.mark.promise
 def test_redis_that_is_silent_for_longer_than_all_timeouts_costs_a_pause(served: Served) -> None:
     stack, url, expected = served
     quiet = Quiet(stack)
@@ -135,6 +137,7 @@ def test_redis_that_is_silent_for_longer_than_all_timeouts_costs_a_pause(served:
     assert_well(served, sent_and_refused=1)
 
 
+@pytest.mark.promise
 def test_redis_that_comes_back_empty_ends_what_ran_and_serves_again(served: Served) -> None:
     stack, url, _ = served
     for _ in range(2):

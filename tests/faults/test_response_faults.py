@@ -59,6 +59,7 @@ def test_a_response_in_the_background_needs_only_redis(stack: FaultStack) -> Non
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_a_streamed_response_of_a_killed_worker_goes_on_without_a_gap(stack: FaultStack) -> None:
     _, url = stack.gateway()
     workers = {name: stack.worker(name, *FAST) for name in "ab"}

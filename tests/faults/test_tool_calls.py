@@ -104,6 +104,7 @@ def without_ids(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "calls": [{**call, "id": ""} for call in found["calls"]]}
 
 
+@pytest.mark.promise
 def test_a_worker_that_dies_inside_the_arguments_changes_no_call(tools: Tools) -> None:
     whole = Stream(tools.url, CALL, path=CHAT).wait_end()
     assert whole.status == 200, whole.text_body
@@ -160,6 +161,7 @@ def complete_calls(path: str, events: list[dict[str, Any]]) -> list[tuple[str, s
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, CALLS), (RESPONSES, RESPONSE)], ids=["chat", "response"])
+@pytest.mark.promise
 def test_a_client_executes_each_call_once_though_worker_and_gateway_die(
     tools: Tools, path: str, body: dict[str, Any]
 ) -> None:

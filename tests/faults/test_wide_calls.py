@@ -26,6 +26,7 @@ def wide(index: int, max_tokens: int) -> dict[str, Any]:
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_two_idle_workers_share_wide_calls(stack: FaultStack) -> None:
     for name in "ab":
         stack.worker(name, *WORKER)
@@ -72,6 +73,7 @@ def computed(stack: FaultStack) -> dict[bytes, int]:
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_all_that_ranked_calls_compute_is_charged_once(stack: FaultStack) -> None:
     """Workers die in the middle of calls, and clients leave."""
     headers, _ = asyncio.run(make_keys(stack.redis_server.url))

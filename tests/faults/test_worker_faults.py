@@ -140,6 +140,7 @@ def test_a_worker_that_sleeps_too_long_is_fenced_when_it_wakes(stack: FaultStack
 
 
 @pytest.mark.faults
+@pytest.mark.promise
 def test_a_worker_whose_engine_hangs_loses_its_requests_and_ends_itself(stack: FaultStack) -> None:
     _, url = stack.gateway()
     first = stack.worker("a", *FAST, "--watchdog-s", "2", TEST_HANGING_TOKEN="33")
