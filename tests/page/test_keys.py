@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterator
 
@@ -12,6 +11,7 @@ from playwright.async_api import BrowserContext, Page, expect
 from tests.conftest import quire_processes
 from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
 from tests.page.test_access import FAINT, MISTAKES
+from tests.support.gateway.running import until
 from tests.support.page.stub import Script, Stub
 from tests.support.redis_server import running_redis
 
@@ -163,9 +163,11 @@ async def test_a_message_that_a_revoked_key_cannot_send_is_sent_with_another_one
     await expect(page.locator("#send")).to_be_visible()
     # A gateway knows of the revocation within a second.
     models = f"fetch('/v1/models', {{headers: {{'x-api-key': '{key}'}}}}).then((reply) => reply.status)"
-    async with asyncio.timeout(LONG_MS / 1000):
-        while await page.evaluate(models) != 401:
-            await asyncio.sleep(0.05)
+
+    async def is_refused() -> bool:
+        return bool(await page.evaluate(models) == 401)
+
+    await until(is_refused)
     await send(page, "Tell me a story about an owl.")
     refused = re.compile("^The server refuses this tab’s API key: The API key .* has expired or was revoked")
     await expect(page.locator(".trouble span").last).to_have_text(refused)
