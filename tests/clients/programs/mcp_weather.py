@@ -13,6 +13,8 @@ TOOL = {
         "type": "object",
         "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
         "required": ["city"],
+        # The demo model would add names of its own.
+        "additionalProperties": False,
     },
 }
 
