@@ -13,6 +13,7 @@ from redis.exceptions import WatchError
 
 from quire.gateway.admission.canceller import Canceller
 from quire.gateway.admission.limit_errors import error_of
+from quire.gateway.admission.reached_limits import ReachedLimits
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import WorkerRegistry
@@ -67,12 +68,14 @@ class Submission:
         worker_registry: WorkerRegistry,
         retry: RetryPolicy,
         is_wanted: Callable[[str], bool],
+        reached_limits: ReachedLimits,
     ) -> None:
         self._broker = broker
         self._gateway_id = gateway_id
         self._bounds = bounds
         self._worker_registry = worker_registry
         self._retry = retry
+        self._reached_limits = reached_limits
         self.canceller = Canceller(broker, gateway_id, is_wanted)
 
     async def submit(self, requests: Sequence[GenerationRequest], metadata: bytes, options: AdmissionOptions) -> str:
@@ -120,6 +123,7 @@ class Submission:
         except NoRoom as error:
             raise memory_is_full(error, options.bounds or self._bounds) from error
         except LimitReached as error:
+            self._reached_limits.note(error, options.charge)
             raise error_of(error) from error
         except IdempotencyConflict as error:
             raise IdempotencyKeyReused(

@@ -41,7 +41,8 @@ MAX_WINDOWS = 32
 MAX_OWN_WINDOWS = 8
 # Inputs that a gateway validates at the same time, one of each owner.
 MAX_VALIDATIONS = 16
-# Seconds for which a window is kept although all its lines wait, while another batch needs its place.
+# Seconds for which a window is kept although all its lines wait, while another batch needs its place. After a hand-back
+# the batch of the window displaces no other one for as long: batches that all wait would displace each other endlessly.
 IDLE_S = 2.0
 PAUSE_S = (0.2, 5.0)
 
@@ -79,6 +80,8 @@ class BatchRunner:
         self._slots: dict[str, LineSlots] = {}
         # Owner and model of each batch that has not ended.
         self._places: dict[str, tuple[str, str]] = {}
+        # When a window of each of these batches was handed back.
+        self._handed_back: dict[str, float] = {}
         # By batch and number of the window.
         self._open: dict[tuple[str, int], OpenWindow] = {}
         # The state and the lines of each batch with an open window, which its windows share.
@@ -147,9 +150,10 @@ class BatchRunner:
 
     async def _begin_one(self) -> bool:
         """Begin a window, or the validation, of the next batch that has one. Returns False if no batch has one."""
-        active = await self._store.active()
+        active, now = await self._store.active(), time.monotonic()
         at = active.index(self._last) + 1 if self._last in active else 0
         self._places = {one: self._places[one] for one in active if one in self._places}
+        self._handed_back = {one: then for one, then in self._handed_back.items() if now - then < IDLE_S}
         for batch_id in active[at:] + active[:at]:
             place = self._places.get(batch_id)
             if place and not self._may_validate(place[0]) and not self._may_run(*place):
@@ -162,7 +166,9 @@ class BatchRunner:
             is_valid = batch.status != BatchStatus.VALIDATING
             if not (self._may_run(*place) if is_valid else self._may_validate(batch.owner)):
                 continue
-            if is_valid and not await self._has_place():
+            is_full = is_valid and sum(one.run is not None for one in self._open.values()) >= MAX_WINDOWS
+            replaced = self._oldest_idle() if is_full and batch_id not in self._handed_back else None
+            if is_full and replaced is None:
                 continue
             window = await self._store.claim(batch_id)
             if window is None:
@@ -170,6 +176,8 @@ class BatchRunner:
             self._last = batch_id
             self._batches[batch_id] = found
             self._open_window(window, *found)
+            if replaced is not None:
+                await self._hand_back(replaced)
             return True
         return False
 
@@ -185,20 +193,18 @@ class BatchRunner:
         is_reading = any(one.run is not None and one.run.is_reading for one in own)
         return len(own) < most and not is_reading and self._slots_of(lane).may_begin(owner)
 
-    async def _has_place(self) -> bool:
-        """True if a window may be begun. If there are too many, the oldest of those that only wait is handed back."""
-        windows = [one for one in self._open.values() if one.run is not None]
-        if len(windows) < MAX_WINDOWS:
-            return True
+    def _oldest_idle(self) -> OpenWindow | None:
+        """Return the oldest of the windows that may be handed back; None if there is none."""
         before = time.monotonic() - IDLE_S
-        idle = [one for one in windows if one.begun_at < before and self._is_idle(one)]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda one: one.begun_at)
-        oldest.task.cancel()
-        await asyncio.gather(oldest.task, return_exceptions=True)
-        await self._store.release(oldest.window)
-        return True
+        idle = [one for one in self._open.values() if one.begun_at < before and self._is_idle(one)]
+        return min(idle, key=lambda one: one.begun_at, default=None)
+
+    async def _hand_back(self, one: OpenWindow) -> None:
+        """Stop a window, and let any gateway begin it again."""
+        self._handed_back[one.window.batch_id] = time.monotonic()
+        one.task.cancel()
+        await asyncio.gather(one.task, return_exceptions=True)
+        await self._store.release(one.window)
 
     def _is_idle(self, one: OpenWindow) -> bool:
         """True if the lines of a window wait for a limit, or for a worker of a model that has none."""

@@ -19,7 +19,10 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
 
 def _routes(directory: ModelDirectory, path: str, dialect: calls.Dialect) -> list[web.RouteDef]:
     return [
-        web.post(path, by_body(directory, lambda gateway, request: calls.serve(gateway, dialect, request))),
+        web.post(
+            path,
+            by_body(directory, lambda gateway, request: calls.serve(gateway, dialect, request), is_charged=True),
+        ),
         # No HEAD: a HEAD request would attach to the generation request.
         web.get(
             f"{path}/{{id}}/stream",

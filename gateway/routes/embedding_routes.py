@@ -12,4 +12,4 @@ PATH = "/v1/embeddings"
 
 def routes(directory: ModelDirectory) -> list[web.RouteDef]:
     """Returns the route of embeddings."""
-    return [web.post(PATH, by_body(directory, serve))]
+    return [web.post(PATH, by_body(directory, serve, is_charged=True))]

@@ -19,7 +19,7 @@ DIALECT = MessageDialect()
 def routes(directory: ModelDirectory) -> list[web.RouteDef]:
     """Returns the routes of the Messages API."""
     return [
-        web.post(PATH, by_body(directory, _create)),
+        web.post(PATH, by_body(directory, _create, is_charged=True)),
         web.post(f"{PATH}/count_tokens", by_body(directory, _count_tokens)),
         # No HEAD: a HEAD request would attach to the generation request.
         web.get(f"{PATH}/{{id}}/stream", by_id(directory, _resume), allow_head=False),

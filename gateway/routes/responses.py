@@ -41,7 +41,7 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
     # An id has its prefix, so that other paths below are not taken for one.
     path, one = "/v1/responses", f"/v1/responses/{{id:{PREFIX}[^/]*}}"
     return [
-        web.post(path, by_body(directory, _create)),
+        web.post(path, by_body(directory, _create, is_charged=True)),
         web.post(f"{path}/input_tokens", by_body(directory, _count)),
         # No HEAD: a HEAD request would attach to the generation request.
         web.get(one, by_id(directory, _retrieve), allow_head=False),

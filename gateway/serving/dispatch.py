@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quire.gateway.api.caller import caller_of
+from quire.gateway.api.headers import IDEMPOTENCY_KEY
 from quire.gateway.api.parsing import BODY, read_object
 from quire.gateway.errors.api_errors import ApiError, NotFound
 from quire.gateway.serving.model_directory import ModelDirectory
@@ -25,16 +26,21 @@ ModelHandler = Callable[[Gateway, web.Request], Awaitable[web.StreamResponse]]
 _CALL_ID = re.compile(r"[0-9a-f]{32}$", re.ASCII)
 
 
-def by_body(directory: ModelDirectory, handler: ModelHandler) -> Handler:
+def by_body(directory: ModelDirectory, handler: ModelHandler, *, is_charged: bool = False) -> Handler:
     """Return a handler for requests whose body names the model.
 
     The body is read once, and the handler gets it from `read_object`. An error is raised there as well, so that it is
     counted with the handler's calls; without any model it is raised at once.
+
+    is_charged: the request is a call of its API key, which is refused unread if the key's limit is known to be reached.
+    A repeated call is read: one that was accepted before is not charged again.
     """
 
     async def handle(request: web.Request) -> web.StreamResponse:
         settings = directory.process.settings
         try:
+            if is_charged and IDEMPOTENCY_KEY not in request.headers:
+                directory.process.reached_limits.check(caller_of(request).accounts)
             body = request[BODY] = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
             gateway = directory.choose(body.get("model"), caller_of(request))
             del body  # the handler drops it before the answer is written

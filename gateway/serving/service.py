@@ -12,6 +12,7 @@ from quire.gateway.admission.account_retry import AccountRetry
 from quire.gateway.admission.key_limits import KeyLimits, read_prices
 from quire.gateway.admission.key_ring import KeyRing
 from quire.gateway.admission.parking import Parking
+from quire.gateway.admission.reached_limits import ReachedLimits
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
@@ -55,6 +56,7 @@ class GatewayProcess:
         self.meters = RequestMeters()
         self.batch_meter = BatchMeter()
         self.prices = read_prices(settings.prices)
+        self.reached_limits = ReachedLimits()
 
     def start(self) -> None:
         self.loop_lag = LoopLag()
@@ -136,7 +138,15 @@ class Gateway:
             settings.max_stored_bytes,
             settings.max_key_stored_bytes,
         )
-        self.submission = Submission(self.broker, self.id, bounds, self.worker_registry, self.retry, self.router.has)
+        self.submission = Submission(
+            self.broker,
+            self.id,
+            bounds,
+            self.worker_registry,
+            self.retry,
+            self.router.has,
+            self.process.reached_limits,
+        )
         self.canceller = self.submission.canceller
         self.parking = Parking(
             self.broker,

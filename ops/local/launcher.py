@@ -69,6 +69,7 @@ class Launcher:
         self._services = services
         self._logs = state_dir / "logs"
         self._progress = Progress(sys.stderr)
+        self._first_key = ""
         self._stops = 0  # requests to stop so far: the first stops in order, the second at once
         self._redis = None if settings.redis_url else EmbeddedRedis(state_dir)
         self._children: list[Child] = []
@@ -108,9 +109,9 @@ class Launcher:
         gateways = f"{num_gateways} gateways" if num_gateways > 1 else "the gateway"
         what = f"{redis}, {gateways} and {f'{count} workers' if count > 1 else 'a worker'}"
         self._progress.say(f"Starting {self._services.model_name}: {what}")
-        if not self._stops and (
-            key := first_key(self._services.gateway_settings, self._settings, redis_url, sys.stderr)
-        ):
+        if not self._stops:
+            self._first_key = first_key(self._services.gateway_settings, self._settings, redis_url, sys.stderr)
+        if key := self._first_key:
             self._progress.say(f"The first API key, shown only now (`{quire_command()} keys create` makes more): {key}")
         self._gateways = [self._services.gateway(index, redis_url) for index in range(num_gateways)]
         for gateway in self._gateways:
@@ -156,6 +157,8 @@ class Launcher:
 
     def _announce(self) -> None:
         self._progress.say(f"Ready in {self._progress.elapsed_s:.1f} s")
+        if self._first_key and answers(self.url, "/"):
+            self._progress.say(f"The chat page with this key: {self.url}/#key={self._first_key}")
         text = announcement(
             self.url,
             [model.name for model in self._services.models],

@@ -118,6 +118,24 @@ async def test_a_turn_with_a_tool(gateway: RunningGateway) -> None:
     assert "<|im_start|>tool\na.py\n<|im_end|>" in told
 
 
+async def test_tools_in_an_item_are_those_of_the_parameter(gateway: RunningGateway) -> None:
+    """As Codex sends them to models with newer names: with `custom` tools, which no model gets."""
+    item = {"type": "additional_tools", "role": "developer", "tools": TOOLS}
+    found = []
+    async with gateway.worker(answering("Hello.")) as worker:
+        for given in ({"input": INPUT}, {"input": [item, *INPUT], "tools": []}):
+            reply = await create(gateway, **{**TURN, "stream": False, **given})
+            assert reply.status == 200, reply.json
+            skipped = [name for name in reply.headers["x-quire-no-effect"].split(", ") if "tools[" in name]
+            assert skipped == [warning["param"] for warning in reply.json["warnings"]][: len(skipped)]
+            found.append((reply.json["tools"], [name.removeprefix("input[0].") for name in skipped]))
+    assert found[0] == found[1]
+    assert found[0][1] == [f"tools[{index}]" for index in (1, 3, 4, 5)]
+    first, second = map(prompt, worker.claimed)
+    assert first == second
+    assert "apply_patch" not in first
+
+
 @pytest.mark.parametrize("given", ["", []], ids=["text", "items"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_probe_with_an_empty_input(gateway: RunningGateway, given: Any, stream: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.admission import reached_limits
 from quire.gateway.admission.key_limits import duration, read_prices
 from quire.gateway.api.labels import user_hash
 from quire.shared.accounts.charge import Price
@@ -14,7 +15,7 @@ from quire.shared.accounts.limits import AccountLimits
 from quire.shared.errors import StartError
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit
-from tests.support.gateway.running import MODEL, Reply, RunningGateway, tokens, until
+from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens, until
 
 ANSWER = tokens("abc")
 # Tokens of the prompt "Hello".
@@ -70,6 +71,35 @@ async def test_calls_per_minute_are_refused_with_the_time_to_wait(start_gateway:
     # The bucket gets one call in 30 s.
     assert 29_000 < int(replies[2].headers["retry-after-ms"]) <= 30_000
     assert replies[2].headers["retry-after"] == "30"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"]
+)
+async def test_a_call_over_the_limit_of_calls_is_refused_before_its_body_is_read(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(reached_limits, "MEMORY_S", 60.0)  # a slow machine forgets nothing meanwhile
+    gateway = await start_gateway(body_timeout_s=0.2)
+    key = await key_of(gateway, requests_per_minute=1)
+    unread = raw_request("POST", path, headers={**key, "Content-Length": "4000000"})
+    body, repeated = {"model": MODEL, "prompt": "Hello", "max_tokens": 10}, {**key, "Idempotency-Key": "one"}
+    async with gateway.worker(emit(ANSWER)):
+        assert (await gateway.send(unread)).status == 408
+        accepted = await gateway.post("/v1/completions", body, **repeated)
+        assert (accepted.status, (await complete(gateway, key)).status) == (200, 429)
+        # The key may repeat the call that was accepted, and count tokens.
+        assert (await gateway.post("/v1/completions", body, **repeated)).json["id"] == accepted.json["id"]
+        assert (await gateway.post("/tokenize", {"model": MODEL, "prompt": "Hello"}, **key)).status == 200
+        assert (await complete(gateway, key)).status == 429
+        refused = await gateway.send(unread)
+        assert refused.status == 429
+        assert 55_000 < int(refused.headers["retry-after-ms"]) <= 60_000
+        # A new limit holds at once at the gateway through which it was set.
+        process = gateway.gateway.process
+        await process.key_ring.store.limit(key["place"], AccountLimits.of({"requests_per_minute": 100_000}))
+        process.key_ring.forget()
+        assert (await complete(gateway, key)).status == 200
 
 
 async def test_tokens_are_reserved_and_settled(start_gateway: Start) -> None:

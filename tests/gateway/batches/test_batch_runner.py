@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from quire.gateway.batches import batch_store
+from quire.gateway.batches import batch_runner, batch_store
+from quire.gateway.batches.batch import BatchStatus
 from quire.gateway.batches.batch_runner import BatchRunner
 from quire.gateway.batches.batch_service import BATCHES
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.batches.test_batch_service import left_in_redis
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
+from tests.support.gateway.batch_keys import with_key
 from tests.support.gateway.fake_worker import Steps, emit
 from tests.support.gateway.running import MODEL, RunningGateway, until
 
@@ -149,3 +151,46 @@ async def test_batches_take_turns(start_gateway: Start, tmp_path: Path) -> None:
         await client.ended(short["id"])
         assert (await client.show(long["id"]))["status"] == "in_progress"
         assert (await client.ended(long["id"]))["request_counts"]["completed"] == 1500
+
+
+async def test_a_window_that_waits_is_handed_back_only_for_one_that_is_begun(
+    start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "MAX_WINDOWS", 1)
+    monkeypatch.setattr(batch_runner, "IDLE_S", 60.0)
+    gateway = await start_gateway(files_dir=str(tmp_path))
+    runner = runner_of(gateway)
+    async with gateway.worker(emit([ord("a")])):
+        names = []
+        for project in ("one", "two"):
+            client, _ = await with_key(gateway, project, requests_per_minute=1)
+            names.append((await client.create(jsonl([chat_line(1), chat_line(2)])))["id"].removeprefix("batch_"))
+
+            async def is_validated(name: str = names[-1]) -> bool:
+                found = await runner._store.get(name)
+                return found is not None and found.status == BatchStatus.IN_PROGRESS
+
+            await until(is_validated)
+
+        async def first_waits() -> bool:
+            return [one.run is not None and one.run.is_idle for one in runner._open.values()] == [True]
+
+        await until(first_waits)
+        runner._tasks[0].cancel()  # windows are begun by this test alone
+        await asyncio.gather(runner._tasks[0], return_exceptions=True)
+        runner._open[names[0], 0].begun_at -= 60
+        # Another gateway has the only window of the second batch.
+        other = await runner._store.claim(names[1])
+        assert other is not None
+        assert not await runner._begin_one()
+        assert list(runner._open) == [(names[0], 0)]
+        await runner._store.release(other)
+        assert await runner._begin_one()
+        assert list(runner._open) == [(names[1], 0)]
+        # Both wait for their limits: the place stays where it is for a while, and then they take turns.
+        runner._open[names[1], 0].begun_at -= 60
+        await until(first_waits)
+        assert not await runner._begin_one()
+        runner._handed_back[names[0]] -= 60
+        assert await runner._begin_one()
+        assert list(runner._open) == [(names[0], 0)]

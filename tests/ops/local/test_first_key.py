@@ -76,6 +76,8 @@ def test_on_a_terminal_it_makes_and_shows_the_first_key(
 ) -> None:
     process = start_quire(*flags(tiny_model, tmp_path), terminal=True)
     key = process.wait_for(r"The first API key, shown only now .*: (sk-quire-\S+)")[1]
+    page = process.wait_for(r"The chat page with this key: (\S+)")[1]
+    assert page == f"{process.wait_ready()}/#key={key}"
     assert_key_works(process, key, tmp_path)
 
 
