@@ -83,7 +83,12 @@ async def _act(store: AccountStore, settings: KeySettings | UsageSettings) -> No
     elif action == "rotate":
         _print_secret(*await store.rotate(_key_id(settings), settings.grace_s), settings.json)
     elif action == "revoke":
-        _print_one(await store.revoke(_key_id(settings)))
+        account = await store.revoke(_key_id(settings))
+        _print_one(account)
+        print(
+            f"Gateways refuse the key {account.id} within a second, and end its open calls within a few seconds.",
+            file=sys.stderr,
+        )
     elif action in ("backup", "restore") and parse_redis_url(settings.redis_url).kind == "cluster":
         raise CommandError(
             f"`{action}` does not work with a Redis Cluster, where the usage of keys lies with each model: use the "

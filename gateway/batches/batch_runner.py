@@ -111,6 +111,11 @@ class BatchRunner:
         """Stop the lines of a batch that run through this gateway: it was cancelled."""
         if (found := self._batches.get(batch_id)) is not None and not found[0].is_cancelled:
             found[0].is_cancelled = True
+            await self._stop(batch_id)
+
+    async def _stop(self, batch_id: str) -> None:
+        """Stop the lines of a batch that has ended."""
+        if (found := self._batches.get(batch_id)) is not None:
             self._slots_of(found[0].batch.lane).let_go(batch_id)
             await found[1].cancel_open()
 
@@ -301,10 +306,10 @@ class BatchRunner:
                     one.task.cancel()
             else:
                 one.state.left_s = reply[1]
-                if one.state.has_ended:
-                    self._slots_of(one.lane).let_go(one.window.batch_id)
                 if reply[0] == BatchStatus.CANCELLING:
-                    await self.cancelled(one.window.batch_id)
+                    one.state.is_cancelled = True
+                if one.state.has_ended:  # the deadline of a line that was parked is later than the end of its batch
+                    await self._stop(one.window.batch_id)
         if failure is not None:
             raise failure
         await asyncio.sleep(RENEW_S)

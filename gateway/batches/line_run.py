@@ -99,6 +99,7 @@ class RunLine:
 
     error: why there is no call. gateway, form: of the call; form of embeddings only. requests: of the call; 0 if
     unknown. has_failed: the call has no answer. ends_with_batch: the deadline of the call is the end of the batch.
+    was_parked: the deadline has moved, or the call was parked for too long.
     """
 
     number: int
@@ -110,6 +111,7 @@ class RunLine:
     requests: int = 0
     has_failed: bool = False
     ends_with_batch: bool = True
+    was_parked: bool = False
 
 
 class LineRunner:
@@ -141,7 +143,8 @@ class LineRunner:
             except _PASSING:
                 pause_s = backoff.next()
             except LineParked:
-                was_begun, parked_s = True, parked.next()
+                was_begun = run.was_parked = True
+                parked_s = parked.next()
             except RateLimited as error:
                 if error.headers.get("X-Should-Retry") == "false":
                     run.error, run.has_failed = error, True
@@ -305,7 +308,7 @@ class LineRunner:
         """True if the end of the batch is the reason of an error."""
         if isinstance(error, Cancelled):
             return self._state.has_ended
-        return isinstance(error, DeadlinePassed) and run.ends_with_batch
+        return isinstance(error, DeadlinePassed) and run.ends_with_batch and not run.was_parked
 
 
 def _in_class(call: Call) -> Call:

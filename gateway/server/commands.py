@@ -84,7 +84,8 @@ PARKING = Command(
 KEYS = Command(
     "Create, list, limit, rotate, revoke or back up API keys.",
     "API keys of projects and organisations, with their limits. A secret is shown once, when it is created or rotated; "
-    "Redis has only its hash. Gateways know a change within a second.",
+    "Redis has only its hash. Gateways know a change within a second. The action `revoke` cannot be undone, and ends "
+    "the open calls of the key within a few seconds.",
     (
         "{prog} create --project web --name ci --requests-per-minute 60 --tokens-per-month 50000000",
         "{prog}",

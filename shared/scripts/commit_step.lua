@@ -53,7 +53,7 @@ for i = 1, #computed, 3 do
     local state = redis.pcall('HMGET', req, 'attempt', 'state', 'computed', 'allowed', 'park_s', 'tenant', 'emitted',
         'deadline')
     local before = whole(state[3]) or 0
-    if state[1] ~= attempt and state[2] ~= 'done' then -- perhaps the reply was lost that told so
+    if state[2] ~= 'done' and (state[1] ~= attempt or state[2] ~= 'running') then -- the reply that told so may be lost
         lost[#lost + 1] = id
         lost[#lost + 1] = attempt
     elseif state[2] == 'running' and not (whole(state[7]) and whole(state[8])) then

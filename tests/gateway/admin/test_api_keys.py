@@ -43,6 +43,9 @@ def test_a_key_from_its_creation_to_its_end(redis_url: str, capsys: pytest.Captu
     other = capsys.readouterr().out.strip()
     assert key_id_of(other) == key_id != secret
     act(redis_url, action="revoke", id=key_id)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["revoked"] > 0
+    assert f"refuse the key {key_id} within a second, and end its open calls" in printed.err
     act(redis_url)
     listed = capsys.readouterr().out
     assert f"{key_id}  default/web  ci  revoked" in listed

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.batches import line_run
 from quire.gateway.batches.line import call_id_of
 from quire.shared.broker.lane_state import read_lane
 from quire.shared.broker.parking import NO_BOUNDS
-from quire.shared.keys import GROUP, BatchKeys
+from quire.shared.keys import GROUP, AccountKeys, BatchKeys
 from quire.shared.messages import Delta, GenerationRequest, Outcome
-from quire.shared.states import ParkReply, UnparkReply
+from quire.shared.states import ExpireReply, ParkReply, UnparkReply
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import BatchClient, chat_line, completion_line, jsonl
+from tests.support.gateway.batch_keys import with_key
 from tests.support.gateway.fake_worker import Steps, emit, endless
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
 
@@ -88,35 +90,87 @@ async def test_lines_wait_in_the_class_batch(gateway: RunningGateway, client: Ba
     assert (await broker.client.xpending(broker.keys.queue("batch"), GROUP))["pending"] == 0
 
 
-async def test_a_parked_line_waits_until_it_is_unparked(gateway: RunningGateway, client: BatchClient) -> None:
-    batch = await client.create(jsonl([chat_line(1)]))
-    broker = gateway.gateway.broker
+@pytest.mark.parametrize(
+    ("acts", "status", "code"),
+    [
+        (("unpark",), "completed", None),
+        (("cancel",), "cancelled", "batch_cancelled"),
+        (("expire",), "expired", "batch_expired"),
+        (("unpark", "expire"), "expired", "batch_expired"),  # its deadline has moved by the time of the parking
+        (("lapse",), "completed", "deadline_exceeded"),
+    ],
+)
+async def test_a_parked_line_waits_until_it_is_unparked_or_its_batch_ends(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, acts: tuple[str, ...], status: str, code: str | None
+) -> None:
+    """Its tokens count once, and nothing of it stays in Redis."""
+    monkeypatch.setattr(line_run, "PARKED_S", (0.05, 0.1))
+    client, key_id = await with_key(gateway)
+    broker, accounts = gateway.gateway.broker, gateway.gateway.process.account_client
+    looks, attach = 0, broker.attach
 
-    async def is_queued() -> bool:
-        return (await read_lane(broker)).waiting["batch"] == 1
+    async def script(request: GenerationRequest) -> Steps:
+        if len(worker.claimed) == 1:
+            yield (Delta(0, tuple(tokens("ab"))),), None
+            await asyncio.Event().wait()
+        while code is not None:
+            await asyncio.sleep(0.01)
+            yield (), None
+        yield (Delta(0, tuple(tokens("c")), "stop"),), Outcome("stop")
 
-    await until(is_queued)
-    [request] = [key.decode().rpartition(":")[2] async for key in broker.client.scan_iter("quire:*:req:*")]
-    assert await broker.park(request, retention_s=60) is ParkReply.PARKED
-    async with gateway.worker(emit([ord("a")])) as worker:
+    async def counted() -> list[int]:
+        """Return the open requests of the key and its tokens of today, reservations included."""
+        spent = await accounts.hmget(AccountKeys().spent(f"key:{key_id}"), "open", "day_tokens")
+        return [int(float(value or 0)) for value in spent]
 
-        async def looked_again() -> bool:
-            return looks >= 1
+    async def attach_and_count(*arguments: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return await attach(*arguments)
 
-        looks, attach = 0, broker.attach
+    async def has_begun() -> bool:
+        return await broker.client.hget(broker.keys.request(request), "emitted") == b"2"
 
-        async def counted(*arguments: Any) -> Any:
-            nonlocal looks
-            looks += 1
-            return await attach(*arguments)
+    async def was_looked_at_twice() -> bool:
+        return looks >= 2
 
-        broker.attach = counted  # type: ignore[method-assign]
-        await until(looked_again)
+    async def goes_on() -> bool:
+        return len(worker.claimed) == 2
+
+    broker.attach = attach_and_count  # type: ignore[method-assign]
+    async with gateway.worker(script) as worker:
+        batch = await client.create(jsonl([chat_line(1, max_tokens=50)]))
+        batch_id = batch["id"].removeprefix("batch_")
+        request = call_id_of(batch_id, 1)
+        await until(has_begun)
+        prompt = len(worker.claimed[0].prompt)
+        assert await counted() == [1, prompt + 50]
+        assert await broker.park(request, retention_s=60) is ParkReply.PARKED
+        assert await counted() == [0, prompt + 2]
+        await until(was_looked_at_twice)
         assert (await client.show(batch["id"]))["status"] == "in_progress"
-        assert worker.claimed == []
-        assert await broker.unpark(request, NO_BOUNDS) is UnparkReply.QUEUED
+        for act in acts:
+            if act == "unpark":
+                assert await broker.unpark(request, NO_BOUNDS) is UnparkReply.QUEUED
+                await until(goes_on)
+            elif act == "cancel":
+                await client.json("POST", f"/v1/batches/{batch['id']}/cancel")
+            elif act == "expire":
+                await accounts.hset(BatchKeys().batch(batch_id), "expires", int(time.time()))
+            else:
+                await broker.client.zadd(broker.keys.parked, {request: 1})
+                assert await broker.expire(request) is ExpireReply.EXPIRED
         batch = await client.ended(batch["id"])
-    assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+    assert batch["status"] == status
+    assert batch["request_counts"] == {"total": 1, "completed": int(code is None), "failed": int(code is not None)}
+    output, errors = await client.outputs(batch)
+    assert [line["response"]["body"]["choices"][0]["message"]["content"] for line in output] == ["abc"] * (code is None)
+    found = [(line["error"] or line["response"]["body"]["error"])["code"] for line in errors]
+    assert found == ([] if code is None else [code])
+    assert await counted() == [0, prompt + 2 + (code is None)]
+    assert await left_in_redis(gateway) == []
+    keys = broker.keys
+    assert await broker.client.exists(keys.parked, keys.holders, keys.due, keys.ended(key_id)) == 0
 
 
 async def test_completions_with_several_prompts(gateway: RunningGateway, client: BatchClient) -> None:

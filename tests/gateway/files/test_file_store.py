@@ -90,15 +90,30 @@ async def test_an_announced_size_must_be_free_and_is_not_reserved(store: FileSto
         await store.reserve(new_file_id(), "o", 10, announced=150)
 
 
+@pytest.mark.parametrize("life_s", [0, 5000])
+async def test_a_renewal_that_comes_after_the_end_of_an_upload_changes_nothing(store: FileStore, life_s: int) -> None:
+    file_id = new_file_id()
+    await store.reserve(file_id, "o", 10)
+    file = await store.complete(file_id, "o", 10, life_s, filename="a", purpose="batch")
+    expires = await store.client.zscore(store.keys.expiring, file_id)
+    for size in (10, 1000):  # the second is over all bounds
+        await store.reserve(file_id, "o", size, has_begun=True)
+    assert await store.get(file_id, "o") == file
+    assert await store.client.zscore(store.keys.expiring, file_id) == expires == (file.expires or None)
+    assert await used(store) == {b"all": b"10", b"owner:o": b"10"}
+
+
 async def test_an_upload_that_was_given_up_does_not_come_back(store: FileStore) -> None:
     file_id = new_file_id()
     await store.reserve(file_id, "o", 10)
-    await store.delete(file_id, "o")
+    await store.client.hset(store.keys.file(file_id), "expires", 1)  # the lease has ended
+    assert await store.delete(file_id, "o", only_expired=True) == "deleted"
     with pytest.raises(UploadLost):
         await store.reserve(file_id, "o", 10, has_begun=True)
     with pytest.raises(UploadLost):
         await store.complete(file_id, "o", 10, 0, filename="a", purpose="batch")
     assert await used(store) == {b"all": b"0"}
+    assert not await store.client.exists(store.keys.file(file_id), store.keys.expiring, store.keys.files("o"))
 
 
 async def test_pages(store: FileStore) -> None:

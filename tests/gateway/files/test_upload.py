@@ -174,6 +174,25 @@ async def test_a_client_that_leaves_leaves_nothing(gateway: RunningGateway, tmp_
     await assert_nothing_is_stored(gateway, tmp_path)
 
 
+async def test_an_upload_whose_record_redis_has_lost_is_refused(gateway: RunningGateway, tmp_path: Path) -> None:
+    head = f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM}\r\nConnection: close\r\n"
+    body = PURPOSE + file(b"x" * 1000) + END
+    reader, writer = await gateway.connect(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:500])
+    redis = gateway.gateway.process.account_client
+
+    async def has_begun() -> bool:
+        return bool(await redis.zcard(BatchKeys().expiring))
+
+    await until(has_begun)
+    await redis.flushall()
+    writer.write(body[500:])
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"The record of the upload was lost; send the file again." in answer
+    await assert_nothing_is_stored(gateway, tmp_path)
+
+
 async def test_a_key_has_a_bound_of_its_own(start_gateway: Start, tmp_path: Path) -> None:
     gateway = await start_gateway(files_dir=str(tmp_path), max_key_file_bytes=1500, max_stored_file_bytes=5000)
     assert (await upload(gateway, PURPOSE + file(b"x" * 900) + END)).status == 200

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.broker import Broker, QueueReader, StreamEntry, new_id
-from quire.shared.keys import GROUP, QUEUES, RETENTION_S
+from quire.shared.accounts.account import Account
+from quire.shared.accounts.charge import Charge, Price
+from quire.shared.accounts.limits import AccountLimits
+from quire.shared.broker import Broker, ComputedTokens, QueueReader, StreamEntry, new_id
+from quire.shared.keys import GROUP, QUEUES, RETENTION_S, AccountKeys
+from quire.shared.share import ANONYMOUS_TENANT, COUNTER_UNITS, OUTPUT_COST
 from tests.support.broker_calls import BOUNDS, KEYS, go_stale, recoveries_of, start, step, submit, take
 
 CORRUPT = (b"", b"-1", b"nan", b"9" * 40)
@@ -103,6 +107,34 @@ async def test_a_request_that_is_corrupt_can_be_ended(
         await broker.claim(await take(broker), "w", new_id())
     assert await client.hget(KEYS.request("r"), "state") == b"done"
     assert set(await client.hvals(KEYS.load)) == {b"0"}
+
+
+@pytest.mark.parametrize(("name", "data"), [("none", b""), *corruptions()])
+async def test_tokens_that_were_computed_for_a_corrupt_request_stop_no_commit_and_are_charged_once(
+    broker: Broker, client: Redis, name: str, data: bytes | None
+) -> None:
+    """The budget of the request suffices for three tokens. The reply is lost, so its worker commits the step again."""
+    account = Account(kind="key", id="a" * 16, name="a", limits=AccountLimits(tokens_per_day=13))
+    charge = Charge((account,), "model", Price(), park_s=60)
+    await broker.submit("r", b"body", gateway="g", cost=40, bounds=BOUNDS, charge=charge, prompt_tokens=10)
+    claim = await broker.claim(await take(broker), "w", new_id())
+    assert claim is not None
+    ranked, plain = await start(broker, "ranked"), await start(broker, "plain")
+    served = KEYS.served("standard")
+    before = int(await client.hget(served, ANONYMOUS_TENANT) or 0)
+    await broker.commit_step("w", [], (), [ComputedTokens("r", claim.attempt, 2)])
+    await corrupt_field(client, name, data)
+    computed = [ComputedTokens("r", claim.attempt, 7), ComputedTokens("ranked", ranked.attempt, 5)]
+    for _ in range(2):
+        reply = await broker.commit_step("w", [step(plain, 0, (1,))], (), computed)
+        assert set(reply.lost) == {("r", claim.attempt)}
+        charged = int(await client.hget(served, ANONYMOUS_TENANT) or 0) - before
+        assert charged == (2 + 5 + 1) * OUTPUT_COST * COUNTER_UNITS
+        spent = await client.hmget(AccountKeys().spent(account.place), "open", "day_tokens")
+        # A corrupt state is found by the next attempt, which settles the request.
+        assert spent == ([b"1", b"13"] if name == "state" else [b"0", b"12"])
+    assert await client.hget(KEYS.request("ranked"), "computed") == b"5"
+    assert [item.end for item in await broker.read_output("plain")] == [1]
 
 
 async def test_a_request_that_does_not_know_how_far_it_is_ends_behind_its_log(broker: Broker, client: Redis) -> None:

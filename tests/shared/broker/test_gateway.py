@@ -385,6 +385,38 @@ async def test_a_key_that_stores_more_than_its_share_loses_its_own_old_requests_
     await store(broker, "a6", "a")
 
 
+@pytest.mark.parametrize("bound", ["key_bytes", "stored_bytes"])
+@pytest.mark.parametrize("are_gone", [False, True])
+async def test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now(
+    broker: Broker, client: Redis, monkeypatch: pytest.MonkeyPatch, bound: str, are_gone: bool
+) -> None:
+    """Redis serves nobody else during a script, so one call of it deletes few requests, or looks at few.
+
+    The room is taken by 600 requests that ended long ago, or by two behind 20,000 whose keys are gone.
+    """
+    names = [f"a{index}" for index in range(2 if are_gone else 600)]
+    for name in names:
+        await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS, is_background=True, owner="a")
+        await broker.cancel(name)
+    await client.zadd(KEYS.ended("a"), dict.fromkeys(names, 1))
+    if are_gone:
+        await client.zadd(KEYS.due, {f"gone{index}": 1 for index in range(20_000)})
+    bounds = replace(BOUNDS, **{"stored_bytes": 0, "key_bytes": 0, bound: 2 * STORED_BYTES})
+    owner = "a" if bound == "key_bytes" else "b"
+
+    async def try_to_store() -> None:
+        await broker.submit("r", b"", gateway="g", cost=1, bounds=bounds, is_background=True, owner=owner)
+
+    monkeypatch.setattr("quire.shared.broker.gateway.ROOM_ATTEMPTS", 1)
+    with pytest.raises(NoRoom) as refused:
+        await try_to_store()
+    assert refused.value.wait_ms == 0
+    assert 0 < await client.zcard(KEYS.due) < (20_002 if are_gone else 600)
+    monkeypatch.undo()
+    await try_to_store()
+    assert await client.hmget(KEYS.held, "", "r") == [b"%d" % (2 * STORED_BYTES), f"{STORED_BYTES} {owner}".encode()]
+
+
 async def test_when_all_memory_is_used_the_key_that_holds_most_gives_way(broker: Broker) -> None:
     """No request of a key goes for one that holds more, and none of those that ended just now."""
     bounds = replace(STORED, stored_bytes=6 * SIZE, key_bytes=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.broker import Broker, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
+from quire.shared.broker import Broker, NoRoom, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
 from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import GROUP, LOG_BYTES_PER_TOKEN, PARKING_S, RETENTION_S, STORED_BYTES
 from quire.shared.messages import Outcome, StepItem
@@ -207,6 +207,44 @@ async def test_the_parked_requests_of_a_key_are_bounded(broker: Broker) -> None:
     assert await broker.park("a1", max_parked_of_key=1) == "parked"
     await broker.cancel("a1")
     assert await broker.park("a2", max_parked_of_key=1) == "parked"
+
+
+@pytest.mark.parametrize("outcome", ["stop", "cancelled", "deadline"])
+async def test_the_answer_of_a_parked_line_of_a_batch_makes_no_room_before_it_was_read(
+    broker: Broker, client: Redis, outcome: str
+) -> None:
+    """It counts from its parking on, although the requests of batches do not count otherwise."""
+    bounds = QueueBounds(10, 100, key_bytes=STORED_BYTES)
+
+    async def store() -> None:
+        await broker.submit("r", b"", gateway="g", cost=1, bounds=bounds, is_background=True, owner="a")
+
+    await broker.submit(
+        "line", b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False, owner="a"
+    )
+    assert await client.zscore(KEYS.holders, "a") is None
+    await broker.park("line")
+    assert await client.zscore(KEYS.holders, "a") == STORED_BYTES
+    if outcome == "stop":
+        await broker.unpark("line")
+        claim = await broker.claim(await take(broker), "w", new_id())
+        assert claim is not None
+        await broker.commit_step("w", [step(claim, 0, (1,), outcome)])
+    elif outcome == "cancelled":
+        await broker.cancel("line")
+    else:
+        await client.zadd(KEYS.parked, {"line": 1})
+        await broker.expire("line")
+    for _ in range(2):
+        await client.zadd(KEYS.ended("a"), {"line": 1}, xx=True)  # as if it had ended long ago
+        with pytest.raises(NoRoom) as refused:
+            await store()
+        assert refused.value.wait_ms == -1  # no time helps
+        await client.zadd(KEYS.due, {"line": 1})  # the time at which it is looked at
+    assert await outcome_of(broker, "line") == outcome
+    await broker.delete("line")
+    await store()
+    assert await client.zscore(KEYS.holders, "a") == STORED_BYTES
 
 
 async def test_a_corrupt_request_ends_instead(broker: Broker, client: Redis) -> None:

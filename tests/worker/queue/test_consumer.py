@@ -284,6 +284,24 @@ async def test_a_turn_of_a_lower_class_waits_for_the_rows_of_its_request(
             assert set(await lane.until_started(41)) == {"wide", *names}
 
 
+async def test_empty_turns_do_not_renew_the_wait_of_a_wide_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lower classes have their turns while it is left to others, with or without a request."""
+    monkeypatch.setattr("quire.worker.queue.consumer.WIDE_S", 600)
+    async with consuming(redis_url) as lane:
+        await lane.submit("wide", "interactive", n=6)
+        await lane.submit("behind", "interactive")
+        for index in range(2):
+            await lane.submit(f"s{index}", "standard")
+        async with at_work(lane):
+            assert await lane.until_started(2) == ["s0", "s1"]
+            # Several times as long as four reads, among which there is a turn.
+            monkeypatch.setattr("quire.worker.queue.consumer.WIDE_S", 0.4)
+            assert (await lane.until_started(4))[2:] == ["wide", "behind"]
+    assert lane.engine.priorities == [0] * 4
+
+
 async def test_a_full_engine_takes_one_after_the_other_of_those_that_may_displace_others(redis_url: str) -> None:
     async with consuming(redis_url) as lane:
         for name in ("standard", "batch", "interactive"):
