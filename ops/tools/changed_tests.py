@@ -19,9 +19,10 @@ from quire.ops.paths import PROJECT_ROOT
 
 # Tests of files whose place does not name them.
 ELSEWHERE = {
-    "docker-compose.yml": "tests/ops/deploy",
+    "docker-compose.yml": "tests/outside/deploy",
     "pyproject.toml": "tests/ops/test_packaging.py",
     "docs": "tests/test_docs.py",
+    "ops/deploy": "tests/outside/deploy",
     "shared/scripts": "tests/shared/broker",
 }
 

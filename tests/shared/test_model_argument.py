@@ -7,32 +7,23 @@ from pathlib import Path
 import pytest
 
 from quire.shared.model_argument import resolve_model
-from tests.shared.model.test_folder import ADAPTER, MERGE, OTHERS, write
-from tests.support.checkpoints import make_checkpoint
+from tests.shared.model.test_folder import OTHERS, write
 from tests.support.commands import refusal
 from tests.support.gguf_vocabularies import write_vocabulary
 
 
+# test_folder.py has all formats in one process.
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["worker", "gateway", "serve"])
-@pytest.mark.parametrize("kind", OTHERS)
-def test_each_command_names_the_format_and_the_way_out(kind: str, command: str, tmp_path: Path) -> None:
-    files, parts = OTHERS[kind]
+def test_each_command_names_another_format_and_the_way_out(command: str, tmp_path: Path) -> None:
+    files, parts = OTHERS["adapter with a configuration"]
     said = refusal(1, command, str(write(tmp_path / "model", files)))
     for part in parts:
         assert part in said
 
 
-@pytest.mark.parametrize("command", ["worker", "gateway", "serve"])
-def test_each_command_refuses_an_adapter_next_to_its_model(command: str, tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path / "model", "llama")
-    write(folder, {"adapter_config.json": ADAPTER})
-    said = refusal(1, command, str(folder))
-    assert f"{folder / 'adapter_config.json'}: this folder holds a model and an adapter (LoRA)" in said
-    assert MERGE in said
-
-
-@pytest.mark.parametrize("command", ["worker", "gateway", "serve"])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["worker", "gateway"])
 def test_a_damaged_gguf_file_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
     write(tmp_path, {"a.gguf": "GGUF"})
     said = refusal(1, command, str(tmp_path / "a.gguf"))

@@ -35,6 +35,8 @@ SHARES = (
 )
 TENANTS = tuple(dict.fromkeys(share.tenant for share in SHARES))
 USERS = tuple(dict.fromkeys(share.user for share in SHARES))
+# Ids of API keys; empty for calls without one.
+API_KEYS = ("", "a", "b")
 
 # A bug: pairs of a text in the scripts and its replacement.
 Patch = tuple[tuple[str, str], ...]
@@ -113,7 +115,8 @@ class Connection:
 
 # Per request {hash, TTL, log, TTL of the log, conversation, TTL of the conversation}, from the `ARGV[2]`th request on
 # {state, length of the log}. Then load, totals, recoveries, dead entries, for each queue its entries and its
-# pending entries, and the lines: see `FairSnapshot`.
+# pending entries, and the lines: see `FairSnapshot`. Then the bytes that are held, the bytes by API key, and the parked
+# requests, those of each API key and all.
 SNAPSHOT = """
 local prefix, full = ARGV[1], tonumber(ARGV[2])
 local requests, settled = {}, {}
@@ -149,13 +152,21 @@ for i, class in ipairs({'interactive', 'standard', 'batch'}) do
             redis.call('ZRANGE', prefix .. 'users:' .. place, 0, -1, 'WITHSCORES'), lines}
     end
 end
+local parked = {}
+for i, key in ipairs(PARKED_OF) do
+    parked[i] = redis.call('SMEMBERS', key)
+end
+parked[#parked + 1] = redis.call('ZRANGE', PARKED, 0, -1)
 return cmsgpack.pack({requests, settled, redis.call('HGETALL', prefix .. 'load'),
     redis.call('HGETALL', prefix .. 'totals'), redis.call('HGETALL', prefix .. 'recoveries'),
     redis.call('XLEN', prefix .. 'dead'), queues, fair, redis.call('HGETALL', prefix .. 'waiting'),
-    redis.call('XLEN', prefix .. 'wake')})
+    redis.call('XLEN', prefix .. 'wake'), redis.call('HGETALL', HELD),
+    redis.call('ZRANGE', HOLDERS, 0, -1, 'WITHSCORES'), parked})
 """
 SNAPSHOT = f"""
 local TENANTS, USERS = {{'{"', '".join(TENANTS)}'}}, {{'{"', '".join(USERS)}'}}
+local HELD, HOLDERS, PARKED = '{KEYS.held}', '{KEYS.holders}', '{KEYS.parked}'
+local PARKED_OF = {{'{"', '".join(map(KEYS.parked_of, API_KEYS))}'}}
 {SNAPSHOT}"""
 assert QUEUES == ("handed", "interactive", "standard", "batch")
 
@@ -177,9 +188,15 @@ class Snapshot:
     """The state of a lane in Redis at one moment."""
 
     def __init__(self, data: bytes, ids: list[str], settled_ids: list[str]) -> None:
-        requests, settled, load, totals, recoveries, self.dead, queues, fair, waiting, self.wakes = msgpack.unpackb(
-            data, raw=True, strict_map_key=False
-        )
+        parts = msgpack.unpackb(data, raw=True, strict_map_key=False)
+        requests, settled, load, totals, recoveries, self.dead, queues, fair, waiting, self.wakes = parts[:10]
+        held, holders, (*parked_of, parked) = parts[10:]
+        self.held = {name.decode(): value.decode() for name, value in zip(held[::2], held[1::2], strict=True)}
+        self.holders = _numbers(holders)
+        self.parked = {name.decode() for name in parked}
+        self.parked_of = {
+            key: {name.decode() for name in names} for key, names in zip(API_KEYS, parked_of, strict=True)
+        }
         self.waiting = _numbers(waiting)
         self.fair = {name: FairSnapshot.of(*one) for name, one in zip(PRIORITY_CLASSES, fair, strict=True)}
         self.requests = {

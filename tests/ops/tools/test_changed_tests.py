@@ -18,7 +18,7 @@ from quire.ops.tools.changed_tests import ELSEWHERE, chosen
         (["gateway/pages/static/run.js"], ["tests/gateway/pages"]),
         (["tests/page/conftest.py"], ["tests/page"]),
         (["shared/scripts/submit.lua"], ["tests/shared/broker"]),
-        (["docs/how-to/keys.md", "docker-compose.yml"], ["tests/ops/deploy", "tests/test_docs.py"]),
+        (["docs/how-to/keys.md", "docker-compose.yml"], ["tests/outside/deploy", "tests/test_docs.py"]),
         (["tests/support/redis_server.py", "tests/conftest.py", "README.md", "LICENSE"], []),
         (["gateway/batches/gone.py", "tests/gateway/batches/test_gone.py"], ["tests/gateway/batches"]),
     ],

@@ -103,7 +103,7 @@ def site(redis_server: RedisServer) -> Iterator[Site]:
     site.lane.close()
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_behind_the_requests_of_another_tenant_a_request_is_next(site: Site, count: int) -> None:
     site.submit(A, answer=8)
     assert site.take() == ["r0"]
@@ -136,7 +136,12 @@ def tenants(count: int, weights: Sequence[int]) -> list[Share]:
 
 @pytest.mark.parametrize(
     ("count", "rows", "steps"),
-    [(2, 1, 600), (2, 8, 300), (20, 8, 900), pytest.param(1000, 64, 500, id="1000", marks=pytest.mark.slow)],
+    [
+        (2, 1, 600),
+        (2, 8, 300),
+        pytest.param(20, 8, 900, marks=pytest.mark.slow),
+        pytest.param(1000, 64, 500, id="1000", marks=pytest.mark.soak),
+    ],
 )
 @pytest.mark.parametrize("weights", [(100,), (100, 300)], ids=["equal", "weighted"])
 def test_tenants_are_served_by_their_weights(

@@ -1,6 +1,6 @@
 """Files of SentencePiece: the pieces of any text, damaged files, and kinds that are not read.
 
-`tests/clients/test_mistral_tokenizers.py` compares published files with SentencePiece itself.
+`tests/outside/clients/test_mistral_tokenizers.py` compares published files with SentencePiece itself.
 """
 
 from __future__ import annotations

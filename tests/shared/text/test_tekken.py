@@ -1,6 +1,6 @@
 """Mistral's `tekken.json`: the ids of any text, its special tokens, and damaged files.
 
-`tests/clients/test_mistral_tokenizers.py` compares published files with Mistral's library.
+`tests/outside/clients/test_mistral_tokenizers.py` compares published files with Mistral's library.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.environments import Environments
 from tests.conftest import QuireProcess, clean_environ
+from tests.outside.environments import Environments
 
 
 @pytest.fixture(scope="session")

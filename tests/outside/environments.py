@@ -1,7 +1,8 @@
 """Installs clients into environments of their own, and runs programs with them.
 
 The clients need other versions of their packages than Quire and than each other, so they cannot be development
-dependencies. An environment is made once per list of pinned requirements, and kept in the cache of pytest.
+dependencies. An environment is made once per list of pinned requirements, and kept in the cache of pytest. With
+TEST_OUTSIDE=newest the pins are left out, and an environment is made once a day.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,7 @@ import pytest
 from tests.conftest import clean_environ
 
 PROGRAMS = Path(__file__).parent / "programs"
+NEWEST = os.environ.get("TEST_OUTSIDE") == "newest"
 INSTALL_TIMEOUT_S = 900
 RUN_TIMEOUT_S = 300
 WRITE_TIMEOUT_S = 900
@@ -53,11 +59,17 @@ class Case:
         return self.result
 
 
+def wanted(requirements: Sequence[str], newest: bool = NEWEST) -> list[str]:
+    """Return the requirements of pip or packages of npm as they are, or for `newest` without their versions."""
+    return [re.sub(r"(?<=.)(==|@).*", "", one) if newest else one for one in requirements]
+
+
 class Environments:
     """The environments of clients in one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, newest: bool = NEWEST) -> None:
         self._folder = folder
+        self._newest = newest
 
     def run_python(
         self,
@@ -74,25 +86,28 @@ class Environments:
 
         def install(place: Path) -> None:
             run([sys.executable, "-m", "venv", str(place)], self._folder, INSTALL_TIMEOUT_S)
-            _install([str(place / "bin" / "python"), "-m", "pip", "install", "--retries", "1", *requirements], place)
+            _install([str(place / "bin" / "python"), "-m", "pip", "install", "--retries", "1", *packages], place)
 
-        place = self._environment("python", requirements, install)
+        packages = wanted(requirements, self._newest)
+        place = self._environment("python", packages, install)
         return _cases([str(place / "bin" / "python"), str(PROGRAMS / program), url, *arguments], timeout_s=timeout_s)
 
-    def run_beside_quire(self, program: Path, arguments: Sequence[str], requirements: Sequence[str]) -> dict[str, Case]:
+    def run_beside_quire(self, program: str, arguments: Sequence[str], requirements: Sequence[str]) -> dict[str, Case]:
         """Run a program with Quire's Python, and these packages in front of Quire's; returns its cases by name.
 
-        The requirements name all packages that are needed: for programs that need Quire's torch, which is large. Skips
-        the test if the packages cannot be downloaded.
+        program: of `programs/`. requirements: all packages that are needed; for programs that need Quire's torch,
+        which is large. Skips the test if the packages cannot be downloaded.
         """
 
         def install(place: Path) -> None:
             place.mkdir()
             pip = [sys.executable, "-m", "pip", "install", "--retries", "1", "--no-deps", "--target", str(place)]
-            _install([*pip, *requirements], place)
+            _install([*pip, *packages], place)
 
-        place = self._environment("beside", requirements, install)
-        return _cases([sys.executable, str(program), *arguments], {"PYTHONPATH": str(place)}, WRITE_TIMEOUT_S)
+        packages = wanted(requirements, self._newest)
+        place = self._environment("beside", packages, install)
+        command = [sys.executable, str(PROGRAMS / program), *arguments]
+        return _cases(command, {"PYTHONPATH": str(place)}, WRITE_TIMEOUT_S)
 
     def run_node(self, program: str, url: str, packages: Sequence[str]) -> dict[str, Case]:
         """Run a program of `programs/` with Node.js and the npm packages; returns its cases by name.
@@ -116,16 +131,18 @@ class Environments:
         def install(place: Path) -> None:
             place.mkdir()
             (place / "package.json").write_text('{"private": true, "type": "module"}\n')
-            _install(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages], place)
+            _install(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *names], place)
             for script in scripts:
                 at = place / "node_modules" / script
                 run(["node", at.name], at.parent, INSTALL_TIMEOUT_S)
 
-        return self._environment("node", [*packages, *scripts], install)
+        names = wanted(packages, self._newest)
+        return self._environment("node", [*names, *scripts], install)
 
     def _environment(self, kind: str, requirements: Sequence[str], install: Callable[[Path], None]) -> Path:
         """Make an environment unless it is complete; returns its folder. One process makes it at a time."""
-        key = hashlib.sha256(json.dumps([sys.version, *sorted(requirements)]).encode()).hexdigest()[:16]
+        day = [datetime.now(UTC).date().isoformat()] if self._newest else []
+        key = hashlib.sha256(json.dumps([sys.version, *sorted(requirements), *day]).encode()).hexdigest()[:16]
         place = self._folder / f"{kind}-{key}"
         complete = self._folder / f"{kind}-{key}.complete"
         with (self._folder / f"{kind}-{key}.lock").open("w") as lock:
@@ -134,7 +151,31 @@ class Environments:
                 shutil.rmtree(place, ignore_errors=True)
                 install(place)
                 complete.write_text("\n".join(requirements) + "\n")
+        print(*_versions(place), sep="\n")  # pytest shows them when the test fails
         return place
+
+
+def downloaded(config: pytest.Config, requirement: str, *options: str) -> Path:
+    """Return the archive of a package, as pip downloads it with these options. Skips the test without an index."""
+    assert config.cache is not None
+
+    def download(place: Path) -> None:
+        place.mkdir()
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "1", *options]
+        _install([*pip, "--dest", str(place), *wanted([requirement])], place)
+
+    folder = Environments(config.cache.mkdir("quire-clients"))._environment("archive", wanted([requirement]), download)
+    (archive,) = folder.iterdir()
+    return archive
+
+
+def _versions(place: Path) -> list[str]:
+    """Return the names and versions of the packages in an environment."""
+    folders = [str(path) for path in (place, *place.glob("lib/python*/site-packages"))]
+    python = {f"{one.name}=={one.version}" for one in distributions(path=folders)}
+    manifests = (*place.glob("node_modules/*/package.json"), *place.glob("node_modules/@*/*/package.json"))
+    node = {f"{one['name']}@{one.get('version')}" for one in (json.loads(path.read_text()) for path in manifests)}
+    return sorted(python | node)
 
 
 def _install(command: list[str], place: Path) -> None:

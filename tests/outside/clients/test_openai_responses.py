@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from openai.types.responses import ParsedResponse, ParsedResponseFunctionToolCall, Response, ResponseFunctionToolCall
 
-from tests.clients.results import assert_city
+from tests.outside.clients.results import assert_city
 
 QUESTION: Any = {"role": "user", "content": "How is the weather in Rome?"}
 PLAIN: dict[str, Any] = {"model": "demo", "input": [QUESTION], "max_output_tokens": 100, "extra_body": {"seed": 1}}

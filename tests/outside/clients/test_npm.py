@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.environments import Case, Environments
-from tests.clients.results import assert_city, assert_same_vectors
+from tests.outside.clients.results import assert_city, assert_same_vectors
+from tests.outside.environments import Case, Environments
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 PACKAGES = [

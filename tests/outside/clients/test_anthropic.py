@@ -9,7 +9,7 @@ import anthropic
 import pydantic
 import pytest
 
-from tests.clients.results import CITIES, assert_city
+from tests.outside.clients.results import CITIES, assert_city
 
 QUESTION: Any = {"role": "user", "content": "How is the weather in Rome?"}
 WEATHER: Any = {

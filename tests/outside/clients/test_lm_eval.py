@@ -10,7 +10,7 @@ import torch
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model_argument import DEFAULT_MODEL
-from tests.clients.environments import Case, Environments
+from tests.outside.environments import Case, Environments
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 NAMES = pytest.mark.parametrize("name", ["evaluated", "evaluated_in_batches"])

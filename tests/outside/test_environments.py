@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients import environments
-from tests.clients.environments import Case, Environments
+from tests.outside import environments
+from tests.outside.environments import Case, Environments
 
 PIP = [sys.executable, "-m", "pip", "install", "--dry-run", "--retries", "1", "--index-url"]
 REFUSING = "http://127.0.0.1:9/simple"
@@ -21,11 +21,21 @@ def test_an_environment_is_made_once(tmp_path: Path) -> None:
         place.mkdir()
         made.append(place)
 
-    first = Environments(tmp_path)._environment("python", ["a==1", "b==2"], install)
-    again = Environments(tmp_path)._environment("python", ["b==2", "a==1"], install)
-    other = Environments(tmp_path)._environment("python", ["a==1", "b==3"], install)
+    first = Environments(tmp_path, False)._environment("python", ["a==1", "b==2"], install)
+    again = Environments(tmp_path, False)._environment("python", ["b==2", "a==1"], install)
+    other = Environments(tmp_path, False)._environment("python", ["a==1", "b==3"], install)
     assert first == again != other
     assert made == [first, other]
+
+
+def test_pins_can_be_left_out(tmp_path: Path) -> None:
+    pinned = ["lm_eval[api]==0.4.13", "httpx", "zod@4.6.7", "@ai-sdk/openai@3.0.141"]
+    assert environments.wanted(pinned, newest=False) == pinned
+    assert environments.wanted(pinned, newest=True) == ["lm_eval[api]", "httpx", "zod", "@ai-sdk/openai"]
+    pinned_place, newest_place = (
+        Environments(tmp_path, newest)._environment("python", ["a"], Path.mkdir) for newest in (False, True)
+    )
+    assert pinned_place != newest_place
 
 
 def test_an_environment_that_was_not_completed_is_made_anew(tmp_path: Path) -> None:
@@ -35,8 +45,8 @@ def test_an_environment_that_was_not_completed_is_made_anew(tmp_path: Path) -> N
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space"):
-        Environments(tmp_path)._environment("python", ["a==1"], install)
-    place = Environments(tmp_path)._environment("python", ["a==1"], Path.mkdir)
+        Environments(tmp_path, False)._environment("python", ["a==1"], install)
+    place = Environments(tmp_path, False)._environment("python", ["a==1"], Path.mkdir)
     assert list(place.iterdir()) == []
 
 

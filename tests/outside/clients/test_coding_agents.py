@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 
-from tests.clients.environments import PROGRAMS, Environments, run
-from tests.clients.relay import Exchange, Relay
+from quire.ops.paths import PROJECT_ROOT
 from tests.conftest import QuireProcess, clean_environ
+from tests.outside.clients.relay import Exchange, Relay
+from tests.outside.environments import PROGRAMS, Environments, run
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 PACKAGES = ["@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33"]
 # These scripts link the programs for this machine.
 SCRIPTS = ["@anthropic-ai/claude-code/install.cjs", "opencode-ai/postinstall.mjs"]
-DEMO = Path(__file__).parents[2] / "models" / "demo"
+DEMO = PROJECT_ROOT / "models" / "demo"
 RUN_TIMEOUT_S = 600
 CONTEXT = 24_576
 # The beginnings of strict templates, with the messages of published ones: Qwen3.5, and Gemma 3 or Mistral.

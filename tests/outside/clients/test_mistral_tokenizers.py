@@ -12,7 +12,7 @@ import pytest
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model.registered_files import read_files
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
-from tests.clients.environments import Environments
+from tests.outside.environments import Environments
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from quire.worker.models.decoder import Decoder
-from tests.clients.environments import Environments
+from tests.outside.environments import Environments
 from tests.support.checkpoints import make_checkpoint
 from tests.worker.models.test_decoder import TOLERANCE, Stepper, draw_prompts, operations
 
@@ -70,8 +70,7 @@ def written(environments: Environments, tmp_path_factory: pytest.TempPathFactory
     prompts = folder / "prompts.json"
     prompts.write_text(json.dumps([prompt.tolist() for prompt in draw_prompts(1)]))
     arguments = [str(source), str(folder / "out"), str(prompts)]
-    program = Path(__file__).parent / "programs" / "llm_compressor.py"
-    cases = environments.run_beside_quire(program, arguments, REQUIREMENTS)
+    cases = environments.run_beside_quire("llm_compressor_program.py", arguments, REQUIREMENTS)
     assert set(cases) == set(KEPT)
     return folder / "out"
 

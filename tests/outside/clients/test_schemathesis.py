@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.environments import Environments
 from tests.conftest import QuireProcess, children_of, clean_environ
 from tests.ops.local.test_launcher import three_ports
+from tests.outside.environments import Environments
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 # HTTP requests to send at least.

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.clients.results import assert_same_vectors
+from tests.outside.clients.results import assert_same_vectors
 
 TEXTS = ["A fox.", "A boat on the sea.", "A fox. A boat on the sea."]
 
