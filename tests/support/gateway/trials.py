@@ -1,11 +1,13 @@
-"""Trials of grammars without the start of an interpreter: a server that has the modules forks a process for each trial.
+"""Trials of grammars and models without the start of an interpreter: a server forks a process for each trial.
 
-As the command in `quire.gateway.model.grammar_check` does, the process runs `grammar_trial.main` under its limits.
+The process runs the same `main` under the same limits as the commands of `quire.gateway.model.grammar_check` and
+`quire.gateway.model.model_trial`.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import select
 import struct
@@ -14,37 +16,49 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from quire.gateway.model import grammar_check
+from quire.gateway.model import grammar_check, model_trial
+from quire.gateway.serving import registered_model
 from quire.shared.text import grammar_trial
 from quire.shared.text.grammar import GrammarVocabulary
-from quire.shared.text.grammar_trial import order
 
-LENGTH = struct.Struct("!q")
+MAINS = {"grammar": grammar_trial.main, "model": model_trial.main}
+# The exit status, and the length of the output that follows.
+HEAD = struct.Struct("!iq")
 
 
 class Trials:
-    """Replaces `grammar_check.try_out`. One trial runs at a time."""
+    """Replaces the functions `try_out`. One trial runs at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._start()
 
-    def try_out(self, grammar: str, vocabulary: GrammarVocabulary) -> str:
+    def grammar(self, grammar: str, vocabulary: GrammarVocabulary) -> str:
+        order = grammar_trial.order(grammar, vocabulary).decode()
+        failed, said = self._run(["grammar", "", order], grammar_check.TIMEOUT_S)
+        return grammar_check.TOO_LARGE if failed else said
+
+    def model(self, folder: Path) -> str:
+        failed, said = self._run(["model", str(folder), ""], model_trial.TIMEOUT_S)
+        return "fails in the tokenizer" if failed else said
+
+    def _run(self, order: list[str], timeout_s: float) -> tuple[int, str]:
         with self._lock:
-            ordered, ends = order(grammar, vocabulary), self._server
+            ends = self._server
             assert ends.stdin is not None
             assert ends.stdout is not None
-            ends.stdin.write(LENGTH.pack(len(ordered)) + ordered)
+            ends.stdin.write(json.dumps(order).encode() + b"\n")
             ends.stdin.flush()
-            if not select.select([ends.stdout], [], [], grammar_check.TIMEOUT_S)[0]:
+            if not select.select([ends.stdout], [], [], timeout_s)[0]:
                 self.close()
                 self._start()
-                raise subprocess.TimeoutExpired("a trial", grammar_check.TIMEOUT_S)
-            (length,) = LENGTH.unpack(ends.stdout.read(LENGTH.size))
-            return grammar_check.TOO_LARGE if length < 0 else ends.stdout.read(length).decode()
+                raise subprocess.TimeoutExpired(order[0], timeout_s)
+            status, length = HEAD.unpack(ends.stdout.read(HEAD.size))
+            return status, ends.stdout.read(length).decode()
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "tests.support.gateway.trials"]
@@ -59,27 +73,32 @@ class Trials:
 def forked_trials() -> Iterator[None]:
     trials = Trials()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammar_check, "try_out", trials.try_out)
+        patch.setattr(grammar_check, "try_out", trials.grammar)
+        patch.setattr(registered_model, "try_out", trials.model)
         yield
     trials.close()
 
 
 def serve() -> None:
-    """Answer orders until standard input ends: each with a length and the fault, or with -1 if the trial was ended."""
-    while head := sys.stdin.buffer.read(LENGTH.size):
-        ordered = sys.stdin.buffer.read(*LENGTH.unpack(head))
+    """Run trials until standard input ends. A line is a trial: its kind, its argument and its standard input."""
+    for line in sys.stdin.buffer:
+        kind, argument, given = json.loads(line)
         reads, writes = os.pipe()
         if not (pid := os.fork()):
-            sys.stdin = io.TextIOWrapper(io.BytesIO(ordered))
+            sys.argv[1:] = [argument]
+            sys.stdin = io.TextIOWrapper(io.BytesIO(given.encode()))
             sys.stdout = open(writes, "w")  # noqa: SIM115
-            grammar_trial.main()
-            sys.stdout.flush()
+            try:
+                MAINS[kind]()
+                sys.stdout.flush()
+            except BaseException:
+                os._exit(1)
             os._exit(0)
         os.close(writes)
         with open(reads, "rb") as found:
-            fault = found.read()
+            said = found.read()
         status = os.waitpid(pid, 0)[1]
-        sys.stdout.buffer.write(LENGTH.pack(-1) if status else LENGTH.pack(len(fault)) + fault)
+        sys.stdout.buffer.write(HEAD.pack(status, len(said)) + said)
         sys.stdout.buffer.flush()
 
 
