@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
 from quire.gateway.api.openapi.endpoints import ENDPOINTS

@@ -166,7 +166,7 @@ async def test_a_message_that_a_revoked_key_cannot_send_is_sent_with_another_one
     # A gateway knows of the revocation within a second.
     models = f"fetch('/v1/models', {{headers: {{'x-api-key': '{key}'}}}}).then((reply) => reply.status)"
     async with asyncio.timeout(LONG_MS / 1000):
-        while await page.evaluate(models) != 401:
+        while await page.evaluate(models) != 401:  # noqa: ASYNC110 - the gateway is another process
             await asyncio.sleep(0.05)
     await send(page, "Tell me a story about an owl.")
     refused = re.compile("^The server refuses this tab’s API key: The API key .* has expired or was revoked")
