@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+from functools import cache
 from importlib.resources import files
 
 from aiohttp import ETag, hdrs, web
@@ -63,6 +64,7 @@ def _ending(name: str) -> str:
     return name.rsplit(".", 1)[-1]
 
 
+@cache
 def _handler(name: str) -> Handler:
     """Compresses one file, and returns the handler that serves it."""
     body = content(name)

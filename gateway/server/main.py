@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 from dataclasses import replace
 
 import uvloop
@@ -49,7 +50,7 @@ def run(settings: GatewaySettings) -> int:
         gateway=settings.gateway_id,
     )
     try:
-        uvloop.run(_serve(settings))
+        uvloop.run(serve(settings))
     except StartError as error:
         give_up("quire gateway", with_sources(str(error), settings, os.environ))
         return 1
@@ -58,8 +59,13 @@ def run(settings: GatewaySettings) -> int:
     return 0
 
 
-async def _serve(settings: GatewaySettings) -> None:
-    listener = bind(settings.internal_host, settings.internal_port)
+async def serve(settings: GatewaySettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises StartError."""
+    with bind(settings.internal_host, settings.internal_port) as listener:
+        await _serve(settings, listener)
+
+
+async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     model = None if settings.discover_models else await asyncio.to_thread(_load, settings)
     tracer = start_tracing("gateway", settings.gateway_id, settings.otlp_endpoint, os.environ)
     server = await check_redis(settings.redis_url, model.name if model else REGISTRY_LANE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -104,6 +105,7 @@ def load_script(client: Redis, name: str) -> Script:
     return Script(client, script_source(name))
 
 
+@cache
 def script_source(name: str) -> str:
     """Return what Redis runs: the shared constants, `_limits.lua`, `_fair.lua`, `_stored.lua`,
     `_prelude.lua` and the script.

@@ -9,6 +9,7 @@ import pytest
 
 from quire.gateway.settings import GatewaySettings
 from tests.support.gateway.running import RunningGateway, running_gateway, write_model
+from tests.support.gateway.trials import forked_trials
 from tests.support.redis_server import RedisServer, running_redis
 
 
@@ -23,6 +24,12 @@ def redis_url(redis_server: RedisServer) -> str:
     with redis_server.client() as client:
         client.flushall()
     return redis_server.url
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trials() -> Iterator[None]:
+    with forked_trials():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -65,14 +65,13 @@ async def test_an_address_opens_its_endpoint(docs: Page, gateway: RunningGateway
     await expect(docs.locator("#post_tokenize")).to_have_attribute("open", "")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_the_page_can_be_read_by_everybody(docs: Page, scheme: str) -> None:
-    await docs.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    for block in await docs.locator("summary").all():
-        await block.click()
-    found = await docs.evaluate(FAINT)
-    assert found["count"] > 500
-    assert found["faint"] == []
+async def test_the_page_can_be_read_by_everybody(docs: Page) -> None:
+    await docs.evaluate("document.querySelectorAll('details').forEach((block) => { block.open = true; })")
+    for scheme in ("light", "dark"):
+        await docs.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        found = await docs.evaluate(FAINT)
+        assert found["count"] > 500
+        assert found["faint"] == []
     assert await docs.evaluate(MISTAKES) == []
     await docs.set_viewport_size({"width": 360, "height": 700})
     assert await docs.evaluate("document.documentElement.scrollWidth") <= 360

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
+from quire.shared.accounts.limits import AccountLimits
+from quire.shared.accounts.store import AccountStore
+from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.redis.clients import command_client
 from tests.conftest import quire_processes
-from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
+from tests.page.conftest import IN_BROWSER, open_chat, send, set_field, shared
 from tests.page.test_access import FAINT, MISTAKES
 from tests.support.gateway.running import until
 from tests.support.page.stub import Script, Stub
@@ -19,35 +24,31 @@ pytestmark = IN_BROWSER
 
 LONG_MS = 60_000
 NEEDS = "This server needs an API key. Ask whoever runs it for one."
-Keys = Callable[..., str]
 
 
 class Secured:
-    """A gateway with --require-keys, a worker of the demo model, and the command that makes keys."""
+    """A gateway with --require-keys, a worker of the demo model, and the store of its keys."""
 
-    def __init__(self, url: str, keys: Keys) -> None:
+    def __init__(self, url: str, store: AccountStore) -> None:
         self.url = url
-        self.keys = keys
+        self.store = store
 
-    def key(self, *limits: str) -> str:
+    async def key(self, **limits: Any) -> str:
         """Make a key; return its secret."""
-        return self.keys("create", *limits).splitlines()[-1].strip()
+        return (await self.store.create("acme", "web", "test", AccountLimits.of(limits)))[1]
 
 
-@pytest.fixture(scope="module")
-def secured() -> Iterator[Secured]:
+@shared
+async def secured() -> AsyncIterator[Secured]:
     with running_redis() as redis, quire_processes() as start:
-
-        def keys(action: str, *arguments: str) -> str:
-            process = start("keys", action, "--redis-url", redis.url, *arguments)
-            assert process.wait(LONG_MS / 1000) == 0, process.stderr
-            return process.stdout
-
-        keys("create")  # a gateway that needs keys does not start while there is none
+        client = command_client(redis.url, ACCOUNTS_TAG, connections=1)
+        store = AccountStore(client, "test")
+        await Secured("", store).key()  # a gateway that needs keys does not start while there is none
         start("worker", "--redis-url", redis.url)
         arguments = ("--port", "0", "--require-keys", "--engine-view", "on")
         gateway = start("gateway", "--redis-url", redis.url, *arguments)
-        yield Secured(gateway.wait_for(r"(http://127\.0\.0\.1:\d+)")[1], keys)
+        yield Secured(gateway.wait_for(r"(http://127\.0\.0\.1:\d+)")[1], store)
+        await client.aclose()
 
 
 async def use(page: Page, key: str) -> None:
@@ -82,7 +83,7 @@ async def test_the_chat_asks_for_a_key_and_keeps_it_for_its_tab(page: Page, secu
     await expect(page.locator("#input")).to_have_value("Tell me a story about a fox.")
     await use(page, "sk-quire-0123456789abcdef-" + "0" * 64)
     await expect(panel).to_contain_text("The server refuses this tab’s API key: The API key is not valid.")
-    await use(page, secured.key())
+    await use(page, await secured.key())
     await expect(panel).to_be_hidden()
     await expect(page.locator("#model-name")).to_have_text("demo")
     await page.press("#input", "Enter")
@@ -100,22 +101,23 @@ async def test_the_chat_asks_for_a_key_and_keeps_it_for_its_tab(page: Page, secu
     await expect(panel).to_contain_text(NEEDS)
 
 
-@pytest.mark.parametrize("path", ["/", "/engine", "/docs"])
-async def test_a_key_in_the_address_is_taken_and_removed(page: Page, secured: Secured, path: str) -> None:
+async def test_a_key_in_the_address_is_taken_and_removed(context: BrowserContext, secured: Secured) -> None:
     """Each page takes the key, and all pages of the tab use it."""
-    key = secured.key()
-    await page.goto(f"{secured.url}{path}#key={key}")
-    await page.wait_for_function("() => !location.hash")
-    assert page.url == secured.url + path
-    assert await page.evaluate("Object.values(localStorage).concat(document.cookie).join()") == ""
-    await page.click("nav >> text=Chat")
-    await expect(page.locator("#model-name")).to_have_text("demo")
+    key = await secured.key()
+    for path in ("/", "/engine", "/docs"):
+        page = await context.new_page()
+        await page.goto(f"{secured.url}{path}#key={key}")
+        await page.wait_for_function("() => !location.hash")
+        assert page.url == secured.url + path
+        assert await page.evaluate("Object.values(localStorage).concat(document.cookie).join()") == ""
+        await page.click("nav >> text=Chat")
+        await expect(page.locator("#model-name")).to_have_text("demo")
+        assert key not in await page.content()
     await page.click("nav >> text=Engine")
     await expect(page.locator("[data-figure=blocks_used]")).not_to_have_text("–", timeout=LONG_MS)
     await page.click("[data-demo=one]")
     await expect(page.locator("#try-status")).to_contain_text("Done", timeout=LONG_MS)
     await expect(page.locator(".key-panel")).to_have_count(0)
-    assert key not in await page.content()
 
 
 async def test_the_engine_page_asks_for_a_key(page: Page, secured: Secured) -> None:
@@ -123,13 +125,13 @@ async def test_the_engine_page_asks_for_a_key(page: Page, secured: Secured) -> N
     await expect(page.locator(".key-panel")).to_contain_text(NEEDS)
     await expect(page.locator("#when")).to_have_text("needs an API key")
     assert await page.evaluate(MISTAKES) == ["not one [role=status]"]
-    await use(page, secured.key())
+    await use(page, await secured.key())
     await expect(page.locator("[data-figure=blocks_used]")).not_to_have_text("–", timeout=LONG_MS)
     await expect(page.locator("#when")).to_have_text("live")
 
 
 async def test_what_the_key_does_not_allow_is_said(page: Page, secured: Secured) -> None:
-    await open_chat(page, f"{secured.url}#key={secured.key('--priority', 'standard')}")
+    await open_chat(page, f"{secured.url}#key={await secured.key(priority='standard')}")
     await page.click("#settings-button")
     await page.select_option("#priority", "interactive")
     await send(page, "Hello")
@@ -140,7 +142,7 @@ async def test_what_the_key_does_not_allow_is_said(page: Page, secured: Secured)
 
 
 async def test_a_limit_says_how_long_to_wait(page: Page, secured: Secured) -> None:
-    await open_chat(page, f"{secured.url}#key={secured.key('--requests-per-minute', '1')}")
+    await open_chat(page, f"{secured.url}#key={await secured.key(requests_per_minute=1)}")
     await set_field(page, max_tokens="4")
     await ask(page)
     await send(page, "Again")
@@ -156,10 +158,10 @@ async def test_a_limit_says_how_long_to_wait(page: Page, secured: Secured) -> No
 
 
 async def test_a_message_that_a_revoked_key_cannot_send_is_sent_with_another_one(page: Page, secured: Secured) -> None:
-    key = secured.key()
+    key = await secured.key()
     await open_chat(page, f"{secured.url}#key={key}")
     await ask(page)
-    secured.keys("revoke", "--id", key.split("-")[2])
+    await secured.store.revoke(key.split("-")[2])
     await expect(page.locator("#send")).to_be_visible()
     # A gateway knows of the revocation within a second.
     models = f"fetch('/v1/models', {{headers: {{'x-api-key': '{key}'}}}}).then((reply) => reply.status)"
@@ -172,7 +174,7 @@ async def test_a_message_that_a_revoked_key_cannot_send_is_sent_with_another_one
     refused = re.compile("^The server refuses this tab’s API key: The API key .* has expired or was revoked")
     await expect(page.locator(".trouble span").last).to_have_text(refused)
     await expect(page.locator("#key-note")).to_have_text(refused)
-    await use(page, secured.key())
+    await use(page, await secured.key())
     await expect(page.locator(".trouble").last).to_be_hidden()
     await expect(page.locator(".bubble")).to_have_count(2)
     await answered(page)
@@ -210,6 +212,7 @@ async def test_a_call_that_would_be_refused_again_is_not_repeated(chat: Page, st
 async def test_a_server_that_is_away_is_said_where_everybody_sees_it(page: Page, stub: Stub) -> None:
     """Also on a phone, where the header does not show the model."""
     await page.set_viewport_size({"width": 390, "height": 844})
+    await page.clock.install()
     await page.route("**/v1/models", lambda route: route.abort())
     await page.goto(stub.url)
     notice = page.locator("#notice")
@@ -218,6 +221,7 @@ async def test_a_server_that_is_away_is_said_where_everybody_sees_it(page: Page,
     await expect(page.locator("#input")).to_have_value("Hello")
     assert (await page.evaluate(FAINT))["faint"] == []
     await page.unroute("**/v1/models")
+    await page.clock.fast_forward(10_000)
     await expect(notice).to_be_hidden()
     await page.press("#input", "Enter")
     await Script().play(await stub.call(), ["fine"])

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.conftest import QuireProcess, children_of, quire_processes
+from tests.conftest import QuireProcess, quire_processes
 from tests.page.conftest import IN_BROWSER, open_chat, send, set_field
 from tests.page.test_stack import long_answers, text_of
 from tests.support.page.stub import CHAT
+from tests.support.redis_server import running_redis
 
 pytestmark = [*IN_BROWSER, pytest.mark.alone]
 
@@ -42,75 +42,60 @@ NOTE = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuireProcess]:
-    """A gateway and two workers."""
-    with quire_processes() as start:
-        state = tmp_path_factory.mktemp("state")
-        server = start("serve", "--workers", "2", "--port", "0", "--state-dir", str(state))
-        server.wait_ready()
-        yield server
+class Stack:
+    """A gateway, and the worker that a test has started last."""
+
+    def __init__(self, url: str, start_worker: Any) -> None:
+        self.url = url
+        self._start_worker = start_worker
+        self.worker: QuireProcess | None = None
+
+    def start_worker(self) -> None:
+        self.worker = self._start_worker()
+
+    def running_worker(self) -> QuireProcess:
+        """Return a worker that takes calls."""
+        if self.worker is None:
+            self.start_worker()
+        assert self.worker is not None
+        self.answer()
+        return self.worker
+
+    def answer(self) -> str:
+        """Return the text that a client without faults receives for the same request."""
+        body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+        data = json.dumps({**body, "max_tokens": LENGTH, "ignore_eos": True}).encode()
+        request = urllib.request.Request(self.url + CHAT, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as reply:
+            text: str = json.load(reply)["choices"][0]["message"]["content"]
+        return text
 
 
 @pytest.fixture(scope="module")
-def wanted(pair: QuireProcess) -> str:
-    """The text that a client without faults receives for the same request."""
-    body = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
-    url = pair.wait_ready() + CHAT
-    data = json.dumps({**body, "max_tokens": LENGTH, "ignore_eos": True}).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data, {"Content-Type": "application/json"})) as reply:
-        text: str = json.load(reply)["choices"][0]["message"]["content"]
-    return text
-
-
-def workers_of(server: QuireProcess) -> list[int]:
-    return [pid for pid, command in children_of(server.pid).items() if "-m quire worker" in command]
-
-
-def to_workers(server: QuireProcess, number: signal.Signals) -> None:
-    pids = workers_of(server)
-    assert len(pids) == 2
-    for pid in pids:
-        os.kill(pid, number)
+def stack() -> Iterator[Stack]:
+    with running_redis() as redis, quire_processes() as start:
+        gateway = start("gateway", "--redis-url", redis.url, "--port", "0")
+        url = gateway.wait_for(r"(http://127\.0\.0\.1:\d+)")[1]
+        yield Stack(url, lambda: start("worker", "--redis-url", redis.url))
 
 
 @asynccontextmanager
-async def without_workers(server: QuireProcess, number: signal.Signals) -> AsyncIterator[None]:
-    """Send this signal to the workers, and stop each worker that is started after it, until the block ends.
+async def waiting_chat(page: Page, stack: Stack, what: str) -> AsyncIterator[None]:
+    """Check that within three seconds the page says that no worker is available, and what happens to the request.
 
-    A worker that replaces a killed one can be ready before the gateway has noticed the death of the first. The page
-    then shows no notice, and that is right.
+    At the end, check that the notice goes when tokens arrive, and that the answer equals one without faults.
     """
-
-    async def stop_successors() -> None:
-        while True:
-            for pid in workers_of(server):
-                os.kill(pid, signal.SIGSTOP)
-            await asyncio.sleep(0.02)
-
-    to_workers(server, number)
-    task = asyncio.create_task(stop_successors())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        for pid in workers_of(server):
-            os.kill(pid, signal.SIGCONT)
-
-
-async def stop_in_mid_stream(page: Page, server: QuireProcess) -> None:
-    """Let the workers compute for 20 ms at a time until the page shows text, and leave them stopped.
-
-    A fast machine generates the whole answer in less time than a test needs to see its beginning.
-    """
-    async with asyncio.timeout(LONG_MS / 1000):
-        while not await page.locator(".live .text > *").count():
-            to_workers(server, signal.SIGCONT)
-            await asyncio.sleep(0.02)
-            to_workers(server, signal.SIGSTOP)
-            await asyncio.sleep(0.2)  # for the way of the tokens to the page, on a busy machine, too
+    await page.evaluate(NOTE)
+    state = page.locator(".state").last
+    await expect(state).to_contain_text("No worker is available.")
+    await expect(state).to_contain_text(what)
+    took: Any = await page.evaluate("window.noticed")
+    assert took < SOON_MS
+    yield
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    await expect(state).to_have_text("This answer reached its maximum length.")
+    assert await page.evaluate("window.later"), "no token came without the notice"
+    assert await text_of(page) == await asyncio.to_thread(stack.answer)
 
 
 async def open_long(page: Page, url: str) -> None:
@@ -119,53 +104,39 @@ async def open_long(page: Page, url: str) -> None:
     await set_field(page, temperature="0", max_tokens=str(LENGTH))
 
 
-async def noticed(page: Page, what: str) -> None:
-    """Check that within three seconds the page says that no worker is available, and what happens to the request."""
-    state = page.locator(".state").last
-    await expect(state).to_contain_text("No worker is available.")
-    await expect(state).to_contain_text(what)
-    took: Any = await page.evaluate("window.noticed")
-    assert took < SOON_MS
-
-
-async def completed(page: Page, wanted: str) -> None:
-    """Check that the notice goes when tokens arrive again, and that the answer equals one of workers without faults."""
-    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
-    await expect(page.locator(".state").last).to_have_text("This answer reached its maximum length.")
-    assert await page.evaluate("window.later"), "no token came without the notice"
-    assert await text_of(page) == wanted
-
-
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
-async def test_in_mid_stream(page: Page, pair: QuireProcess, wanted: str, number: signal.Signals) -> None:
-    await open_long(page, pair.wait_ready())
-    to_workers(pair, signal.SIGSTOP)
+async def test_before_any_worker_is_started(page: Page, stack: Stack) -> None:
+    assert stack.worker is None
+    await open_long(page, stack.url)
     await send(page, QUESTION)
-    await stop_in_mid_stream(page, pair)
-    await page.evaluate(NOTE)
-    async with without_workers(pair, number):
-        await noticed(page, "The answer waits for one and will resume.")
-    await completed(page, wanted)
+    async with waiting_chat(page, stack, "Your message is queued and will be answered."):
+        stack.start_worker()
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
-async def test_before_the_first_token(page: Page, pair: QuireProcess, wanted: str, number: signal.Signals) -> None:
-    await open_long(page, pair.wait_ready())
-    async with without_workers(pair, number):
-        await send(page, QUESTION)
-        await page.evaluate(NOTE)
-        await noticed(page, "Your message is queued and will be answered.")
+async def test_before_the_first_token(page: Page, stack: Stack) -> None:
+    """The worker hangs, and goes on later."""
+    worker = await asyncio.to_thread(stack.running_worker)
+    await open_long(page, stack.url)
+    worker.send(signal.SIGSTOP)
+    await send(page, QUESTION)
+    async with waiting_chat(page, stack, "Your message is queued and will be answered."):
         await expect(page.locator(".text")).to_have_text("")
-    await completed(page, wanted)
+        worker.send(signal.SIGCONT)
 
 
-async def test_before_any_worker_is_started(page: Page, redis_url: str, wanted: str) -> None:
-    with quire_processes() as start:
-        gateway = start("gateway", "--redis-url", redis_url, "--port", "0")
-        url = gateway.wait_for(r"(http://127\.0\.0\.1:\d+)")[1]
-        await open_long(page, url)
-        await send(page, QUESTION)
-        await page.evaluate(NOTE)
-        await noticed(page, "Your message is queued and will be answered.")
-        start("worker", "--redis-url", redis_url)
-        await completed(page, wanted)
+async def test_in_mid_stream(page: Page, stack: Stack) -> None:
+    """The worker dies, and another one takes its request over."""
+    worker = await asyncio.to_thread(stack.running_worker)
+    await open_long(page, stack.url)
+    worker.send(signal.SIGSTOP)
+    await send(page, QUESTION)
+    # A fast machine generates the whole answer in less time than a test needs to see its beginning, so the worker
+    # computes for 20 ms at a time until the page shows text.
+    async with asyncio.timeout(LONG_MS / 1000):
+        while not await page.locator(".live .text > *").count():
+            worker.send(signal.SIGCONT)
+            await asyncio.sleep(0.02)
+            worker.send(signal.SIGSTOP)
+            await asyncio.sleep(0.2)  # for the way of the tokens to the page, on a busy machine, too
+    worker.kill()
+    async with waiting_chat(page, stack, "The answer waits for one and will resume."):
+        stack.start_worker()

@@ -13,7 +13,6 @@ from playwright.async_api import Page, Route, expect
 
 from tests.conftest import QuireProcess, children_of, quire_processes
 from tests.page.conftest import IN_BROWSER, open_chat, send, set_field, stored
-from tests.support.page.frames import watch_frames, watched_frames
 from tests.support.page.stub import CHAT
 
 pytestmark = IN_BROWSER
@@ -126,19 +125,3 @@ async def test_several_answers_side_by_side(page: Page, stack: QuireProcess) -> 
     boxes = [await card.bounding_box() for card in await page.locator(".answer").all()]
     assert len({box["x"] for box in boxes if box}) > 1
     await expect(page.locator("#status")).to_have_text("All answers are complete.")
-
-
-@pytest.mark.alone
-async def test_sixty_streams_at_once(page: Page, stack: QuireProcess) -> None:
-    """All streams complete. test_sixty.py measures the page's frames without a worker on the same cores."""
-    await open_chat(page, stack.wait_ready())
-    await set_field(page, n="12", sweep="0.6, 0.7, 0.8, 0.9, 1")
-    await watch_frames(page)
-    await send(page, "Tell me a story about a lighthouse.")
-    await expect(page.locator(".answer")).to_have_count(60)
-    await expect(page.locator(".answer .text p")).not_to_have_count(0, timeout=LONG_MS)  # a fast worker may have ended
-    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
-    print(f"60 streams of a worker beside it: {await watched_frames(page)}")
-    texts = await page.locator(".text").all_text_contents()
-    assert len(texts) == 60
-    assert all(texts)

@@ -13,6 +13,9 @@ from tests.support.page.stub import MODEL, Script, Stub
 
 pytestmark = IN_BROWSER
 
+# Longer than the page waits for a token before it asks for the reason.
+SILENT_MS = 1500
+
 
 async def test_an_answer_streams_with_its_numbers(chat: Page, stub: Stub) -> None:
     script = Script()
@@ -73,40 +76,47 @@ async def test_a_burst_has_no_rate_and_tokens_that_come_together_are_one_arrival
 
 
 @pytest.mark.parametrize("redis", [True, False])
-async def test_a_silent_answer_says_what_it_waits_for(chat: Page, stub: Stub, redis: bool) -> None:
-    state = chat.locator(".state")
-    call, script = await begin(chat, stub)
+async def test_a_silent_answer_says_what_it_waits_for(page: Page, stub: Stub, redis: bool) -> None:
+    await page.clock.install()
+    await open_chat(page, stub.url)
+    state = page.locator(".state").last
+    call, script = await begin(page, stub)
     stub.status |= {"redis": redis, "responding": 0}
     why = "No worker is available." if redis else "Redis does not answer."
+    await page.clock.fast_forward(SILENT_MS)
     await expect(state).to_contain_text(why)
     await expect(state).to_contain_text("will resume")
-    await expect(chat.locator("#status")).to_contain_text(why)
+    await expect(page.locator("#status")).to_contain_text(why)
     # One token shows progress, whatever the status line says.
     await call.write(script.text(2, " two"))
     await expect(state).to_have_text("")
+    await page.clock.fast_forward(SILENT_MS)
     await expect(state).to_contain_text(why)
     stub.status |= {"redis": True, "responding": 1}
+    await page.clock.fast_forward(SILENT_MS)
     await expect(state).to_have_text("")
     await call.write(script.end(2))
     await call.end()
-    await expect(chat.locator("#send")).to_be_visible()
-    await send(chat, "Again")
+    await expect(page.locator("#send")).to_be_visible()
+    await send(page, "Again")
     call = await stub.call()
     await call.accept("02" * 16)
     stub.status |= {"redis": redis, "responding": 0}
-    await expect(state.last).to_contain_text(why)
-    await expect(state.last).to_contain_text("Your message is queued" if redis else "Your message waits")
-    await chat.press("body", "Escape")
-    await expect(state.last).to_have_text("Stopped.")
+    await page.clock.fast_forward(SILENT_MS)
+    await expect(state).to_contain_text(why)
+    await expect(state).to_contain_text("Your message is queued" if redis else "Your message waits")
+    await page.press("body", "Escape")
+    await expect(state).to_have_text("Stopped.")
 
 
-async def test_a_silent_answer_of_workers_that_respond_says_nothing(chat: Page, stub: Stub) -> None:
-    call, _ = await begin(chat, stub)
-    async with chat.expect_response("**/status"):
-        pass
-    async with chat.expect_response("**/status"):
-        pass
-    await expect(chat.locator(".state")).to_have_text("")
+async def test_a_silent_answer_of_workers_that_respond_says_nothing(page: Page, stub: Stub) -> None:
+    await page.clock.install()
+    await open_chat(page, stub.url)
+    call, _ = await begin(page, stub)
+    for _ in range(2):
+        async with page.expect_response("**/status"):
+            await page.clock.fast_forward(SILENT_MS)
+    await expect(page.locator(".state")).to_have_text("")
     call.cut()
 
 
@@ -196,17 +206,19 @@ async def test_a_call_whose_reply_was_lost_is_made_again_under_the_same_key(chat
     await expect(chat.locator(".text")).to_have_text("Here")
 
 
-@pytest.mark.parametrize(("status", "code"), [(429, "queue_full"), (503, "broker_unavailable")])
-async def test_a_gateway_that_says_when_is_asked_then(chat: Page, stub: Stub, status: int, code: str) -> None:
-    loop = asyncio.get_running_loop()
-    await send(chat, "Hello")
-    (await stub.call()).refuse(status, "It is full.", code, Retry_After="2")
-    began = loop.time()
-    await expect(chat.locator(".state")).to_have_text(re.compile(r"It is full. Again in [12] s…"))
-    call = await stub.call()
-    assert loop.time() - began > 1.5
-    await Script().play(call, ["Now"])
-    await expect(chat.locator(".text")).to_have_text("Now")
+async def test_a_gateway_that_says_when_is_asked_then(page: Page, stub: Stub) -> None:
+    await page.clock.install()
+    await open_chat(page, stub.url)
+    await send(page, "Hello")
+    for status, code in ((429, "queue_full"), (503, "broker_unavailable")):
+        (await stub.call()).refuse(status, "It is full.", code, Retry_After="60")
+        await expect(page.locator(".state")).to_have_text(re.compile(r"It is full. Again in (60|5\d) s…"))
+        await page.clock.fast_forward(40_000)
+        await expect(page.locator(".state")).to_have_text(re.compile(r"It is full. Again in 1?\d s…"))
+        assert stub.calls.empty()
+        await page.clock.fast_forward(20_000)
+    await Script().play(await stub.call(), ["Now"])
+    await expect(page.locator(".text")).to_have_text("Now")
 
 
 async def test_an_error_in_a_stream_is_shown_and_can_be_retried(chat: Page, stub: Stub) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from http import HTTPStatus
 
 from aiohttp import web
@@ -155,9 +156,14 @@ def document(model: str) -> Schema:
     }
 
 
+@lru_cache(maxsize=8)
+def _written(model: str) -> bytes:
+    return json.dumps(document(model), separators=(",", ":")).encode()
+
+
 def handler(model: str) -> Handler:
     """The handler of the document of a gateway that serves `model`. The document is written once."""
-    body = json.dumps(document(model), separators=(",", ":")).encode()
+    body = _written(model)
 
     async def show(request: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-cache"})

@@ -190,18 +190,18 @@ async def test_the_number_of_inputs_is_limited_by_a_setting(start_gateway: Start
 
 
 async def test_the_salt_and_the_default_pooling_reach_the_worker(start_gateway: Start, tmp_path: Path) -> None:
-    folder = write_model(tmp_path / MODEL)
-    (folder / "1_Pooling").mkdir()
-    config = folder / "1_Pooling" / "config.json"
-    config.write_text('{"pooling_mode": "mean"}')
-    gateway = await start_gateway(model=str(folder))
+    async def start(mode: str) -> RunningGateway:
+        folder = write_model(tmp_path / mode / MODEL)
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}))
+        return await start_gateway(model=str(folder))
+
+    gateway = await start("mean")
     async with gateway.worker(embedder) as worker:
         assert (await embed(gateway, cache_salt="mine")).status == 200
         assert (await embed(gateway, pooling="last")).status == 200
     assert [(one.pooling, one.cache_salt) for one in worker.claimed] == [("mean", "mine"), ("last", "")]
-    config.write_text('{"pooling_mode": "cls"}')
-    gateway = await start_gateway(model=str(folder))
-    reply = await embed(gateway)
+    reply = await embed(await start("cls"))
     assert (reply.status, reply.error["param"]) == (400, "pooling")
 
 

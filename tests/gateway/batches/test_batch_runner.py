@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.gateway.batches import batch_runner, batch_store
+from quire.gateway.batches import batch_runner, batch_store, validation
 from quire.gateway.batches.batch import BatchStatus
 from quire.gateway.batches.batch_runner import BatchRunner
 from quire.gateway.batches.batch_service import BATCHES
@@ -129,15 +129,18 @@ async def test_a_gateway_that_ends_hands_its_windows_over_at_once(start_gateway:
     assert batch["status"] == "completed"
 
 
-async def test_several_gateways_share_a_batch(start_gateway: Start, tmp_path: Path) -> None:
-    gateways = [await start_gateway(files_dir=str(tmp_path), batch_lines_in_flight=64) for _ in range(2)]
-    lines = [chat_line(number) for number in range(1500)]
+async def test_several_gateways_share_a_batch(
+    start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "WINDOW_LINES", 20)
+    gateways = [await start_gateway(files_dir=str(tmp_path), batch_lines_in_flight=8) for _ in range(2)]
+    lines = [chat_line(number) for number in range(300)]
     client = BatchClient(gateways[0])
     async with gateways[0].worker(emit([ord("a"), ord("b"), ord("c")])) as worker:
         batch = await client.ended((await client.create(jsonl(lines)))["id"])
-        assert len(worker.claimed) == 1500
+        assert len(worker.claimed) == 300
     output, _ = await client.outputs(batch)
-    assert [line["custom_id"] for line in output] == [f"line-{number}" for number in range(1500)]
+    assert [line["custom_id"] for line in output] == [f"line-{number}" for number in range(300)]
     assert all(gateway.gateway.process.batch_meter.completed > 0 for gateway in gateways)
     assert await left_in_redis(gateways[0]) == []
 
@@ -145,12 +148,12 @@ async def test_several_gateways_share_a_batch(start_gateway: Start, tmp_path: Pa
 async def test_batches_take_turns(start_gateway: Start, tmp_path: Path) -> None:
     gateway = await start_gateway(files_dir=str(tmp_path), batch_lines_in_flight=32)
     client = BatchClient(gateway)
-    long = await client.create(jsonl([chat_line(number) for number in range(1500)]))
+    long = await client.create(jsonl([chat_line(number) for number in range(600)]))
     short = await client.create(jsonl([chat_line(number) for number in range(10)]))
     async with gateway.worker(emit([ord("a")])):
         await client.ended(short["id"])
         assert (await client.show(long["id"]))["status"] == "in_progress"
-        assert (await client.ended(long["id"]))["request_counts"]["completed"] == 1500
+        assert (await client.ended(long["id"]))["request_counts"]["completed"] == 600
 
 
 async def test_a_window_that_waits_is_handed_back_only_for_one_that_is_begun(

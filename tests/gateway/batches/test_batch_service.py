@@ -47,15 +47,15 @@ async def left_in_redis(gateway: RunningGateway) -> list[bytes]:
 
 
 async def test_a_batch_has_one_line_of_output_for_each_line(gateway: RunningGateway, client: BatchClient) -> None:
-    lines = [chat_line(number) for number in range(300)]
+    lines = [chat_line(number) for number in range(100)]
     content = b"\n" * 5000 + jsonl(lines).replace(b"\n", b"\n \r\n")  # blank lines are not counted
     async with gateway.worker(emit([ord("a"), ord("b")])) as worker:
         batch = await client.create(content, metadata={"job": "7"})
         assert batch["status"] == "validating"
         batch = await client.ended(batch["id"])
-        assert len(worker.claimed) == 300
+        assert len(worker.claimed) == 100
     assert batch["status"] == "completed", batch
-    assert batch["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
+    assert batch["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
     assert batch["metadata"] == {"job": "7"}
     assert batch["model"] == MODEL
     assert batch["error_file_id"] is None
@@ -279,7 +279,7 @@ async def test_a_cancelled_batch_keeps_its_answers_and_names_the_lines_that_did_
             await asyncio.sleep(0.001)
             yield (Delta(0, (ord("a"),)),), None
 
-    lines = [chat_line(number, max_tokens=1 if number < 10 else 400) for number in range(600)]
+    lines = [chat_line(number, max_tokens=1 if number < 10 else 400) for number in range(200)]
     async with gateway.worker(script) as worker:
         batch = await client.create(jsonl(lines))
 
@@ -292,10 +292,10 @@ async def test_a_cancelled_batch_keeps_its_answers_and_names_the_lines_that_did_
         batch = await client.ended(batch["id"])
         before = len(worker.claimed)
     assert batch["status"] == "cancelled"
-    assert batch["request_counts"] == {"total": 600, "completed": 10, "failed": 590}
+    assert batch["request_counts"] == {"total": 200, "completed": 10, "failed": 190}
     output, errors = await client.outputs(batch)
     assert [line["custom_id"] for line in output] == [f"line-{number}" for number in range(10)]
-    assert [line["custom_id"] for line in errors] == [f"line-{number}" for number in range(10, 600)]
+    assert [line["custom_id"] for line in errors] == [f"line-{number}" for number in range(10, 200)]
     assert {(line["response"], line["error"]["code"]) for line in errors} == {(None, "batch_cancelled")}
     # Not more lines than were in flight have ever run.
     assert before <= 10 + gateway.settings.batch_lines_in_flight
@@ -322,7 +322,7 @@ async def test_an_expired_batch_names_the_lines_that_did_not_end(gateway: Runnin
     keys, redis = BatchKeys(), gateway.gateway.process.account_client
     gateway.gateway.draining = True  # no window is begun before the record is changed
     async with gateway.worker(endless(ord("a"))):
-        batch = await client.create(jsonl([chat_line(number) for number in range(300)]))
+        batch = await client.create(jsonl([chat_line(number) for number in range(100)]))
         # As if the batch had been created long ago.
         key = keys.batch(batch["id"].removeprefix("batch_"))
         await redis.hset(key, "expires", int(time.time()) + 2)
@@ -330,10 +330,10 @@ async def test_an_expired_batch_names_the_lines_that_did_not_end(gateway: Runnin
         batch = await client.ended(batch["id"])
     assert batch["status"] == "expired"
     assert batch["expired_at"]
-    assert batch["request_counts"] == {"total": 300, "completed": 0, "failed": 300}
+    assert batch["request_counts"] == {"total": 100, "completed": 0, "failed": 100}
     output, errors = await client.outputs(batch)
     assert output == []
-    assert [line["custom_id"] for line in errors] == [f"line-{number}" for number in range(300)]
+    assert [line["custom_id"] for line in errors] == [f"line-{number}" for number in range(100)]
     assert {line["error"]["code"] for line in errors} == {"batch_expired"}
 
 

@@ -35,7 +35,7 @@ def texts(case: Case) -> st.SearchStrategy[list[str]]:
 def test_parts_do_not_depend_on_the_pieces(case: Case, is_forced: bool) -> None:
     form = FORMATS[case.name]
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(texts(case))
     def check(pieces: list[str]) -> None:
         text = "".join(pieces)

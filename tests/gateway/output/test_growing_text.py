@@ -98,7 +98,7 @@ def test_malformed(reading: Reading, text: str) -> None:
             read(reading, *pieces)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

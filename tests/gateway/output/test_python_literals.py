@@ -23,7 +23,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(VALUES)
 def test_any_literal_becomes_the_json_of_its_value(value: Any) -> None:
     for end in (", ", ")"):

@@ -184,7 +184,7 @@ def test_any_answer_that_the_grammar_allows_is_read(case: Case, mode: ToolMode) 
     allowed = answers(case, ToolChoice(mode), with_tokens=True)
     form = FORMATS[case.name]
     count = calls = 0
-    for seed in range(60):
+    for seed in range(30):
         choose = random.Random(seed)
         text = allowed.walk(choose, begin=allowed.accepted(case.one[: choose.randrange(len(case.one))]))
         if text is None:
@@ -197,8 +197,8 @@ def test_any_answer_that_the_grammar_allows_is_read(case: Case, mode: ToolMode) 
         assert parse(form.parser(TOOLS, is_forced=True), *text) == parts, text
         # A parser without the guarantee of a grammar finds the same parts.
         assert parse(form.parser(TOOLS), text) == parts, text
-    assert count > 20
-    assert calls > 10
+    assert count > 10
+    assert calls > 5
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)

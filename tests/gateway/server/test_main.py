@@ -19,13 +19,17 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.server.main import serve
 from quire.gateway.settings import GatewaySettings
+from quire.shared.errors import StartError
 from quire.shared.settings import to_environ
 
 START = """
 import os, sys
 from quire.gateway.server.main import run
+from quire.gateway.server.main import serve
 from quire.gateway.settings import GatewaySettings
+from quire.shared.errors import StartError
 from quire.shared.settings import load
 sys.exit(run(load(GatewaySettings, [], os.environ, prog="gateway")))
 """
@@ -69,55 +73,45 @@ def settings(redis_url: str, model_folder: Path, **changes: Any) -> GatewaySetti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_listens_on_a_free_port_says_so_and_ends_cleanly(
-    redis_url: str, model_folder: Path, number: signal.Signals
-) -> None:
-    with running(settings(redis_url, model_folder)) as (process, url, lines):
-        with urllib.request.urlopen(url + "/v1/models") as reply:
-            assert reply.status == 200
-        process.send_signal(number)
-        assert process.wait(20) == 0
-    text = "".join(lines)
-    assert "Traceback" not in text
-    assert "GET /v1/models 200" in text
-
-
-@pytest.mark.slow
-def test_after_sigterm_it_is_not_ready_and_accepts_calls_for_a_while(redis_url: str, model_folder: Path) -> None:
-    """A load balancer sees /readyz fail before a connection is refused."""
-    with running(settings(redis_url, model_folder, shutdown_delay_s=3, drain_s=0)) as (process, url, lines):
-        process.send_signal(signal.SIGTERM)
-        while not any("not ready any more" in line for line in lines):
-            time.sleep(0.01)
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(url + "/readyz")
-        assert refused.value.code == 503
-        assert "this gateway is shutting down" in refused.value.read().decode()
-        with urllib.request.urlopen(url + "/v1/models") as reply:
-            assert reply.status == 200
-        assert process.wait(20) == 0
-
-
-@pytest.mark.slow
-def test_ctrl_c_does_not_wait_for_load_balancers(redis_url: str, model_folder: Path) -> None:
-    with running(settings(redis_url, model_folder, shutdown_delay_s=600, drain_s=0)) as (process, _, _):
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-
-
-def test_it_never_loads_torch_and_stays_small(redis_url: str, model_folder: Path) -> None:
-    with running(settings(redis_url, model_folder)) as (process, url, _):
+def test_it_stays_small_and_ends_in_steps_on_sigterm(redis_url: str, model_folder: Path) -> None:
+    """A load balancer sees /readyz fail before a connection is refused, and open connections end after the drain."""
+    given = settings(redis_url, model_folder, shutdown_delay_s=1, drain_s=0.2)
+    with running(given) as (process, url, lines):
         with urllib.request.urlopen(url + "/v1/models") as reply:
             assert reply.status == 200
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         status = Path(f"/proc/{process.pid}/status").read_text()
-        process.send_signal(signal.SIGTERM)
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        with socket.create_connection(address) as idle, socket.create_connection(address) as busy:
+            idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert idle.recv(100).startswith(b"HTTP/1.1 200")
+            busy.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+            process.send_signal(signal.SIGTERM)
+            while not any("not ready any more" in line for line in lines):
+                time.sleep(0.01)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(url + "/readyz")
+            assert refused.value.code == 503
+            assert "this gateway is shutting down" in refused.value.read().decode()
+            with urllib.request.urlopen(url + "/v1/models") as reply:
+                assert reply.status == 200
+            assert process.wait(20) == 0
+    text = "".join(lines)
+    assert "Traceback" not in text
+    assert "GET /v1/models 200" in text
     assert "libtorch" not in maps
     assert "numpy" not in maps
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
     assert int(found[1]) < MAX_RSS_MB * 1024
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_load_balancers(redis_url: str, model_folder: Path) -> None:
+    with running(settings(redis_url, model_folder, shutdown_delay_s=600, drain_s=0)) as (process, _, lines):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    assert "Traceback" not in "".join(lines)
 
 
 def test_no_import_of_the_gateway_brings_torch_or_transformers() -> None:
@@ -133,70 +127,39 @@ def test_no_import_of_the_gateway_brings_torch_or_transformers() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def refusal(given: GatewaySettings) -> str:
-    """The one line on standard error with which the process refuses to start."""
-    result = subprocess.run(**command(given), timeout=30, check=False)
+def test_what_keeps_it_from_starting_is_one_line(redis_url: str, tmp_path: Path) -> None:
+    result = subprocess.run(**command(settings(redis_url, tmp_path / "missing")), timeout=30, check=False)
     assert result.returncode == 1, result.stderr
     *logged, line = result.stderr.strip().split("\n")
     assert not [text for text in logged if "Traceback" in text or "ERROR" in text]
     assert line.startswith("quire gateway: ")
-    return line
-
-
-@pytest.mark.slow
-def test_a_port_in_use(redis_url: str, model_folder: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        line = refusal(settings(redis_url, model_folder, port=port))
-    assert f"cannot listen on 127.0.0.1 port {port}" in line
-    assert "--port" in line
-
-
-@pytest.mark.slow
-def test_no_redis(model_folder: Path) -> None:
-    line = refusal(settings("redis://user:hidden@127.0.0.1:1/0", model_folder))
-    assert "no Redis at redis://user:***@127.0.0.1:1/0" in line
-    assert "--redis-url" in line
-    assert "hidden" not in line
-
-
-@pytest.mark.slow
-def test_a_redis_url_that_is_none(model_folder: Path) -> None:
-    assert "is not a Redis URL" in refusal(settings("http://127.0.0.1", model_folder))
-
-
-def test_no_model(redis_url: str, tmp_path: Path) -> None:
-    line = refusal(settings(redis_url, tmp_path / "missing"))
     assert "there is no folder" in line
     assert "--model" in line
 
 
-@pytest.mark.slow
-def test_a_hub_name_that_cannot_be_had(redis_url: str) -> None:
-    line = refusal(GatewaySettings(model="nobody/nothing", redis_url=redis_url, port=0))
-    expected = (
-        "model: 'nobody/nothing' is not a folder, and as a Hugging Face name it is neither downloaded nor reachable"
-    )
-    assert expected in line
-    assert "connect to huggingface.co once" in line
+async def refusal(given: GatewaySettings) -> str:
+    """Return why a gateway with these settings does not start."""
+    with pytest.raises(StartError) as refused:
+        await serve(given)
+    return str(refused.value)
 
 
-@pytest.mark.slow
-def test_a_broken_tokenizer(redis_url: str, tmp_path: Path) -> None:
+async def test_a_setting_that_keeps_it_from_starting_is_named(
+    redis_url: str, model_folder: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = await refusal(settings(redis_url, model_folder, port=port))
+    assert f"cannot listen on 127.0.0.1 port {port}" in line
+    assert "--port" in line
+    assert "is not a Redis URL" in await refusal(settings("http://127.0.0.1", model_folder))
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{broken")
-    assert "is not a tokenizer" in refusal(settings(redis_url, tmp_path))
-
-
-def test_a_name_that_keys_cannot_hold(redis_url: str, model_folder: Path) -> None:
-    line = refusal(settings(redis_url, model_folder, served_model_name="a{b}"))
-    assert "--served-model-name" in line
-
-
-def test_an_origin_that_no_browser_sends(redis_url: str, model_folder: Path) -> None:
-    line = refusal(settings(redis_url, model_folder, cors_origins="https://app.example.com/path"))
+    assert "is not a tokenizer" in await refusal(settings(redis_url, tmp_path))
+    assert "--served-model-name" in await refusal(settings(redis_url, model_folder, served_model_name="a{b}"))
+    line = await refusal(settings(redis_url, model_folder, cors_origins="https://app.example.com/path"))
     assert "--cors-origins (QUIRE_CORS_ORIGINS)" in line
     assert "'https://app.example.com/path' is not an origin" in line
 
@@ -204,15 +167,3 @@ def test_an_origin_that_no_browser_sends(redis_url: str, model_folder: Path) -> 
 def test_the_redis_url_is_not_shown_to_others() -> None:
     given = GatewaySettings(redis_url="redis://:secret@host/0")
     assert "secret" not in repr(given)
-
-
-@pytest.mark.slow
-def test_open_connections_do_not_keep_it_alive_for_ever(redis_url: str, model_folder: Path) -> None:
-    with running(settings(redis_url, model_folder, drain_s=0.2)) as (process, url, _):
-        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        with socket.create_connection(address) as idle, socket.create_connection(address) as busy:
-            idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert idle.recv(100).startswith(b"HTTP/1.1 200")
-            busy.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0

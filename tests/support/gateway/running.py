@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +259,13 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.005)
 
 
+# Most tests serve the same folder. No test changes a folder from which a gateway was started.
+_load = lru_cache(maxsize=8)(load_model)
+
+
 @asynccontextmanager
 async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
-    model = load_model(
+    model = _load(
         settings.model,
         settings.name,
         settings.generation_config == "auto",

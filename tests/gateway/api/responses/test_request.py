@@ -134,7 +134,7 @@ LIMITS = RequestLimits(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(body=st.dictionaries(st.sampled_from(tuple(RESPONSES)), VALUES, max_size=6))
 def test_any_body_is_read_or_refused(body: dict[str, Any]) -> None:
     refusal = ApiError("none", param="none")

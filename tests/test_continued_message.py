@@ -19,17 +19,18 @@ def by_transformers(source: str, messages: list[dict[str, Any]]) -> str:
     return str(text)
 
 
-@pytest.mark.parametrize("answer", ["Once upon", "Once upon ", "  Once\n", "Once CONTINUE_FINAL_MESSAGE_TAG upon", ""])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_text_is_that_of_transformers(name: str, answer: str) -> None:
-    messages = [QUESTION, {"role": "assistant", "content": answer}]
-    try:
-        expected = by_transformers(TEMPLATES[name], messages)
-    except Exception:
-        with pytest.raises(TemplateFailure):
-            render_continued(ChatTemplate(TEMPLATES[name], TOKENS).render, messages)
-        return
-    assert render_continued(ChatTemplate(TEMPLATES[name], TOKENS).render, messages) == expected
+def test_the_text_is_that_of_transformers(name: str) -> None:
+    render = ChatTemplate(TEMPLATES[name], TOKENS).render
+    for answer in ("Once upon", "Once upon ", "  Once\n", "Once CONTINUE_FINAL_MESSAGE_TAG upon", ""):
+        messages = [QUESTION, {"role": "assistant", "content": answer}]
+        try:
+            expected = by_transformers(TEMPLATES[name], messages)
+        except Exception:
+            with pytest.raises(TemplateFailure):
+                render_continued(render, messages)
+        else:
+            assert render_continued(render, messages) == expected
 
 
 def test_the_last_text_of_a_message_in_parts_is_continued() -> None:
