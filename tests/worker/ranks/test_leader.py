@@ -27,7 +27,7 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.support.parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.engine.test_pooling import by_engine, vectors
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

@@ -19,11 +19,10 @@ from quire.worker.ranks.leader import Followers, LeadingTransformersModel
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import EOS_TOKEN_ID, make_checkpoint
 from tests.support.hybrid_checkpoints import make_hybrid
+from tests.support.parity import MAX_TOKENS, by_hugging_face, load, prompts
 from tests.support.quantized import quantize_checkpoint
 from tests.support.selection import one_in
 from tests.support.transformers_checkpoints import make_kind
-from tests.support.transformers_models import load
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.engine.test_pooling import by_engine, vectors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
