@@ -9,38 +9,30 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from quire import kernels
 from quire.ops.tools.marked_tables import update_page
 from quire.shared.messages import SamplingParams
-from quire.worker.engine.engine import Engine
-from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig
-from quire.worker.models.decoder import Decoder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.paged import PagedModel
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import KINDS as OTHER_KINDS
 from tests.support.architectures import ARCHITECTURES
-from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.support.parity import assert_ends, assert_greedy, load_own, make_engine, prompts, reference
 from tests.support.transformers_checkpoints import make_other
 from tests.support.vision_checkpoints import VISION, make_vision
-from tests.worker.engine.test_engine_parity import prompts
 
 OWN_DECODER, TRANSFORMERS, REFUSED = "Quire's decoder", "Transformers", "refused"
 PAGE = "models.md"
-# So few blocks that sequences are preempted; prompts are computed in chunks of 32 tokens.
-LIMITS: dict[str, Any] = {"num_blocks": 24, "block_size": 8, "max_num_seqs": 8, "max_num_batched_tokens": 32}
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 NUM_PROMPTS = 12
-NUM_STATE_SLOTS = 60  # of a model with recurrent states
 
 
 class Served(NamedTuple):
@@ -62,42 +54,25 @@ def measure(kind: str, folder: Path) -> Served:
     (architecture,) = json.loads((path / "config.json").read_text())["architectures"]
     try:
         config = choose_model(path)
-        ops = kernels.select_ops("cpu", torch.float32)
         model: PagedModel
         if isinstance(config, ModelConfig):
-            model, by = Decoder.load(path, ops, torch.float32, "cpu"), OWN_DECODER
+            model, by = load_own(path), OWN_DECODER
         else:
+            ops = kernels.select_ops("cpu", torch.float32)
             model, by = TransformersModel.load(config, ops, "cpu"), TRANSFORMERS
     except CheckpointError as error:
         return Served(kind, architecture, REFUSED, _reason(str(error), str(path), architecture))
-    limits = LIMITS | {"max_model_len": model.max_model_len, "prefix_caching": True}
-    if getattr(model, "state_bytes", 0):
-        limits |= {"num_state_slots": NUM_STATE_SLOTS}
-    engine = Engine(model, EngineLimits(**limits), config.eos_token_ids, None)
-    engine.checks_itself = True
+    engine = make_engine(model, num_blocks=24, max_num_seqs=8, prefix_caching=True)
     texts = prompts()[:NUM_PROMPTS]
     found = [choices[0] for choices in generate(engine, texts, GREEDY)]
     assert engine.groups.num_preemptions > 0
+    assert len({tuple(one) for one in found}) > len(found) // 4
+    assert_ends(found, model.config.eos_token_ids, GREEDY.max_tokens)
     assert_greedy(reference(path), texts, found)
-    assert [choices[0] for choices in generate(engine, texts, GREEDY)] == found, "out of the prefix cache"
+    hits = engine.scheduler.blocks.counters.prefix_hits
+    assert [choices[0] for choices in generate(engine, texts[-2:] * 2, GREEDY)] == found[-2:] * 2
+    assert engine.scheduler.blocks.counters.prefix_hits > hits, "out of the prefix cache"
     return Served(kind, architecture, by)
-
-
-def reference(path: Path) -> Any:
-    """Load a checkpoint with Transformers, without two faults of it.
-
-    The attention that it calls eager adds the biases of Falcon twice, and it does not read alibi_bias_max of MPT.
-    """
-    import transformers
-
-    text = (path / "config.json").read_text()
-    (name,) = json.loads(text)["architectures"]
-    attention = "sdpa" if '"model_type": "falcon"' in text else "eager"
-    model = load_reference(path, getattr(transformers, name), attention)
-    if '"model_type": "mpt"' in text:
-        body, largest = model.transformer, model.config.attn_config.alibi_bias_max
-        body.build_mpt_alibi_tensor = partial(body.build_mpt_alibi_tensor, alibi_bias_max=largest)
-    return model
 
 
 def _reason(error: str, path: str, architecture: str) -> str:

@@ -26,3 +26,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def thread_counts() -> Iterator[None]:
+    """Restore the thread counts, which build_engine sets for the process."""
+    before = torch.get_num_threads(), kernels.num_threads()
+    yield
+    torch.set_num_threads(before[0])
+    kernels.set_num_threads(before[1])

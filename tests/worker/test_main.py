@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from quire.shared.errors import StartError
+from quire.worker.build import build_engine
+from quire.worker.settings import WorkerSettings
 from tests.conftest import QuireProcess, StartQuire
+from tests.support.quantized import edit_config
 from tests.support.redis_server import running_redis
 
 
@@ -41,30 +45,39 @@ def test_settings_that_do_not_fit_each_other_are_told_with_their_sources(
     assert line.endswith("(--beat-s came as QUIRE_BEAT_S from the environment)")
 
 
-@pytest.mark.slow
-def test_a_missing_tensor(start_quire: StartQuire, redis_url: str, broken_model: Path) -> None:
-    config = json.loads((broken_model / "config.json").read_text())
-    (broken_model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 7}))
-    line = refusal(start_quire, str(broken_model), "--redis-url", redis_url)
-    assert "model.layers.3" in line
+PREFIX = f"[[prefix]]\nname = 'long'\ntoken_ids = {[1] * 300}\n"
 
 
-@pytest.mark.slow
-def test_a_misshapen_tensor(start_quire: StartQuire, redis_url: str, broken_model: Path) -> None:
-    config = json.loads((broken_model / "config.json").read_text())
-    (broken_model / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
-    line = refusal(start_quire, str(broken_model), "--redis-url", redis_url)
-    assert "mlp" in line
-    assert "128" in line
-
-
-@pytest.mark.slow
-def test_an_unsupported_architecture(start_quire: StartQuire, redis_url: str, broken_model: Path) -> None:
-    config = json.loads((broken_model / "config.json").read_text())
-    (broken_model / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
-    line = refusal(start_quire, str(broken_model), "--redis-url", redis_url)
-    assert "GPT2LMHeadModel" in line
-    assert "LlamaForCausalLM" in line
+@pytest.mark.usefixtures("thread_counts")
+@pytest.mark.parametrize(
+    ("config", "settings", "words"),
+    [
+        ({"num_hidden_layers": 7}, {}, ["model.layers.3"]),
+        ({"intermediate_size": 128}, {}, ["mlp", "128"]),
+        ({"architectures": ["GPT2LMHeadModel"]}, {}, ["GPT2LMHeadModel", "LlamaForCausalLM"]),
+        ({}, {"num_blocks": 3}, ["256 tokens", "raise --num-blocks, or lower --max-model-len to 48"]),
+        ({}, {"kv_cache_gb": 50000.0}, ["--kv-cache-gb 50000: that takes 50000.00 GiB, and ", "lower it"]),
+        ({}, {"device": "cuda"}, ["--device"]),
+        (
+            {},
+            {"pinned_prefixes": PREFIX},
+            ["pinned prefix 'long': 300 prompt tokens", "exceed the context of 256 tokens; shorten it, or raise"],
+        ),
+    ],
+    ids=["tensor", "shape", "architecture", "small cache", "large cache", "device", "pinned prefix"],
+)
+def test_a_model_or_a_size_that_does_not_fit_is_refused_in_one_line(
+    config: dict[str, Any], settings: dict[str, Any], words: list[str], broken_model: Path, tmp_path: Path
+) -> None:
+    edit_config(broken_model, **config)
+    if text := settings.get("pinned_prefixes"):
+        (tmp_path / "prefixes.toml").write_text(text)
+        settings = {"pinned_prefixes": str(tmp_path / "prefixes.toml")}
+    with pytest.raises(StartError) as refused:
+        build_engine(WorkerSettings(**({"model": str(broken_model), "device": "cpu"} | settings)), "m")
+    said = str(refused.value)
+    assert "\n" not in said
+    assert [word for word in words if word not in said] == []
 
 
 @pytest.mark.slow
@@ -85,7 +98,7 @@ def test_no_redis(start_quire: StartQuire, tiny_model: Path, tmp_path: Path) -> 
     ("options", "why"),
     [
         (("--maxmemory", "1"), "command not allowed when used memory > 'maxmemory'"),
-        (("--replicaof", "127.0.0.1", "1"), "read only replica"),
+        pytest.param(("--replicaof", "127.0.0.1", "1"), "read only replica", marks=pytest.mark.soak),
     ],
 )
 def test_a_redis_that_refuses(start_quire: StartQuire, tiny_model: Path, options: tuple[str, ...], why: str) -> None:
@@ -95,45 +108,6 @@ def test_a_redis_that_refuses(start_quire: StartQuire, tiny_model: Path, options
     assert "unexpected failure" not in line
     assert server.url in line
     assert "--redis-url (QUIRE_REDIS_URL)" in line
-
-
-@pytest.mark.slow
-def test_a_cache_that_cannot_hold_one_sequence(start_quire: StartQuire, tiny_model: Path, redis_url: str) -> None:
-    line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--num-blocks", "3")
-    assert "256 tokens" in line
-    assert "raise --num-blocks, or lower --max-model-len to 48" in line
-
-
-@pytest.mark.slow
-def test_a_cache_that_is_larger_than_the_memory(start_quire: StartQuire, tiny_model: Path, redis_url: str) -> None:
-    line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--kv-cache-gb", "50000")
-    assert "--kv-cache-gb 50000: that takes 50000.00 GiB, and " in line
-    assert "lower it" in line
-
-
-@pytest.mark.slow
-def test_a_token_budget_below_the_number_of_sequences(
-    start_quire: StartQuire, tiny_model: Path, redis_url: str
-) -> None:
-    arguments = ("--max-num-batched-tokens", "8", "--max-num-seqs", "16")
-    line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, *arguments)
-    assert "--max-num-batched-tokens 8" in line
-
-
-@pytest.mark.slow
-def test_a_device_that_is_not_there(start_quire: StartQuire, tiny_model: Path, redis_url: str) -> None:
-    assert "--device" in refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--device", "cuda")
-
-
-@pytest.mark.slow
-def test_a_pinned_prefix_that_does_not_fit(
-    start_quire: StartQuire, tiny_model: Path, redis_url: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "prefixes.toml"
-    path.write_text(f"[[prefix]]\nname = 'long'\ntoken_ids = {[1] * 300}\n")
-    line = refusal(start_quire, str(tiny_model), "--redis-url", redis_url, "--pinned-prefixes", str(path))
-    assert "pinned prefix 'long': 300 prompt tokens" in line
-    assert "exceed the context of 256 tokens; shorten it, or raise" in line
 
 
 @pytest.fixture

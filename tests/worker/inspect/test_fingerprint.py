@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,13 +28,7 @@ def digests(folder: Path, **settings: object) -> tuple[str, str]:
     return engine.runner.model.weights_digest, results
 
 
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """Restore the thread counts, which build_engine sets for the process."""
-    before = torch.get_num_threads(), kernels.num_threads()
-    yield
-    torch.set_num_threads(before[0])
-    kernels.set_num_threads(before[1])
+pytestmark = pytest.mark.usefixtures("thread_counts")
 
 
 @pytest.fixture(scope="module")

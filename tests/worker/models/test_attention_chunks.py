@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from quire import kernels
-from quire.shared.messages import SamplingParams
-from quire.worker.engine.offline import generate
 from quire.worker.models.attention_chunks import tables_in_chunks
-from tests.support.architectures import ARCHITECTURES
-from tests.support.teacher_forcing import assert_greedy, load_reference
-from tests.support.transformers_checkpoints import make_other
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, prompts
-from tests.worker.models.test_transformers_parity import load, make_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -71,19 +62,3 @@ def test_kernels_over_the_new_tables_give_dense_attention_in_chunks(prefer: str)
         scores = torch.einsum("qhd,kd->hqk", rows[s][-count:, : heads * d].view(count, heads, d), keys) * 0.3
         expected = torch.einsum("hqk,kd->qhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), values)
         torch.testing.assert_close(found[s], expected, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_preempted_and_forked_choices_of_llama_4_equal_transformers(preemption: str, tmp_path: Path) -> None:
-    """Each text is compared alone: Transformers scales the queries of padded texts by the positions with padding."""
-    model_type, fields = ARCHITECTURES["llama4_text-tuned"]
-    path = make_other(tmp_path / "llama4", model_type, **fields)
-    model = load(path)
-    assert [one.chunk for one in model._shapes] == [16, 0, 16]
-    engine = make_engine(model, num_host_blocks=200, preemption=preemption, prefix_caching=True)
-    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3)
-    outputs = generate(engine, prompts(), params)
-    counters = engine.groups.counters
-    assert (counters.swapped if preemption == "swap" else counters.recomputed) > 0
-    assert_greedy(load_reference(path), prompts(), [choices[0] for choices in outputs])
-    assert all(choices == choices[:1] * 3 for choices in outputs)

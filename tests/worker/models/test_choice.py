@@ -18,11 +18,11 @@ from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
+from tests.support.parity import load, refusal
 from tests.support.transformers_checkpoints import (
     change,
     make_kind,
 )
-from tests.support.transformers_models import load, refusal
 
 
 def test_quires_own_decoder_is_chosen_wherever_it_knows_the_model(tmp_path: Path) -> None:

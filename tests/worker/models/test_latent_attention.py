@@ -11,59 +11,23 @@ import torch
 from torch import nn
 
 from quire import kernels
-from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models import latent_attention
 from quire.worker.models.latent_attention import find_latent_layers
 from quire.worker.models.transformers_attention import AttentionShape
 from quire.worker.models.transformers_trial import over_pages, texts
 from tests.support.architectures import ARCHITECTURES
+from tests.support.parity import GREEDY, load, make_engine, prompts
 from tests.support.transformers_checkpoints import make_other
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
-from tests.worker.models.test_transformers_parity import load, make_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
 # All types of Transformers with MLA that are served, and sizes that are no multiples of 16.
-KINDS: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {},
-    "deepseek_v3-yarn": {},
-    "glm4_moe_lite": {},
-    "longcat": {},
-    "minicpm3": {},
-    "youtu": {"kv_lora_rank": 24, "qk_rope_head_dim": 8, "head_dim": 8},
-}
 
 
 def make(folder: Path, kind: str, **changes: Any) -> Path:
     model_type, fields = ARCHITECTURES[kind]
     return make_other(folder / kind, model_type, **(fields | changes))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_preempted_and_forked_choices_equal_hugging_face(kind: str, preemption: str, tmp_path: Path) -> None:
-    path = make(tmp_path, kind, **KINDS[kind])
-    model = load(path)
-    assert all(layer[0] is layer[1] for layer in model.alloc_kv_cache(1, 16).layers)
-    engine = make_engine(model, num_host_blocks=200, preemption=preemption)
-    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3))
-    counters = engine.groups.counters
-    assert (counters.swapped if preemption == "swap" else counters.recomputed) > 0
-    assert outputs == [[expected] * 3 for expected in by_hugging_face(path)]
-
-
-@pytest.mark.parametrize("kind", ["deepseek_v3-yarn", "deepseek_v2-lite"])
-def test_prompts_found_in_the_cache_give_what_they_give_without_it(kind: str, tmp_path: Path) -> None:
-    path = make(tmp_path, kind)
-    engine = make_engine(load(path), num_blocks=200, prefix_caching=True)
-    expected = [[one] for one in by_hugging_face(path)]
-    assert generate(engine, prompts(), GREEDY) == expected
-    hits = engine.scheduler.blocks.counters.prefix_hits
-    assert generate(engine, prompts(), GREEDY) == expected
-    assert engine.scheduler.blocks.counters.prefix_hits > hits
 
 
 def test_a_token_takes_one_row_per_layer(
@@ -97,14 +61,6 @@ def test_narrow_latent_caches_serve(kv_dtype: torch.dtype, tmp_path: Path) -> No
     assert model.kv_bytes_per_block(16) == 3 * 16 * (32 * kv_dtype.itemsize + (4 if kv_dtype is torch.int8 else 0))
     outputs = generate(make_engine(model), prompts()[:4], GREEDY)
     assert all(len(choices[0]) > 0 for choices in outputs)
-
-
-def test_plain_torch_kernels_do_as_well(tmp_path: Path) -> None:
-    path = make(tmp_path, "deepseek_v3-group")
-    model = load(path, "reference")
-    assert model.kv_bytes_per_block(8) == 3 * 8 * 32 * 4
-    outputs = generate(make_engine(model), prompts(), GREEDY)
-    assert [choices[0] for choices in outputs] == by_hugging_face(path)
 
 
 class Expanding(nn.Module):

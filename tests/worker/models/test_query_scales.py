@@ -11,8 +11,8 @@ import torch
 from quire.worker.models.query_scales import LogQueryScale, scaled, take_query_scales
 from quire.worker.models.transformers_trial import by_transformers
 from tests.support.architectures import ARCHITECTURES
+from tests.support.parity import load
 from tests.support.transformers_checkpoints import make_other
-from tests.worker.models.test_transformers_parity import load
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

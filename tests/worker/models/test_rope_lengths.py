@@ -13,11 +13,8 @@ from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import VOCAB_SIZE
-from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.support.parity import assert_greedy, load, load_reference, make_engine, prompts, refusal
 from tests.support.transformers_checkpoints import LLAMA_LIKE, change, make_other
-from tests.support.transformers_models import load, refusal
-from tests.worker.engine.test_engine_parity import prompts
-from tests.worker.models.test_transformers_parity import make_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,11 +14,8 @@ from quire.worker.engine.offline import generate
 from quire.worker.models.sparse_attention import compressed_keys
 from quire.worker.models.transformers_attention import AttentionProbe, UnsupportedAttention
 from tests.support.architectures import ARCHITECTURES
-from tests.support.teacher_forcing import assert_greedy, load_reference
+from tests.support.parity import MAX_TOKENS, assert_greedy, load, load_reference, make_engine, prompts, refusal
 from tests.support.transformers_checkpoints import make_other
-from tests.support.transformers_models import load, refusal
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, prompts
-from tests.worker.models.test_transformers_parity import make_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

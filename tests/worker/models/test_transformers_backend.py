@@ -20,6 +20,7 @@ from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
 from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.parity import load, refusal
 from tests.support.transformers_checkpoints import (
     EXPERTS,
     LLAMA_LIKE,
@@ -28,7 +29,6 @@ from tests.support.transformers_checkpoints import (
     make_kind,
     make_other,
 )
-from tests.support.transformers_models import load, refusal
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,12 @@ from quire.shared.model.folder import WEIGHTS
 from quire.worker.models.errors import NotSupported
 from quire.worker.models.transformers_config import read_transformers_config
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
+from tests.support.parity import load, refusal
 from tests.support.transformers_checkpoints import (
     YARN,
     change,
     make_kind,
 )
-from tests.support.transformers_models import load, refusal
 from tests.support.vision_checkpoints import make_vision
 
 

@@ -11,8 +11,8 @@ import torch
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.transformers_fused import packed_bytes
 from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.parity import load
 from tests.support.transformers_checkpoints import make_kind
-from tests.support.transformers_models import load
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cpu_kernels")
 

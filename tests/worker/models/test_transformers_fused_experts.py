@@ -15,8 +15,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from quire import kernels
 from quire.worker.models.transformers_fused_experts import find_experts
 from quire.worker.models.transformers_parts import Parts
+from tests.support.parity import load
 from tests.support.transformers_checkpoints import make_kind
-from tests.support.transformers_models import load
 
 COUNT, HIDDEN, INNER = 6, 32, 24
 FIELDS: dict[str, Any] = {

@@ -13,8 +13,8 @@ from quire.worker.models import transformers_backend
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.transformers_fused_layer import FusedLayer, fuse_layers
 from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.parity import load
 from tests.support.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
-from tests.support.transformers_models import load
 
 TEXTS = trial.texts(VOCAB_SIZE, 256)
 

@@ -21,8 +21,8 @@ from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_fused_layer import FusedLayer
 from quire.worker.models.transformers_fused_stack import StackedLayer, StackedNorm
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
+from tests.support.parity import load
 from tests.support.transformers_checkpoints import LLAMA_LIKE, make_other
-from tests.support.transformers_models import load
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from quire.worker.models.transformers_hidden import HiddenStates, body_of
+from tests.support.parity import load
 from tests.support.transformers_checkpoints import make_kind
 from tests.worker.engine.test_pooling import by_engine, by_transformers, vectors
-from tests.worker.models.test_transformers_parity import load
 
 
 @pytest.mark.usefixtures("one_thread")

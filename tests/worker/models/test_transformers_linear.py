@@ -13,10 +13,10 @@ from quire import kernels
 from quire.worker.models import transformers_trial
 from quire.worker.models.transformers_linear import LinearUses, PackedLinearModule, pack
 from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.parity import load
 from tests.support.transformers_checkpoints import (
     make_kind,
 )
-from tests.support.transformers_models import load
 
 
 def test_a_layer_in_two_places_is_packed_once_and_one_of_another_type_is_left() -> None:

@@ -6,58 +6,16 @@ The tests cover all that the engine does to a sequence, as those of Quire's own 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from quire import kernels
-from quire.shared.messages import SamplingParams
-from quire.worker.engine.engine import Engine
-from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.models.choice import TRANSFORMERS, choose_model
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import TransformersConfig
 from tests.support.checkpoints import VOCAB_SIZE
-from tests.support.selection import one_in
-from tests.support.transformers_checkpoints import KINDS, LLAMA_LIKE, change, make_kind, make_other
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.support.parity import GREEDY, MAX_TOKENS, by_hugging_face, load, make_engine, prompts
+from tests.support.transformers_checkpoints import LLAMA_LIKE, change, make_kind, make_other
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
-SMALL = {"num_blocks": 40, "block_size": 8, "max_num_seqs": 12, "max_num_batched_tokens": 32}
-
-
-def load(path: Path, prefer: str = "auto", dtype: torch.dtype = torch.float32) -> TransformersModel:
-    config = choose_model(path, TRANSFORMERS)
-    assert isinstance(config, TransformersConfig)
-    return TransformersModel.load(config, kernels.select_ops("cpu", dtype, prefer), "cpu")
-
-
-def make_engine(model: TransformersModel, **limits: Any) -> Engine:
-    engine = Engine(
-        model,
-        EngineLimits(**(SMALL | {"max_model_len": model.max_model_len} | limits)),
-        model.config.eos_token_ids,
-        None,
-    )
-    engine.checks_itself = True
-    return engine
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", one_in(3, KINDS))
-def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
-    path = make_kind(tmp_path / kind, kind)
-    engine = make_engine(load(path))
-    outputs = generate(engine, prompts(), GREEDY)
-    assert engine.groups.num_preemptions > 0
-    assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
-    found = [choices[0] for choices in outputs]
-    assert len({tuple(one) for one in found}) > len(found) // 2
-    assert found == by_hugging_face(path)
 
 
 # Fields of config.json files on the Hugging Face Hub, which differ from those that Transformers writes.
@@ -107,55 +65,6 @@ def test_layers_have_caches_of_their_own_shapes(kind: str, widths: list[tuple[in
     cache = model.alloc_kv_cache(3, 16)
     assert [(keys.shape[1], keys.shape[3]) for keys, _ in cache.layers] == widths
     assert sum(part.nbytes for layer in cache.layers for part in layer) == 3 * model.kv_bytes_per_block(16)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", one_in(3, ["gemma4-shared", "gpt2-scaled", "gemma2", "gpt-oss", "gemma3", "deepseek-v3", "mimo-v2"])
-)
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_preempted_choices_equal_hugging_face(preemption: str, kind: str, tmp_path: Path) -> None:
-    path = make_kind(tmp_path / kind, kind)
-    engine = make_engine(load(path), num_host_blocks=200, preemption=preemption)
-    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3))
-    counters = engine.groups.counters
-    assert (counters.swapped if preemption == "swap" else counters.recomputed) > 0
-    assert outputs == [[expected] * 3 for expected in by_hugging_face(path)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "gemma4-shared", "gpt-oss", "mimo-v2"])
-def test_prompts_found_in_the_cache_give_what_they_give_without_it(kind: str, tmp_path: Path) -> None:
-    path = make_kind(tmp_path / kind, kind)
-    engine = make_engine(load(path), num_blocks=200, prefix_caching=True)
-    expected = [[one] for one in by_hugging_face(path)]
-    assert generate(engine, prompts(), GREEDY) == expected
-    hits = engine.scheduler.blocks.counters.prefix_hits
-    assert generate(engine, prompts(), GREEDY) == expected
-    assert engine.scheduler.blocks.counters.prefix_hits > hits
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gpt2", "qwen3-moe"])
-def test_plain_torch_kernels_do_as_well(kind: str, tmp_path: Path) -> None:
-    path = make_kind(tmp_path / kind, kind)
-    outputs = generate(make_engine(load(path, "reference")), prompts(), GREEDY)
-    assert [choices[0] for choices in outputs] == by_hugging_face(path)
-
-
-def test_a_seeded_request_draws_the_same_text_alone_and_in_a_busy_batch(tmp_path: Path) -> None:
-    """The products of the C++ kernels do not depend on the batch; torch computes all other operations row by row."""
-    model = load(make_kind(tmp_path / "phi3", "phi3", std=0.1))
-    params = [SamplingParams(max_tokens=24, temperature=1.0, top_p=0.95, seed=seed) for seed in range(32)]
-    crowd = make_engine(model, num_blocks=48)
-    together = generate(crowd, prompts(), params)
-    assert crowd.groups.num_preemptions > 0
-    alone = [
-        generate(make_engine(model, num_blocks=200), [prompt], one)[0]
-        for prompt, one in zip(prompts(), params, strict=True)
-    ]
-    assert together == alone
-    assert len({tuple(choices[0]) for choices in alone}) == 32
 
 
 def test_logits_are_those_of_transformers_in_float32_and_near_them_in_bfloat16(tmp_path: Path) -> None:

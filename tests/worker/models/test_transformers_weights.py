@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from quire.worker.models.loader import WEIGHTS
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.models.transformers_weights import copy_weights, load_weights, nbytes_of
+from tests.support.parity import refusal
 from tests.support.transformers_checkpoints import make_kind
-from tests.support.transformers_models import refusal
 
 
 def test_bytes_are_reported_and_tied_weights_count_once(tmp_path: Path) -> None:

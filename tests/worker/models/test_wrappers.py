@@ -22,10 +22,8 @@ from quire.worker.models.errors import NotSupported
 from quire.worker.models.rope import RopeConfig
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.models.wrappers import text_tensor_name
-from tests.support.teacher_forcing import assert_greedy, load_reference
-from tests.support.vision_checkpoints import OWN, make_vision
-from tests.worker.engine.test_engine_parity import prompts
-from tests.worker.models.test_transformers_parity import GREEDY, SMALL
+from tests.support.parity import GREEDY, SMALL, prompts
+from tests.support.vision_checkpoints import make_vision
 
 LIMITS: dict[str, Any] = SMALL | {"max_model_len": 256, "prefix_caching": True}
 
@@ -44,21 +42,6 @@ def answers(path: Path) -> list[list[int]]:
     assert [choices[0] for choices in generate(engine, prompts()[-2:] * 2, GREEDY)] == found[-2:] * 2
     assert engine.scheduler.blocks.counters.prefix_hits > hits
     return found
-
-
-def reference(path: Path) -> object:
-    from transformers import AutoModelForImageTextToText
-
-    return load_reference(path, AutoModelForImageTextToText)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", OWN)
-def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
-    path = make_vision(tmp_path / kind, kind)
-    found = answers(path)
-    assert len({tuple(one) for one in found}) > len(found) // 4
-    assert_greedy(reference(path), prompts(), found)
 
 
 def test_a_configuration_without_a_part_for_text_is_read_as_on_the_hub(tmp_path: Path) -> None:

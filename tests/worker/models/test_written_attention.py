@@ -9,63 +9,22 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.errors import NotSupported
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.models.transformers_linear import PackedLinearModule
-from tests.support.selection import one_in
+from tests.support.parity import GREEDY, MAX_TOKENS, assert_greedy, load, make_engine, refusal
 from tests.support.served_models import reference
-from tests.support.teacher_forcing import assert_greedy
 from tests.support.transformers_checkpoints import make_other
-from tests.support.transformers_models import refusal
 from tests.support.written_checkpoints import WRITTEN
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, prompts
-from tests.worker.models.test_transformers_parity import GREEDY, load, make_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make(folder: Path, kind: str, **fields: Any) -> Path:
     return make_other(folder / kind, WRITTEN[kind][0], **(WRITTEN[kind][1] | fields))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", one_in(3, WRITTEN))
-def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
-    """Prompts run together, in chunks, are preempted, and then come out of the prefix cache."""
-    path = make(tmp_path, kind)
-    engine = make_engine(load(path), prefix_caching=True)
-    found = [choices[0] for choices in generate(engine, prompts(), GREEDY)]
-    assert engine.groups.num_preemptions > 0
-    assert len({tuple(one) for one in found}) > len(found) // 4
-    assert_greedy(reference(path), prompts(), found)
-    hits = engine.scheduler.blocks.counters.prefix_hits
-    assert [choices[0] for choices in generate(engine, prompts()[-2:] * 2, GREEDY)] == found[-2:] * 2
-    assert engine.scheduler.blocks.counters.prefix_hits > hits
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", one_in(2, ["bloom", "falcon-alibi", "mpt", "gptj"]))
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_forked_and_preempted_choices_equal_hugging_face(preemption: str, kind: str, tmp_path: Path) -> None:
-    path = make(tmp_path, kind)
-    engine = make_engine(load(path), num_host_blocks=200, preemption=preemption)
-    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=3))
-    counters = engine.groups.counters
-    assert (counters.swapped if preemption == "swap" else counters.recomputed) > 0
-    assert all(one == two == three for one, two, three in outputs)
-    assert_greedy(reference(path), prompts(), [choices[0] for choices in outputs])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", one_in(3, ["bloom", "mpt", "falcon-alibi", "gpt-neo", "falcon-new"]))
-def test_plain_torch_kernels_do_as_well(kind: str, tmp_path: Path) -> None:
-    path = make(tmp_path, kind)
-    outputs = generate(make_engine(load(path, "reference")), prompts(), GREEDY)
-    assert_greedy(reference(path), prompts(), [choices[0] for choices in outputs])
 
 
 @pytest.mark.slow

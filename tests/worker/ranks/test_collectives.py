@@ -33,6 +33,7 @@ leave(0)
 """
 
 
+@pytest.mark.slow
 def test_sums_of_more_than_two_gpus_are_taken_in_order_where_rows_must_not_differ() -> None:
     """The test uses gloo in place of NCCL."""
     file, project = os.memfd_create("test"), Path(__file__).parents[3]

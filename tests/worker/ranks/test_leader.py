@@ -27,7 +27,8 @@ from quire.worker.models.decoder import Decoder
 from quire.worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
+from tests.support.parity import MAX_TOKENS, by_hugging_face, load_own, prompts
+from tests.support.selection import one_in
 from tests.worker.engine.test_pooling import by_engine, vectors
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -59,6 +60,14 @@ def ranks_of(
     finally:
         followers.close()
     assert deaths == []
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LeadingDecoder, Decoder]]:
+    """A model over two ranks, and the same model in one process."""
+    path = make_checkpoint(tmp_path_factory.mktemp("pair"), "llama")
+    with ranks_of(path, 2) as model:
+        yield model, load_own(path)
 
 
 @pytest.mark.soak
@@ -106,9 +115,7 @@ KINDS = (
 )
 
 
-@pytest.mark.slow
-def test_every_kind_of_request_gets_what_one_process_gives_it(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path, "llama")
+def test_every_kind_of_request_gets_what_one_process_gives_it(pair: tuple[LeadingDecoder, Decoder]) -> None:
     asked = prompts()[:8]
     params = [KINDS[index % len(KINDS)] for index in range(8)]
 
@@ -116,21 +123,35 @@ def test_every_kind_of_request_gets_what_one_process_gives_it(tmp_path: Path) ->
         limits = EngineLimits(90, 8, 32, 64, model.max_model_len, num_host_blocks=40)
         return generate(Engine(model, limits, model.config.eos_token_ids, None), asked, params)
 
-    alone = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
-    with ranks_of(path, 2) as model:
-        assert answers(model) == answers(alone)
+    model, alone = pair
+    assert answers(model) == answers(alone)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("prefer", ["auto", "reference"])
-def test_embeddings_are_those_of_one_process(prefer: str, tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path, "llama")
-    alone = Decoder.load(path, kernels.select_ops("cpu", torch.float32, prefer), torch.float32, "cpu")
-    with ranks_of(path, 2, prefer) as model:
-        for pooling in ("last", "mean"):
-            found, expected = (vectors(by_engine(one, pooling, budget=50)) for one in (model, alone))
-            for one, other in zip(found, expected, strict=True):
-                assert (one - other).abs().max() < 1e-4
+def assert_computes_alike(model: LeadingDecoder, alone: Decoder) -> None:
+    """Compare embeddings, and run the self-test of kernels and sums on all ranks."""
+    for pooling in ("last", "mean"):
+        found, expected = (vectors(by_engine(one, pooling, budget=50)) for one in (model, alone))
+        for one, other in zip(found, expected, strict=True):
+            assert (one - other).abs().max() < 1e-4
+    report = model.self_test("quick", 8, None)
+    assert report.faults == []
+    assert report.num_cases == Decoder.self_test(model, "quick", 8, None).num_cases + 1
+
+
+def test_embeddings_and_the_self_test_are_those_of_one_process(pair: tuple[LeadingDecoder, Decoder]) -> None:
+    assert_computes_alike(*pair)
+
+
+def test_plain_torch_computes_alike_and_never_writes_to_a_file_that_is_opened_later(path: Path, tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    later.write_bytes(b"weights" * 20)
+    with ExitStack() as opened:
+        with ranks_of(path, 2, "reference") as model:
+            for _ in range(8):  # whatever number is free, one of them gets it
+                opened.enter_context(later.open("rb"))
+            assert_computes_alike(model, load_own(path, "reference"))
+        gc.collect()
+    assert later.read_bytes() == b"weights" * 20
 
 
 @pytest.mark.usefixtures("cpu_kernels")
@@ -184,8 +205,7 @@ def test_a_rank_that_cannot_even_start_is_found_out(path: Path, monkeypatch: pyt
     assert deaths == [(1, 3)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", ["amx", "none"])
+@pytest.mark.parametrize("level", one_in(2, ["amx", "none"]))
 def test_what_a_rank_logs_has_its_number_and_does_not_repeat_rank_0(
     level: str,
     path: Path,
@@ -209,7 +229,7 @@ def test_what_a_rank_logs_has_its_number_and_does_not_repeat_rank_0(
     assert "no order at all" in line["exception"]
 
 
-@pytest.mark.parametrize("prefer", ["auto", "reference"])
+@pytest.mark.parametrize("prefer", one_in(2, ["auto", "reference"]))
 def test_why_a_rank_ended_is_said_before_the_step_fails(path: Path, prefer: str) -> None:
     said: list[tuple[int, int]] = []
 
@@ -227,18 +247,6 @@ def test_why_a_rank_ended_is_said_before_the_step_fails(path: Path, prefer: str)
         assert said == [(1, -9)]
 
 
-@pytest.mark.slow
-def test_a_file_that_is_opened_later_is_never_written_to(path: Path, tmp_path: Path) -> None:
-    later = tmp_path / "later"
-    later.write_bytes(b"weights" * 20)
-    with ExitStack() as opened:
-        with ranks_of(path, 2, "reference"):
-            for _ in range(8):  # whatever number is free, one of them gets it
-                opened.enter_context(later.open("rb"))
-        gc.collect()
-    assert later.read_bytes() == b"weights" * 20
-
-
 def test_followers_may_use_the_cpus_of_all_ranks(path: Path) -> None:
     """The leader has restricted itself to its own CPUs before it starts them."""
     cpus = os.sched_getaffinity(0)
@@ -254,15 +262,6 @@ def test_followers_may_use_the_cpus_of_all_ranks(path: Path) -> None:
             followers.close()
     finally:
         os.sched_setaffinity(0, cpus)
-
-
-@pytest.mark.parametrize("prefer", ["auto", "reference"])
-def test_the_kernels_and_the_sums_of_all_ranks_are_tested(path: Path, prefer: str) -> None:
-    with ranks_of(path, 2, prefer) as model:
-        report = model.self_test("quick", 8, None)
-        alone = Decoder.self_test(model, "quick", 8, None)
-        assert report.faults == []
-        assert report.num_cases == alone.num_cases + 1
 
 
 def test_a_rank_with_a_wrong_kernel_ends_the_worker_with_its_reason(path: Path) -> None:

@@ -9,24 +9,24 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from quire.ops.paths import PROJECT_ROOT
 from quire.worker.ranks import symmetric_memory
 from quire.worker.ranks.symmetric_memory import MAX_BYTES, ONE_SHOT_BYTES, SymmetricAllReduce
 
+MODES = ("right", "wrong", "two shots", "not equal", "no memory", "no access", "stale graph")
 PROGRAM = """
 import json, logging, sys, torch
 import torch.distributed as dist
 from quire.worker.interpreter import leave
 from quire.worker.ranks import collectives, symmetric_memory
 
-rank, file, mode = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-shots = []
-lines = []
+rank, modes = int(sys.argv[1]), json.loads(sys.argv[2])  # modes to the files by which the ranks meet
+shots, lines, mode = [], [], ""
 logging.getLogger("quire").addHandler(type("Kept", (logging.Handler,), {"emit": lambda _, r: lines.append(r)})())
 logging.getLogger("quire").setLevel(logging.INFO)
 device = torch.device("cpu", 0)
@@ -73,30 +73,37 @@ def check_peers(test, real=symmetric_memory.SumTest.check_peers):
 
 torch.cuda.can_device_access_peer = has_access
 symmetric_memory.SumTest.check_peers = check_peers
-ranks = collectives.DistributedCollectives(rank, 2, file, device, keeps_order=False)
-chosen = symmetric_memory.symmetric_all_reduce(rank, 2, device, Buffer, lambda launch, pool: (Graph(launch), pool))
-ranks._symmetric = chosen
-shots.clear()
-sums = [ranks.all_reduce(torch.full((length,), rank + 1.5)).sum().item() / length for length in (8, 7, 70000, 2**21)]
-said = [[line.levelname, line.getMessage()] for line in lines]
-print(json.dumps({"is_used": chosen is not None, "sums": sums, "shots": shots, "log": said}))
-ranks.close()
+found = {}
+for mode, file in modes.items():
+    lines.clear()
+    ranks = collectives.DistributedCollectives(rank, 2, file, device, keeps_order=False)
+    chosen = symmetric_memory.symmetric_all_reduce(rank, 2, device, Buffer, lambda launch, pool: (Graph(launch), pool))
+    ranks._symmetric = chosen
+    shots.clear()
+    sums = [ranks.all_reduce(torch.full((n,), rank + 1.5)).sum().item() / n for n in (8, 7, 70000, 2**21)]
+    said = [[line.levelname, line.getMessage()] for line in lines]
+    found[mode] = {"is_used": chosen is not None, "sums": sums, "shots": list(shots), "log": said}
+    ranks.close()
+print(json.dumps(found))
 leave(0)
 """
 
 
-def run_ranks(mode: str) -> list[dict[str, Any]]:
-    file, project = os.memfd_create("test"), Path(__file__).parents[3]
+@pytest.fixture(scope="module")
+def runs() -> list[dict[str, Any]]:
+    """What each of two processes found in each mode."""
+    files = {mode: os.memfd_create("test") for mode in MODES}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(file), mode],
-            pass_fds=[file],
+            [sys.executable, "-c", PROGRAM, str(rank), json.dumps(files)],
+            pass_fds=files.values(),
             stdout=subprocess.PIPE,
-            cwd=project,
+            cwd=PROJECT_ROOT,
         )
         for rank in range(2)
     ]
-    os.close(file)
+    for file in files.values():
+        os.close(file)
     try:
         return [json.loads(process.communicate(timeout=120)[0]) for process in processes]
     finally:
@@ -106,8 +113,8 @@ def run_ranks(mode: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_small_tensors_are_summed_by_symmetric_memory_if_its_sums_are_right() -> None:
-    for rank, found in enumerate(run_ranks("right")):
+def test_small_tensors_are_summed_by_symmetric_memory_if_its_sums_are_right(runs: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(run["right"] for run in runs):
         assert found["is_used"]
         assert found["sums"] == [4.0] * 4
         assert found["shots"] == [1, 2]  # 7 numbers are not aligned, and 8 MiB are too many
@@ -135,8 +142,10 @@ def test_small_tensors_are_summed_by_symmetric_memory_if_its_sums_are_right() ->
         ),
     ],
 )
-def test_a_fault_of_one_rank_makes_all_ranks_use_nccl_with_one_line(mode: str, cause: str, of_rank_1: str) -> None:
-    first, second = run_ranks(mode)
+def test_a_fault_of_one_rank_makes_all_ranks_use_nccl_with_one_line(
+    mode: str, cause: str, of_rank_1: str, runs: list[dict[str, Any]]
+) -> None:
+    first, second = (run[mode] for run in runs)
     for found in (first, second):
         assert not found["is_used"]
         assert found["sums"] == [4.0] * 4

@@ -11,22 +11,29 @@ import torch
 
 from quire import kernels
 from quire.shared.messages import SamplingParams
-from quire.worker.engine.engine import Engine
-from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.ranks.leader import Followers, LeadingTransformersModel
 from quire.worker.settings import WorkerSettings
-from tests.support.checkpoints import EOS_TOKEN_ID, make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from tests.support.hybrid_checkpoints import make_hybrid
+from tests.support.parity import (
+    GREEDY,
+    MAX_TOKENS,
+    assert_greedy,
+    load,
+    make_engine,
+    prompts,
+    reference,
+)
 from tests.support.quantized import quantize_checkpoint
 from tests.support.selection import one_in
 from tests.support.transformers_checkpoints import make_kind
-from tests.support.transformers_models import load
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.worker.engine.test_pooling import by_engine, vectors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+ASKED = prompts()[:12]
 
 
 @contextmanager
@@ -46,17 +53,8 @@ def ranks_of(path: Path, size: int = 2, prefer: str = "auto") -> Iterator[Leadin
 
 
 def answers(model: LeadingTransformersModel, preemption: str) -> list[tuple[int, ...]]:
-    limits = EngineLimits(
-        num_blocks=40,
-        num_host_blocks=60,
-        block_size=8,
-        max_num_seqs=12,
-        max_num_batched_tokens=32,
-        max_model_len=model.max_model_len,
-        preemption=preemption,
-    )
-    engine = Engine(model, limits, model.config.eos_token_ids, None)
-    outputs = generate(engine, prompts(), SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0))
+    engine = make_engine(model, num_blocks=24, num_host_blocks=60, preemption=preemption)
+    outputs = generate(engine, ASKED, GREEDY)
     assert engine.groups.num_preemptions > 0
     return [choices[0] for choices in outputs]
 
@@ -65,52 +63,38 @@ def make(folder: Path, kind: str) -> Path:
     return make_checkpoint(folder, "llama") if kind == "llama" else make_kind(folder / kind, kind)
 
 
-# All take minutes together, so CI runs two of each kind.
-IN_CI = ["gpt2", "qwen3-moe"]
-OTHERS = ["llama", "opt", "gemma", "phi", "mixtral", "cohere2", "olmo2", "gpt-neox", "granite"]
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in IN_CI),
-        *(pytest.param(kind, marks=pytest.mark.soak) for kind in OTHERS),
-    ],
-)
-def test_greedy_outputs_equal_those_of_hugging_face(kind: str, tmp_path: Path) -> None:
-    path = make(tmp_path, kind)
-    with ranks_of(path) as model:
-        assert answers(model, "swap") == by_hugging_face(path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "size", "prefer"),
-    [
-        # gloo, and a head whose vocabulary does not divide
-        pytest.param("gpt2", 2, "reference", marks=pytest.mark.soak),
-        pytest.param("llama", 4, "auto", marks=pytest.mark.slow),  # two ranks per kv head
-        pytest.param("gpt-bigcode", 2, "auto", marks=pytest.mark.soak),  # one kv head
-        pytest.param("diffllama", 2, "auto", marks=pytest.mark.soak),  # attention that is gathered
-        pytest.param("deepseek-v3", 2, "auto", marks=pytest.mark.slow),  # values are narrower than keys
-        pytest.param("gpt-oss", 2, "auto", marks=pytest.mark.soak),  # sinks; experts in pairs, with biases
-        pytest.param("gemma4-global-heads", 2, "auto", marks=pytest.mark.soak),  # caches of two shapes
-        pytest.param("mimo-v2", 2, "auto", marks=pytest.mark.soak),
-    ],
-)
-def test_other_kinds_of_layers_and_ranks_equal_hugging_face(kind: str, size: int, prefer: str, tmp_path: Path) -> None:
-    path = make(tmp_path, kind)
-    with ranks_of(path, size, prefer) as model:
-        assert answers(model, "swap") == by_hugging_face(path)
-
-
 @pytest.mark.slow
-def test_embeddings_are_those_of_one_process(tmp_path: Path) -> None:
+def test_tokens_and_embeddings_are_those_of_one_process(tmp_path: Path) -> None:
     path = make(tmp_path, "gpt2")
     alone = load(path)
     with ranks_of(path) as model:
+        assert_greedy(reference(path), ASKED, answers(model, "swap"), tie=0.0)
         found, expected = (vectors(by_engine(one, "mean", budget=50)) for one in (model, alone))
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() < 1e-4
+
+
+# CI has a model of each kind of layers in the tests above and below.
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("kind", "size", "prefer"),
+    [
+        *((kind, 2, "auto") for kind in ("llama", "opt", "gemma", "phi", "mixtral", "qwen3-moe", "cohere2", "olmo2")),
+        *((kind, 2, "auto") for kind in ("gpt-neox", "granite")),
+        ("gpt2", 2, "reference"),  # gloo, and a head whose vocabulary does not divide
+        ("llama", 4, "auto"),  # two ranks per kv head
+        ("gpt-bigcode", 2, "auto"),  # one kv head
+        ("diffllama", 2, "auto"),  # attention that is gathered
+        ("deepseek-v3", 2, "auto"),  # values are narrower than keys
+        ("gpt-oss", 2, "auto"),  # sinks; experts in pairs, with biases
+        ("gemma4-global-heads", 2, "auto"),  # caches of two shapes
+        ("mimo-v2", 2, "auto"),
+    ],
+)
+def test_greedy_outputs_equal_those_of_hugging_face(kind: str, size: int, prefer: str, tmp_path: Path) -> None:
+    path = make(tmp_path, kind)
+    with ranks_of(path, size, prefer) as model:
+        assert_greedy(reference(path), ASKED, answers(model, "swap"), tie=0.0)
 
 
 @pytest.mark.parametrize("preemption", one_in(2, ["swap", "recompute"]))
@@ -128,18 +112,15 @@ def test_models_with_recurrent_states_equal_one_process(family: str, preemption:
     """Each rank has whole states. They are forked, swapped, and found in the prefix cache."""
     path = make_hybrid(tmp_path / family, family)
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, n=2)
-    alone = EngineLimits(600, 8, 12, 32, 256, num_state_slots=300, prefix_caching=False)
-    wanted = generate(Engine(load(path), alone, (EOS_TOKEN_ID,), None), prompts(), params)
+    wanted = generate(make_engine(load(path), num_blocks=400, prefix_caching=False), ASKED, params)
     with ranks_of(path) as model:
-        small = EngineLimits(40, 8, 12, 32, 256, 60, num_state_slots=60, snapshot_interval=16, preemption=preemption)
-        engine = Engine(model, small, model.config.eos_token_ids, None)
-        assert generate(engine, prompts(), params) == wanted
+        engine = make_engine(model, num_blocks=24, num_host_blocks=60, preemption=preemption)
+        assert generate(engine, ASKED, params) == wanted
         assert engine.groups.num_preemptions > 0
-        roomy = EngineLimits(600, 8, 12, 32, 256, num_state_slots=300, snapshot_interval=16)
-        engine = Engine(model, roomy, model.config.eos_token_ids, None)
+        roomy = make_engine(model, num_blocks=400, num_state_slots=300)
         for _ in range(2):
-            assert generate(engine, prompts(), params) == wanted
-        assert engine.groups.blocks.counters.prefix_hits > 0
+            assert generate(roomy, ASKED, params) == wanted
+        assert roomy.groups.blocks.counters.prefix_hits > 0
 
 
 @pytest.mark.slow
@@ -147,4 +128,4 @@ def test_a_quantised_checkpoint_gives_the_tokens_of_its_numbers(tmp_path: Path) 
     """Split layers have numbers instead of codes: a part of a layer is no layer of the checkpoint."""
     path = quantize_checkpoint(make_kind(tmp_path / "plain", "qwen3-moe"), tmp_path / "fp8", "fp8-block")
     with ranks_of(path) as model:
-        assert answers(model, "swap") == by_hugging_face(path / "plain")
+        assert_greedy(reference(path / "plain"), ASKED, answers(model, "swap"), tie=0.0)

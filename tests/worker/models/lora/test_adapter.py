@@ -25,10 +25,8 @@ from quire.worker.models.errors import CheckpointError
 from quire.worker.models.lora.adapter import load_adapter
 from tests.support.adapters import change_config, load_adapted, write_adapter
 from tests.support.checkpoints import make_checkpoint
-from tests.support.teacher_forcing import assert_greedy
+from tests.support.parity import GREEDY, assert_greedy, prompts
 from tests.support.vision_checkpoints import OWN, make_vision
-from tests.worker.engine.test_engine_parity import prompts
-from tests.worker.models.test_transformers_parity import GREEDY
 
 WEIGHTS = "adapter_model.safetensors"
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
