@@ -1,10 +1,15 @@
 """Every implementation that this machine runs, at every instruction-set level and in every dtype, as one fixture.
 
-In Triton's interpreter, tests that all implementations share run with `-m soak` only, because the interpreter is slow.
-The tests in gpu/ have shapes for the interpreter and always run.
+Without a GPU, Triton's kernels run in its interpreter, in an emulator of PTX, or are only compiled: gpu/, ptx/ and
+static/. CI then runs the first case of each slow test there, and `make test-all` runs all. In gpu/, shapes are made for
+the interpreter; tests that all implementations share run there with `make test-all` only.
 """
 
+import gc
+from pathlib import Path
+
 import pytest
+import torch
 
 from tests.support.kernels.fixtures import (
     cpu_ops,
@@ -17,13 +22,42 @@ from tests.support.kernels.fixtures import (
     seed,
     threads,
 )
-from tests.support.kernels.implementations import ON_CUDA
+from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES
 
 __all__ = ["cpu_ops", "gpu_ops", "guards", "level_ops", "narrow_ops", "one_torch_thread", "ops", "seed", "threads"]
 
 
+def has_param(item: pytest.Function, values: tuple[torch.dtype, ...]) -> bool:
+    return hasattr(item, "callspec") and any(param in values for param in item.callspec.params.values())
+
+
+HERE = Path(__file__).parent
+WITHOUT_GPU = {HERE / "gpu", HERE / "ptx", HERE / "static"}
+COMPILES = {"compiler", "served"}  # fixtures
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests as soak that take minutes in the interpreter: their shapes are too large for it."""
+    """Mark what compiles kernels as slow, and as soak what takes minutes without a GPU (see above)."""
+    has_case: set[tuple[Path, str]] = set()
     for item in [] if ON_CUDA else items:
         if "triton-" in item.name:
             item.add_marker(pytest.mark.soak)
+        if item.path.parent not in WITHOUT_GPU or not isinstance(item, pytest.Function):
+            continue
+        if COMPILES & {*item.fixturenames}:
+            item.add_marker(pytest.mark.slow)
+        elif has_param(item, TRITON_DTYPES[1:]):
+            item.add_marker(pytest.mark.soak)
+        if item.get_closest_marker("slow") and not item.get_closest_marker("soak"):
+            test = item.path, item.originalname
+            if test in has_case:
+                item.add_marker(pytest.mark.soak)
+            has_case.add(test)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was collected, millions of objects, out of searches for tensors, and out of garbage collections.
+
+    The recorder of accesses and the emulator search at most launches; a worker collects garbage when it starts.
+    """
+    gc.freeze()

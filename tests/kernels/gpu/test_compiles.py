@@ -57,7 +57,7 @@ def check(lines: list[dict]) -> None:
             assert line["async_copies"], f"tiles are not fetched ahead: {line}"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_kernel_compiles_and_fits():
     lines = compiled()
     assert {line["kernel"] for line in lines} == KERNELS

@@ -14,6 +14,7 @@ from tests.support.kernels.paged import Paged
 TILES = AttentionTiles(16, 32, 4, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [0, 64], ids=["any", "in order"])
 @pytest.mark.parametrize("window", [0, 50])
 def test_rows_are_those_of_dense_attention(ops, piece, window):

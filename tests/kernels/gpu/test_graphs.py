@@ -150,7 +150,7 @@ def test_a_capture_that_fails_leaves_stream_and_memory_as_they_were():
     assert numbers.sum().item() == 2 << 20
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_texts_from_graphs_are_those_of_kernels_launched_one_by_one(monkeypatch):
     ops = make_triton_ops(torch.float32, monkeypatch)
     ops.check_ids = False

@@ -12,6 +12,7 @@ from tests.support.kernels.stacks import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
 def test_a_product_has_the_same_bits_for_a_row_alone_and_among_others_in_batch_invariant_mode(monkeypatch, dtype):
     if not ON_CUDA:

@@ -46,6 +46,7 @@ def test_rows_get_the_updates_of_their_adapters(monkeypatch, dtype, name):
     assert_near(found, expected)
 
 
+@pytest.mark.slow
 def test_adapters_change_other_layers_or_none(monkeypatch):
     ops = make_triton_ops(torch.float32, monkeypatch)
     adapters = [make_factors(1, 8, names=("qkv",)), make_factors(1, 4, names=("down",)), [{}]]

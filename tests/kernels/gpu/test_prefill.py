@@ -15,6 +15,7 @@ from tests.support.kernels.paged import Paged
 TILES = AttentionTiles(16, 16, 4, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "piece"), [(0, 0), (0, 32), (20, 0)])
 def test_rows_are_those_of_dense_attention_from_pages_and_from_fresh_keys(ops, monkeypatch, window, piece):
     monkeypatch.setattr(prefill_plan, "MIN_SPLIT_KEYS", 8)

@@ -7,6 +7,7 @@ import torch
 
 from quire.kernels.gpu import prefill_plan
 from quire.kernels.gpu.prefill_plan import CACHED, FRESH, plan_prefill
+from tests.support.selection import one_in
 
 LENGTHS, QUERIES = [40, 9, 100, 7, 3], [1, 9, 33, 7, 0]
 BLOCK_Q = 8
@@ -62,7 +63,7 @@ def random_step(draw: random.Random) -> tuple[list[int], list[int]]:
     return lengths, queries
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", one_in(5, range(25)))
 def test_every_key_of_a_tile_is_in_one_chunk(ops, monkeypatch, seed):
     """And every query of a tile with several chunks is a row of the sum, with slots of its own."""
     draw = random.Random(seed)

@@ -97,6 +97,7 @@ def test_tokens_and_their_probabilities_are_alike(ops, replaced):
     torch.testing.assert_close(*penalised)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
 def test_blocks_move_alike(monkeypatch, fp8):
     found = []

@@ -30,10 +30,7 @@ def emulator(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     return emulator
 
 
-BOTH_DTYPES = [
-    pytest.param(torch.bfloat16, id="bfloat16"),
-    pytest.param(torch.float16, id="float16", marks=pytest.mark.slow),
-]
+BOTH_DTYPES = [pytest.param(torch.bfloat16, id="bfloat16"), pytest.param(torch.float16, id="float16")]
 
 
 @pytest.fixture(params=BOTH_DTYPES)

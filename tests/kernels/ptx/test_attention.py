@@ -20,7 +20,6 @@ from tests.support.kernels.compile_for_cuda import candidate_name
 from tests.support.kernels.implementations import make_triton_ops
 from tests.support.kernels.oracle import assert_close, slack
 from tests.support.kernels.paged import Paged
-from tests.support.selection import one_in
 
 LONG = 2 * MIN_CHUNK + 60  # keys of a row that the kernel always splits
 FP8 = torch.float8_e4m3fn
@@ -44,8 +43,12 @@ class Case:
         return "-".join([*names, f"{self.heads}of{self.kv_heads}", f"d{self.d}", *extra])
 
 
-FAST = [Case(), Case(torch.float16, 2, 1, 64), Case(torch.float32, 2, 1, 64), Case(kv_dtype=FP8), Case(d=512)]
-MORE = [
+CASES = [
+    Case(),
+    Case(torch.float16, 2, 1, 64),
+    Case(torch.float32, 2, 1, 64),
+    Case(kv_dtype=FP8),
+    Case(d=512),
     Case(heads=16, kv_heads=2),
     Case(heads=8, d=64),
     Case(heads=4, d=256),
@@ -58,7 +61,6 @@ MORE = [
     Case(d=512, kv_dtype=FP8),
     Case(torch.float16, 4, 1, 272, window=100),
 ]
-CASES = [*FAST, *one_in(2, MORE)]
 
 
 def make(case: Case, monkeypatch: pytest.MonkeyPatch, lengths: list[int], queries: list[int], **options: Any) -> Paged:
@@ -73,7 +75,6 @@ def check(paged: Paged, rows: list[torch.Tensor]) -> None:
         assert_close(found, paged.exact(s), slack(paged.ops.dtype, 2000))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_decoding_with_rows_of_one_chunk_and_of_several(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, case: Case
@@ -83,7 +84,6 @@ def test_decoding_with_rows_of_one_chunk_and_of_several(
     assert {"plan_rows_kernel", "plan_items_kernel", "decode_kernel", "reduce_kernel"} <= emulator.sources.keys()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_chunks_on_cached_pages_together_with_decode_rows(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, case: Case
@@ -93,7 +93,6 @@ def test_chunks_on_cached_pages_together_with_decode_rows(
     assert {"plan_sequences_kernel", "plan_tiles_kernel", "prefill_kernel"} <= emulator.sources.keys()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_programs_share_the_keys_of_few_queries_behind_a_long_context(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, case: Case
@@ -110,8 +109,8 @@ def test_programs_share_the_keys_of_few_queries_behind_a_long_context(
     } <= emulator.sources.keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tiles", one_in(2, PREFILL[1:]), ids=candidate_name)  # the first are those of the table
+@pytest.mark.soak
+@pytest.mark.parametrize("tiles", PREFILL[1:], ids=candidate_name)  # the first are those of the table
 def test_every_candidate_for_the_tiles_of_prefill_is_right(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, tiles: AttentionTiles
 ) -> None:
@@ -131,10 +130,10 @@ def test_every_candidate_for_the_tiles_of_prefill_is_right(
     "case",
     [
         interpreted.Case(torch.bfloat16, 4, 1, 128, 16),
-        pytest.param(interpreted.Case(torch.float16, 8, 2, 64, 32, window=50), marks=pytest.mark.slow),
-        pytest.param(interpreted.Case(torch.bfloat16, 8, 2, 256, 16), marks=pytest.mark.slow),
-        pytest.param(interpreted.Case(torch.float32, 2, 1, 256, 32), marks=pytest.mark.slow),
-        pytest.param(interpreted.Case(torch.bfloat16, 2, 1, 64, 16, softcap=2.5), marks=pytest.mark.slow),
+        interpreted.Case(torch.float16, 8, 2, 64, 32, window=50),
+        interpreted.Case(torch.bfloat16, 8, 2, 256, 16),
+        interpreted.Case(torch.float32, 2, 1, 256, 32),
+        interpreted.Case(torch.bfloat16, 2, 1, 64, 16, softcap=2.5),
     ],
     ids=str,
 )
@@ -151,7 +150,7 @@ def test_new_prompts_are_computed_from_their_own_keys(
     [
         (torch.bfloat16, 64, 0, 0.0),
         *(
-            pytest.param(dtype, d, window, softcap, marks=pytest.mark.slow)
+            (dtype, d, window, softcap)
             for dtype, d in ((torch.float16, 128), (torch.bfloat16, 256), (torch.bfloat16, 512))
             for window, softcap in ((0, 0.0), (50, 0.0), (0, 2.5))
         ),

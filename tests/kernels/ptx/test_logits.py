@@ -15,29 +15,29 @@ def test_argmax(emulator: Emulator, wide_ops: kernels.Ops, vocabulary: int) -> N
     assert emulator.sources.keys() == {"best_of_segment_kernel", "argmax_kernel"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("vocabulary", [3, 300, 4099])
+@pytest.mark.parametrize("vocabulary", [300, 3, 4099])
 def test_every_row_is_drawn_by_its_own_settings(emulator: Emulator, wide_ops: kernels.Ops, vocabulary: int) -> None:
     test_sampling.test_every_row_is_drawn_by_its_own_settings(wide_ops, vocabulary)
     assert emulator.sources.keys() == SAMPLERS
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_draws_follow_the_uniform_numbers(wide_ops: kernels.Ops) -> None:
     test_sampling.test_draws_follow_the_uniform_numbers_through_what_is_kept(wide_ops)
 
 
+@pytest.mark.soak
 def test_ties_and_broken_rows(wide_ops: kernels.Ops) -> None:
     test_sampling.test_ties_and_broken_rows(wide_ops)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 1500])
 def test_thresholds_of_rows_of_several_programs(emulator: Emulator, wide_ops: kernels.Ops, rank: int) -> None:
     test_sampling.test_top_k_keeps_as_many_ids_as_it_says_in_rows_of_several_programs(wide_ops, "adjacent", rank)
     test_sampling.test_top_p_ends_at_the_id_that_reaches_the_share(wide_ops, "adjacent", rank, 0)
 
 
+@pytest.mark.soak
 def test_the_least_mass_counts(wide_ops: kernels.Ops) -> None:
     test_sampling.test_the_least_mass_counts_for_a_uniform_number_of_zero(wide_ops)
 
@@ -47,7 +47,6 @@ def test_penalties_change_what_was_seen(emulator: Emulator, wide_ops: kernels.Op
     assert emulator.sources.keys() == {"penalties_kernel"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [40, 4097])
 def test_log_probabilities(emulator: Emulator, wide_ops: kernels.Ops, vocabulary: int) -> None:
     test_logprobs.test_log_probabilities_are_exact_and_ordered(wide_ops, vocabulary)

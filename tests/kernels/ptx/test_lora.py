@@ -10,11 +10,9 @@ from quire.kernels.lora import LINEARS, NO_ADAPTER, LoraPart
 from tests.kernels.gpu.test_lora import assert_near, both
 from tests.kernels.ptx.emulator import Emulator
 from tests.support.kernels.adapters import make_factors
-from tests.support.selection import one_in
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(2, LINEARS))
+@pytest.mark.parametrize("name", LINEARS)
 def test_rows_get_the_updates_of_their_adapters(emulator: Emulator, emulated_ops: kernels.Ops, name: str) -> None:
     adapters = [make_factors(2, 8, torch.bfloat16), make_factors(2, 80), make_factors(2, 3, torch.bfloat16)]
     index = [1, NO_ADAPTER, 0, 0, 2, 1] + [2] * 20

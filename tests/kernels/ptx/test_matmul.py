@@ -17,7 +17,6 @@ from tests.support.kernels.stacks import random
 SIZES = [(64, 32, 64, 4, 8), (64, 64, 64, 4, 6), (128, 64, 64, 8, 4), (128, 128, 64, 8, 4)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", BOTH_DTYPES)
 @pytest.mark.parametrize("depth", [200, 448])
 def test_a_row_has_the_same_bits_in_tiles_of_any_size(

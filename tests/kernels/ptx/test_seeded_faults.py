@@ -124,6 +124,7 @@ def adapters(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # The kernel, the run, and the kinds of synchronisation that the kernel has.
 KERNELS: list[tuple[str, Run, list[str]]] = [
+    ("matmul_kernel", matmul, [BARRIER, *COPIES, *PRODUCTS]),
     ("decode_kernel", decode, [BARRIER, *COPIES]),
     ("reduce_kernel", decode, [BARRIER]),
     ("decode_kernel", invariant_decode, [BARRIER, *COPIES, *PRODUCTS]),
@@ -142,7 +143,6 @@ KERNELS: list[tuple[str, Run, list[str]]] = [
     ("mass_kernel", sample, [BARRIER]),
     ("kept_kernel", sample, [BARRIER]),
     ("draw_kernel", sample, [BARRIER]),
-    ("matmul_kernel", matmul, [BARRIER, *COPIES, *PRODUCTS]),
     ("grouped_kernel", experts, [BARRIER, *COPIES, *PRODUCTS]),
     ("grouped_kernel", few_experts, [BARRIER, *COPIES]),
     ("shrink_kernel", adapters, [BARRIER, *COPIES]),
@@ -152,38 +152,29 @@ KERNELS: list[tuple[str, Run, list[str]]] = [
 
 
 NAMES = [f"{kernel}-{run.__name__}" for kernel, run, _ in KERNELS]
-FAULTS = [
-    pytest.param(kernel, run, kind, id=f"{name}-{kind}", marks=[pytest.mark.slow] * (run is fp8_prefill))
-    for name, (kernel, run, kinds) in zip(NAMES, KERNELS, strict=True)
-    for kind in kinds
-]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "run", "kinds"), KERNELS, ids=NAMES)
-def test_no_kind_is_forgotten(
+def test_a_kind_that_is_left_out_is_noticed(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run, kinds: list[str]
 ) -> None:
     run(emulator, monkeypatch)
     assert {kind for ptx in emulator.sources[kernel] for kind in SYNCHRONISATION.findall(ptx)} == set(kinds)
+    for left_out in kinds:
 
+        def without(name: str, ptx: str, left_out: str = left_out) -> str:
+            return SYNCHRONISATION.sub(lambda m: "" if m[1] == left_out else m[0], ptx) if name == kernel else ptx
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "run", "kind"), FAULTS)
-def test_a_kind_that_is_left_out_is_noticed(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run, kind: str
-) -> None:
-    def without(name: str, ptx: str) -> str:
-        return SYNCHRONISATION.sub(lambda m: "" if m[1] == kind else m[0], ptx) if name == kernel else ptx
-
-    emulator.edit = without
-    with pytest.raises((PtxFault, AssertionError)):
-        run(emulator, monkeypatch)
+        emulator.edit = without
+        with pytest.raises((PtxFault, AssertionError)):
+            run(emulator, monkeypatch)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("kernel", "run", "least"), [("decode_kernel", decode, 44), ("prefill_kernel", prefill, 32)], ids=NAMES[:4:3]
+    ("kernel", "run", "least"),
+    [("decode_kernel", decode, 44), ("prefill_kernel", prefill, 32)],
+    ids=["decode", "prefill"],
 )
 def test_most_single_instructions_are_noticed(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kernel: str, run: Run, least: int

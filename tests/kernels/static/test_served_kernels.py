@@ -1,7 +1,7 @@
 """The compiled kernels that Quire serves with pass the static checks, on every GPU that Quire supports.
 
-By default one launch is checked; slow tests check all launches for compute capability 9.0 and one for each other
-capability, soak tests check all of all. Findings that are known are listed here with their reasons.
+CI checks one launch of each kernel for compute capability 9.0; soak tests check all launches for all capabilities.
+Findings that are known are listed here with their reasons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if HAS_TRITON:
 
     from quire.ops.benchmarks.kernels.tile_sizes import PREFILL
     from tests.kernels.static import golden, sass
-    from tests.kernels.static.compiled import CANDIDATES, CAPABILITIES, assembled, assemblers
+    from tests.kernels.static.compiled import CANDIDATES, CAPABILITIES, ONCE, SHORT, assembled, assemblers
     from tests.support.kernels.compile_for_cuda import candidate_name
 
 if TYPE_CHECKING:
@@ -32,15 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed"), pytest.mark.timeout(900)]
 
 HOPPER, BLACKWELL = 90, 100
-LLAMA = "bf16 d128 32/8 page16 window0"
-SHORT = "bf16 d64 32/8 page16 window0 invariant"
-OTHERS = [capability for capability in (CAPABILITIES if HAS_TRITON else ()) if capability != HOPPER]
-LAUNCHES = [
-    pytest.param(HOPPER, SHORT, id="one"),
-    *(pytest.param(one, LLAMA, id=f"{one}-llama", marks=pytest.mark.slow) for one in (HOPPER, BLACKWELL)),
-    *(pytest.param(one, LLAMA, id=f"{one}-llama", marks=pytest.mark.soak) for one in OTHERS if one != BLACKWELL),
-    *(pytest.param(one, None, id=str(one), marks=pytest.mark.soak) for one in (HOPPER, *OTHERS)),
-]
+LAUNCHES = [(HOPPER, "once"), *((one, None) for one in (CAPABILITIES if HAS_TRITON else ()))]
 ON_EACH_GPU = pytest.mark.parametrize(("capability", "shape"), LAUNCHES)
 
 # Triton 3.7.1 lets LLVM copy registers of asynchronous instructions before the wait for them. PTX leaves such copies
@@ -117,6 +109,7 @@ def test_every_kernel_can_be_launched_and_is_as_in_the_table(
         pytest.skip(f"the table is of {of_table}, and here is {golden.toolchain()}")
     new = golden.rows(kernels)
     old = {key: row for key, row in table.items() if key[0] == str(capability)}
+    assert {one.name for one in kernels} == {key[1] for key in old}
     if shape:  # in the table, kernels that several shapes use belong to the first shape
         old, new = ({key: one[key] for key in sorted(set(old) & set(new))} for one in (old, new))
         assert {"decode_kernel", "prefill_kernel"} <= {key[1] for key in new}
@@ -124,7 +117,7 @@ def test_every_kernel_can_be_launched_and_is_as_in_the_table(
     assert not found, "\n".join([*found, "if that is meant: python -m tests.kernels.static.golden --write"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_candidates_for_the_tiles_of_prefill_fit_and_wait(served: Served) -> None:
     """Before `make gpu-check ARGS="--only tiles"` measures them."""
     kernels = [one for one in served(HOPPER, CANDIDATES) if one.name == "prefill_kernel"]
@@ -142,14 +135,7 @@ def test_candidates_for_the_tiles_of_prefill_fit_and_wait(served: Served) -> Non
 # --- machine code -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        SHORT,
-        pytest.param(LLAMA, marks=pytest.mark.slow),
-        pytest.param(None, marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.parametrize("shape", ["once", None])
 @pytest.mark.parametrize("number", range(3))
 def test_no_assembler_touches_a_register_of_a_product_under_way(served: Served, shape: str | None, number: int) -> None:
     """Also where PTX leaves a copy undefined (COPIED_EARLY)."""
@@ -171,7 +157,7 @@ def test_no_assembler_touches_a_register_of_a_product_under_way(served: Served, 
 
 def test_what_triton_assembles_is_what_the_assembler_gives(served: Served) -> None:
     """The options of `assembled` are those of Triton."""
-    kernels = {one.name: one for one in served(HOPPER, SHORT)}
+    kernels = {one.name: one for one in served(HOPPER, ONCE)}
     one = kernels["decode_kernel"]
     with assembled(one.ptx, HOPPER, triton.knobs.nvidia.ptxas.path) as cubin:
         again = sass.parse(sass.disassemble(cubin))
@@ -182,7 +168,7 @@ def test_what_triton_assembles_is_what_the_assembler_gives(served: Served) -> No
 
 
 def of(served: Served, name: str) -> StaticKernel:
-    return next(one for one in served(HOPPER, SHORT) if one.name == name and "wgmma" in one.ptx)
+    return next(one for one in served(HOPPER, ONCE) if one.name == name and "wgmma" in one.ptx)
 
 
 def test_a_left_out_wait_is_found_in_ptx_and_in_machine_code(served: Served, tmp_path: Path) -> None:
@@ -212,7 +198,7 @@ def test_a_branch_on_the_thread_is_found(served: Served) -> None:
 
 
 def test_a_kernel_that_takes_more_than_in_the_table_is_found(served: Served) -> None:
-    new = golden.rows(served(HOPPER, SHORT))
+    new = golden.rows(served(HOPPER, ONCE))
     key = next(key for key in new if key[1] == "decode_kernel")
     warps, registers, _, *rest = new[key]
     more = new | {key: (warps, str(int(registers) + 1), "8", *rest)}

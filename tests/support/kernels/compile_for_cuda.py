@@ -134,9 +134,9 @@ class Target:
 class Compiler:
     """Replaces Triton's launcher."""
 
-    def __init__(self, capability: int, keep: Path | None = None) -> None:
+    def __init__(self, capability: int, keep: Path | None = None, once: bool = False) -> None:
         triton.runtime.driver.set_active(Target(capability))
-        self.keep = keep
+        self.keep, self.once = keep, once
         self.launched: dict[tuple[str, str], list[str]] = {}  # hashes of the kernels of a name and a shape
         global large_shared_memory, compute_capability
         compute_capability = capability
@@ -145,6 +145,8 @@ class Compiler:
         JITFunction.run = lambda kernel, *args, **kwargs: self.compile(kernel, *args, **kwargs)
 
     def compile(self, kernel: JITFunction, *args: object, **kwargs: object) -> None:
+        if self.once and any(name == kernel.__name__ for name, _ in self.launched):
+            return
         start = time.perf_counter()
         try:
             compiled = self.run(kernel, *args, **kwargs | {"warmup": True})
@@ -339,19 +341,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--capability", type=int, default=90, help="of the GPU: 90 is Hopper, 80 Ampere, 100 Blackwell")
     parser.add_argument("--served", action="store_true", help="shapes of models that Quire serves")
     parser.add_argument("--shape", choices=[str(shape) for shape in SERVED], help="attention of one of these shapes")
+    parser.add_argument("--once", action="store_true", help="only the first launch of each kernel")
     parser.add_argument("--candidates", action="store_true", help="prefill with each candidate for its tiles")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write PTX and machine code of each kernel there")
     args = parser.parse_args(argv)
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("TRITON_INTERPRET is set: nothing would be compiled")
     part, parts = (int(number) for number in (args.part or "0/1").split("/"))
-    compiler = Compiler(args.capability, args.keep)
+    compiler = Compiler(args.capability, args.keep, args.once)
     torch.set_num_threads(1)
     if args.shape:
         shape = next(one for one in SERVED if str(one) == args.shape)
         compiler.what = args.shape
         attend(shape)
-        return 0
+        if not args.once:
+            return 0
     if args.candidates:
         attend_with_candidates(compiler)
         return 0

@@ -13,14 +13,13 @@ import pytest
 import torch
 import torch.cuda.graphs
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from quire.worker.lean_torch import complete_torch
 from tests.support.simulated_cuda.devices import SimulatedDevice, cuda_error
 from tests.support.simulated_cuda.graphs import Capture, SimulatedGraph, pool_handle
 from tests.support.simulated_cuda.process_groups import replace_collectives
 from tests.support.simulated_cuda.streams import Operation, SimulatedEvent, SimulatedStream
-from tests.support.simulated_cuda.tensors import SimulatedTensor, fill, memory_of
+from tests.support.simulated_cuda.tensors import SimulatedTensor, fill, leaves_of, mapped, memory_of
 from tests.support.simulated_cuda.triton_launches import replace_launches
 
 GIB = 1 << 30
@@ -241,8 +240,10 @@ class Driver(TorchFunctionMode):
             return not isinstance(args[0], SimulatedTensor) and self.is_pinned(args[0])
         if func in (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu):
             return self._to(func, *args, **kwargs)
-        is_there = any(isinstance(one, SimulatedTensor) for one in tree_leaves((args, kwargs)))
         device = kwargs.get("device")
+        if device is None and not kwargs.get("pin_memory"):
+            return func(*args, **kwargs)
+        is_there = any(isinstance(one, SimulatedTensor) for one in leaves_of((args, kwargs)))
         if isinstance(device, int | str):
             device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if device is not None and device.type == "cuda":
@@ -253,7 +254,7 @@ class Driver(TorchFunctionMode):
             return self._made_on(device, func, args, kwargs)
         if device is not None and is_there and func is not torch.Tensor.device.__get__:  # type: ignore[attr-defined]
             # Like a tensor on a device, but in host memory.
-            args, kwargs = torch.utils._pytree.tree_map(
+            args, kwargs = mapped(
                 lambda one: torch.empty_like(one.memory) if isinstance(one, SimulatedTensor) else one, (args, kwargs)
             )
             return func(*args, **kwargs)
@@ -262,7 +263,7 @@ class Driver(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _device_in(self, args: Any, kwargs: Any) -> torch.device:
-        return next(one for one in tree_leaves((args, kwargs)) if isinstance(one, SimulatedTensor)).device
+        return next(one for one in leaves_of((args, kwargs)) if isinstance(one, SimulatedTensor)).device
 
     def _made_on(self, device: torch.device, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
         """Call a function that makes a tensor, and put the tensor on a device."""

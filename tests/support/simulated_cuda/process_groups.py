@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from quire.worker.ranks.symmetric_memory import MAX_BYTES, SymmetricBuffer
-from tests.support.simulated_cuda.tensors import SimulatedTensor, memory_of
+from tests.support.simulated_cuda.tensors import SimulatedTensor, leaves_of, mapped, memory_of
 
 if TYPE_CHECKING:
     from tests.support.simulated_cuda.driver import Driver
@@ -55,11 +55,11 @@ class SimulatedBuffer:
 
 def _in_stream_order(driver: Driver, collective: Any) -> Any:
     def launch(*args: Any, **kwargs: Any) -> None:
-        tensors = [one for one in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(one, SimulatedTensor)]
+        tensors = [one for one in leaves_of((args, kwargs)) if isinstance(one, SimulatedTensor)]
         if not tensors:
             collective(*args, **kwargs)
             return
-        within, options = torch.utils._pytree.tree_map(memory_of, (args, kwargs))
+        within, options = mapped(memory_of, (args, kwargs))
         driver.stream_of(tensors[0].allocation.device).submit(lambda: collective(*within, **options))
 
     return launch

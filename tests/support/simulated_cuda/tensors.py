@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.support.simulated_cuda.devices import Allocation, cuda_error
 
@@ -104,6 +104,25 @@ def is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype is torch.bool
 
 
+def leaves_of(value: Any) -> Iterator[Any]:
+    """Yield what is in tuples, lists and dicts, as torch's tree_leaves does, which takes most of a launch."""
+    if isinstance(value, tuple | list | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from leaves_of(one)
+    else:
+        yield value
+
+
+def mapped(change: Callable[..., Any], value: Any, *others: Any) -> Any:
+    """Change each leaf, given those at the same place of the other trees."""
+    if isinstance(value, dict):
+        return {name: mapped(change, one, *(other[name] for other in others)) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        found = (mapped(change, *of) for of in zip(value, *others, strict=True))
+        return list(found) if isinstance(value, list) else tuple(found)
+    return change(value, *others)
+
+
 def memory_of(value: Any) -> Any:
     return value.memory if isinstance(value, SimulatedTensor) else value
 
@@ -111,25 +130,25 @@ def memory_of(value: Any) -> Any:
 def launch(driver: Driver, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Launch one of torch's own operations."""
     kwargs = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
-    first = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, SimulatedTensor))
+    tensors = [one for one in leaves_of((args, kwargs)) if isinstance(one, torch.Tensor)]
+    first = next(one for one in tensors if isinstance(one, SimulatedTensor))
     if func is aten.copy_.default:
         return copy(driver, *args, **kwargs)
     if func in (aten._local_scalar_dense.default, aten.item.default):
         return driver.to_host(first).item()
     if func in (aten.equal.default, aten.is_nonzero.default):
         driver.synchronize(first.device)
-        return func(*tree_map(memory_of, args))
+        return func(*mapped(memory_of, args))
     if func in SHAPED_BY_VALUES or (func is aten.index.Tensor and any(is_mask(one) for one in args[1])):
         driver.synchronize(first.device)
-        results = func(*tree_map(memory_of, args), **tree_map(memory_of, kwargs))
-        return tree_map(lambda one: driver.on_device(first.allocation.device, one), results)
-    leaves = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-    for one in leaves:
+        results = func(*mapped(memory_of, args), **mapped(memory_of, kwargs))
+        return mapped(lambda one: driver.on_device(first.allocation.device, one), results)
+    for one in tensors:
         if not isinstance(one, SimulatedTensor) and one.dim():
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found cuda:0 and cpu")
         if isinstance(one, SimulatedTensor) and one.device != first.device:
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found two GPUs")
-    within, options = tree_map(memory_of, (args, kwargs))
+    within, options = mapped(memory_of, (args, kwargs))
     device, schema, compute = first.allocation.device, func._schema, ON_HOST.get(func, func)
     stream = driver.stream_of(device)
     changed = [one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
@@ -142,12 +161,12 @@ def launch(driver: Driver, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         found = func(*within, **options)
         # A view reads no values. An operation that may return a view but did not, such as `to`, runs later.
         if not isinstance(found, torch.Tensor) or share_memory(found, first.memory):
-            return tree_map(lambda one: SimulatedTensor(one, first.allocation), found)
-    shapes = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
-    results = tree_map(lambda one: driver.poisoned(device, one) if isinstance(one, torch.Tensor) else one, shapes)
+            return mapped(lambda one: SimulatedTensor(one, first.allocation), found)
+    shapes = func(*mapped(as_meta, args), **mapped(as_meta, kwargs))
+    results = mapped(lambda one: driver.poisoned(device, one) if isinstance(one, torch.Tensor) else one, shapes)
     # Operations hold the memory of tensors, but not its allocation: it is free when the program drops the tensor.
-    targets = tree_map(memory_of, results)
-    stream.submit(lambda: tree_map(fill, targets, compute(*within, **options)))
+    targets = mapped(memory_of, results)
+    stream.submit(lambda: mapped(fill, targets, compute(*within, **options)))
     return results
 
 
