@@ -16,6 +16,7 @@ from quire.shared.text.schema.rewrite import simplify
 # Options of llguidance. Clients cannot set them, because one of them ignores unknown keywords.
 _OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _OPTIONS_KEYWORD = "x-guidance"
+_WITHOUT_UNICODE_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 
 
 def compiled(schema: Any) -> str:
@@ -25,8 +26,8 @@ def compiled(schema: Any) -> str:
     if _OPTIONS_KEYWORD in schema:
         raise GrammarError(f"{_OPTIONS_KEYWORD} is not supported")
     rewritten: dict[str, Any] = json.loads(canonical(schema))
-    simplify(rewritten)
-    return canonical({_OPTIONS_KEYWORD: _OPTIONS, **rewritten})
+    options = _OPTIONS if simplify(rewritten) else _OPTIONS | _WITHOUT_UNICODE_ESCAPES
+    return canonical({_OPTIONS_KEYWORD: options, **rewritten})
 
 
 def canonical(value: Any) -> str:

@@ -14,8 +14,13 @@ BYTES = VOCABULARY.tokenizer(has_all_ids=False)
 
 def accepts(schema: Any, value: Any) -> bool:
     """Tell if the grammar of a schema accepts a value as `json.dumps` writes it. Raises GrammarError."""
+    return accepts_text(schema, json.dumps(value, ensure_ascii=False))
+
+
+def accepts_text(schema: Any, text: str) -> bool:
+    """Tell if the grammar of a schema accepts a text. Raises GrammarError."""
     made = grammar.matcher(grammar.write("json_schema", schema), BYTES, ())
-    data = list(json.dumps(value, ensure_ascii=False).encode())
+    data = list(text.encode())
     return bool(made.try_consume_tokens(data) == len(data) and made.is_accepting())
 
 

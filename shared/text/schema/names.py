@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from quire.shared.text.schema import patterns
@@ -10,6 +12,11 @@ from quire.shared.text.schema.formats import FORMATS
 from quire.shared.text.schema.words import words
 
 _KNOWN = frozenset({"type", "format", "pattern", "minLength", "maxLength", "const", "enum"})
+# Keywords that list names.
+_LISTS = ("properties", "required", "patternProperties")
+# Any further names.
+_OTHER_NAMES: dict[str, Any] = {"patternProperties": {"^": True}, "additionalProperties": False}
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 def write_out_names(schema: dict[str, Any], document: Document) -> None:
@@ -43,6 +50,38 @@ def write_out_few_names(schema: dict[str, Any], document: Document) -> None:
         for name in names:
             inner = document.copy(patterned[pattern])
             named[name] = {"allOf": [named[name], inner]} if name in named else inner
+
+
+def exclude_other_spellings(schemas: Sequence[dict[str, Any]]) -> bool:
+    r"""Forbid names such as "\u0061" in objects that list "a", in place. Returns False if this cannot be written.
+
+    llguidance takes such a name for an additional one, so the listed one could be repeated with any value. The names of
+    a pattern have one spelling only, except for control characters; but two patterns must not match the same name.
+    """
+    lists = [one for one in schemas if any(map(one.get, _LISTS)) and one.get("additionalProperties") is not False]
+    if not lists:
+        return True
+    if any(one.get("patternProperties") for one in schemas) or not all(map(_has_plain_names, lists)):
+        return False
+    for one in lists:
+        # Before the names, because llguidance does not join keywords before and after `allOf` and its like.
+        first = "properties" if "properties" in one else "required"
+        given = one.copy()
+        one.clear()
+        for keyword, inner in given.items():
+            if keyword == first:
+                one |= _OTHER_NAMES
+            if keyword not in _OTHER_NAMES:
+                one[keyword] = inner
+    return True
+
+
+def _has_plain_names(schema: dict[str, Any]) -> bool:
+    """True if any further name may have any value, and no listed name has a control character."""
+    others = schema.get("additionalProperties", True)
+    lists = [found for keyword in _LISTS if type(found := schema.get(keyword)) in (dict, list)]
+    is_plain = not any(type(name) is str and _CONTROL.search(name) for names in lists for name in names)
+    return is_plain and (others is True or others == {})
 
 
 def _written_out(names: Any) -> list[dict[str, Any]] | None:

@@ -12,7 +12,7 @@ from quire.shared.text.schema.bounds import write_out_bounds
 from quire.shared.text.schema.conditions import write_out
 from quire.shared.text.schema.document import Document
 from quire.shared.text.schema.formats import replace_format
-from quire.shared.text.schema.names import write_out_few_names, write_out_names
+from quire.shared.text.schema.names import exclude_other_spellings, write_out_few_names, write_out_names
 from quire.shared.text.schema.patterns import without_lookaheads
 from quire.shared.text.schema.unevaluated import write_out_unevaluated
 
@@ -32,13 +32,15 @@ _COUNTS = (
 )
 
 
-def simplify(root: dict[str, Any]) -> None:
+def simplify(root: dict[str, Any]) -> bool:
     """Write a schema, in place, in the part of JSON Schema that llguidance has.
+
+    Returns False if the schema can be followed only without the escape `\\u` in answers.
 
     Keywords that are not known stay, and llguidance refuses them by name, as it refuses values of the wrong type.
     Raises GrammarError.
     """
-    document = Document(root)
+    document, schemas = Document(root), []
     waiting: list[Any] = [root]
     while waiting:
         value = waiting.pop()
@@ -46,11 +48,13 @@ def simplify(root: dict[str, Any]) -> None:
             waiting += value
         elif isinstance(value, dict):
             _simplify_one(value, document)
+            schemas.append(value)
             for keyword, inner in value.items():
                 if keyword in _BY_NAME and type(inner) is dict:
                     waiting += inner.values()
                 elif keyword not in _DATA:
                     waiting.append(inner)
+    return exclude_other_spellings(schemas)
 
 
 def _simplify_one(schema: dict[str, Any], document: Document) -> None:

@@ -3,11 +3,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 
 from quire.shared.text import grammar
 from quire.shared.text.grammar_error import GrammarError
-from tests.support.schema_checks import BYTES, accepted, accepts
+from tests.support.schema_checks import BYTES, accepted, accepts, accepts_text
 
 
 @pytest.mark.parametrize(
@@ -92,3 +93,70 @@ def test_declared_properties_and_the_schema_of_others_are_kept() -> None:
 def test_names_that_cannot_be_followed_are_refused(names: Any) -> None:
     with pytest.raises(GrammarError, match="propertyNames"):
         accepts({"type": "object", "propertyNames": names}, {})
+
+
+INTEGER = {"type": "integer"}
+A = {"type": "object", "properties": {"a": INTEGER}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        A,
+        A | {"additionalProperties": {}, "required": ["a", "b"]},
+        {"type": "object", "required": ["a"]},
+        {"allOf": [A, {"properties": {"b": {"type": "string"}}}], "additionalProperties": True},
+        {"anyOf": [A, {"type": "null"}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": A}},
+        A | {"additionalProperties": {"type": ["integer", "string"]}},
+        A | {"patternProperties": {"^x": INTEGER}},
+        {"type": "object", "patternProperties": {"^a": INTEGER}},
+        {"type": "object", "propertyNames": {"maxLength": 6}, "properties": {"a": INTEGER}},
+        A | {"properties": {"a": INTEGER, "\n": INTEGER}},
+    ],
+)
+def test_a_listed_name_occurs_once_in_any_spelling(schema: dict[str, Any]) -> None:
+    """Else an answer could give a property any value, because the last one counts."""
+    written = '"a": 1, "b": "x"'
+    assert accepts_text(schema, f'{{{written}, "c": "y"}}')
+    for name in ("a", "\\u0061"):
+        assert not accepts_text(schema, f'{{{written}, "{name}": "x"}}')
+        assert not accepts_text(schema, f'{{{written}, "{name}": 2}}') or "patternProperties" in schema
+    assert not accepts_text(schema, f'{{{written}, "\\u000a": "x"}}') or "\n" not in schema.get("properties", {})
+
+
+def test_the_order_of_properties_is_that_of_the_schema() -> None:
+    schema = {"allOf": [{"$ref": "#/$defs/x"}], "properties": {"b": {}, "a": {}}, "$defs": {"x": A}}
+    assert accepted(schema, {"a": 1, "b": "x"}, {"b": "x", "a": 1}) == [{"a": 1, "b": "x"}]
+
+
+def test_control_characters_are_kept_if_further_names_may_have_any_value() -> None:
+    good = [{"a": 1, "b": "\x03"}, {"a": 1, "\x1b": 1}]
+    assert accepted(A, *good) == good
+    strings = A | {"additionalProperties": {"type": "string"}}
+    assert accepted(strings, {"b": "\n"}, {"b": "\x03"}) == [{"b": "\n"}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object"}, '{"x": 1, "x": 2}'),
+        (A, '{"a": 1, "x": 1, "x": "s"}'),
+        (A | {"additionalProperties": {"type": "string"}}, '{"a": 1, "x": "s", "x": "t"}'),
+        ({"type": "object", "patternProperties": {"^x": INTEGER}}, '{"x1": 1, "x1": 2}'),
+        ({"type": "object", "patternProperties": {"^[ab]$": INTEGER}}, '{"a": 1, "b": 1, "c": 3, "c": 4}'),
+        ({"type": "object", "propertyNames": {"maxLength": 1}, "minProperties": 1}, '{"x": 1, "x": 2}'),
+    ],
+)
+def test_a_name_that_no_schema_lists_may_be_repeated(schema: dict[str, Any], text: str) -> None:
+    """As docs/api.md says; the answer is valid with the last value."""
+    assert accepts_text(schema, text)
+    jsonschema.validate(json.loads(text), schema)
+
+
+def test_a_repeated_name_counts_twice_for_the_number_of_properties() -> None:
+    """As docs/api.md says: only here an answer may break its schema."""
+    schema = {"type": "object", "minProperties": 2, "maxProperties": 2}
+    assert accepts_text(schema, '{"x": 1, "x": 2}')
+    assert not accepts_text(schema, '{"x": 1}')
+    assert not accepts_text(schema, '{"x": 1, "x": 2, "y": 3}')
