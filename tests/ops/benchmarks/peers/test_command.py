@@ -153,7 +153,7 @@ def test_settings_of_quire_that_cannot_be_told_apart_give_one_line(
     assert err.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_settings_of_quire_are_measured_in_one_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from redis import Redis as Client
 from redis.asyncio import Redis
 
@@ -63,6 +64,7 @@ async def test_the_signal_is_what_waits_and_runs(redis_url: str) -> None:
         assert await need() == 0
 
 
+@pytest.mark.slow
 def test_redis_starts_with_the_configuration_of_the_chart(tmp_path: Path) -> None:
     files: dict[str, Any] = of_kind(render("--set=redis.maxMemory=77mb"), "ConfigMap")["redis"]["data"]
     (tmp_path / "data").mkdir()
