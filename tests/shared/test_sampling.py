@@ -16,7 +16,6 @@ from quire.shared.logprobs import (
     check_records,
     read_records,
     record_bytes,
-    record_size,
 )
 from quire.shared.prompt_logprobs import (
     PromptTokenLogprobs,
@@ -24,7 +23,7 @@ from quire.shared.prompt_logprobs import (
     prompt_record_bytes,
     read_prompt_records,
 )
-from quire.shared.sampling_params import GRAMMAR_PARAMETERS, MODEL_DEFAULTS, PARAMETERS, SamplingParams
+from quire.shared.sampling_params import GRAMMAR_PARAMETERS, PARAMETERS, SamplingParams
 from quire.shared.validators import InvalidValue
 
 # --- sampling params --------------------------------------------------------------------------------------------------
@@ -82,19 +81,6 @@ def test_a_beam_search_takes_values_in_range() -> None:
             assert one.read(name, one.beam_value) == one.beam_value
 
 
-def test_a_model_may_have_the_five_defaults_of_vllm() -> None:
-    assert MODEL_DEFAULTS == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-
-
-def test_the_documentation_has_type_range_and_default() -> None:
-    found = {name: (one.documented_kind, one.documented_default) for name, one in PARAMETERS.items()}
-    assert found["temperature"] == ("number from 0 to 2", "")
-    assert found["n"] == ("integer from 1 to 128", "`1`")
-    assert found["seed"] == ("integer from -2^63 to 2^64-1", "")
-    assert found["stop"] == ("string or an array of at most 16 strings of 1 to 1024 characters each", "none")
-    assert found["early_stopping"] == ('true, false or "never"', "")
-
-
 # --- logprobs ---------------------------------------------------------------------------------------------------------
 
 
@@ -105,10 +91,6 @@ def test_records_are_read_as_they_were_packed() -> None:
     assert read_records(TWO, 2) == [TokenLogprobs(-0.5, ((7, -0.25),)), TokenLogprobs(-2.0, ((9, -1.0),))]
     assert read_records(struct.pack("<2f", -1.0, -2.0), 2) == [TokenLogprobs(-1.0, ()), TokenLogprobs(-2.0, ())]
     assert read_records(b"", 0) == []
-
-
-def test_sizes() -> None:
-    assert (record_bytes(0), record_bytes(1), record_size(TWO, 2)) == (4, 12, 12)
 
 
 def test_valid_records_have_no_fault() -> None:

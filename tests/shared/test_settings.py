@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
-from quire.shared.service_settings import CommonSettings, ServiceSettings
+from quire.shared.service_settings import CommonSettings
 from quire.shared.settings import FROM_FLAGS, SettingError, load, option, options, to_environ, with_sources
 from quire.worker.settings import WorkerSettings
 
@@ -52,10 +52,6 @@ def refusal(*argv: str, **environ: str) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
-
-
-def test_defaults_hold_where_nothing_is_given() -> None:
-    assert read() == Sample()
 
 
 def test_a_flag_beats_a_variable_which_beats_the_default() -> None:
@@ -254,16 +250,3 @@ def test_a_setting_of_several_processes_is_the_same_in_each() -> None:
         both = ours.keys() & theirs.keys() - OWN
         assert {item.name for item in options(CommonSettings)} - OWN <= both
         assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}
-
-
-def test_gateway_and_worker_find_the_same_redis_by_default() -> None:
-    assert GatewaySettings().redis_url == WorkerSettings().redis_url == ServiceSettings().redis_url
-
-
-def test_the_last_settings_of_a_base_come_after_those_of_a_process() -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Own(CommonSettings):
-        own: int = option(1, help="A number.")
-
-    first = ["model", "served_model_name", "model_aliases"]
-    assert [item.name for item in options(Own)] == [*first, "own", "log_level", "log_format"]

@@ -52,12 +52,6 @@ def test_help_loads_neither_torch_nor_aiohttp() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_version() -> None:
-    done = quire("--version")
-    assert done.returncode == 0
-    assert done.stdout.startswith("quire 0.")
-
-
 def test_no_command_shows_the_help_and_fails() -> None:
     done = quire()
     assert done.returncode == 2

@@ -25,7 +25,7 @@ from quire.ops.loadgen.server import MeasuredServer, load_tokenizer
 from quire.ops.loadgen.settings import BenchSettings
 from quire.ops.loadgen.shapes import SHAPES, arrivals, lengths
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.settings import SettingError, load
+from quire.shared.settings import SettingError
 from tests.support.loadgen import NASTY, finished_run, record
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
@@ -145,24 +145,6 @@ def test_blocks_have_all_requests() -> None:
     assert [plan.block_requests(index) for index in range(4)] == [2, 3, 2, 3]
     plan = make_plan(BenchSettings(duration_s=8.0, rounds=4, against="http://x", rate="5"))
     assert [plan.block_requests(index) for index in range(4)] == [10, 10, 10, 10]
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-# The settings of `quire bench`: defaults and bounds.
-
-
-def test_without_flags_a_run_asks_the_local_server_for_its_own_defaults() -> None:
-    settings = load(BenchSettings, (), {}, prog="quire bench")
-    assert (settings.url, settings.shape, settings.endpoint) == ("http://127.0.0.1:8000", "sharegpt", "completions")
-    assert (settings.requests, settings.concurrency, settings.rate) == (None, None, "")
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"), [("--shape", "long"), ("--rounds", "0"), ("--burstiness", "0"), ("--timeout-s", "none")]
-)
-def test_a_value_out_of_bounds_is_refused_with_its_name(flag: str, value: str) -> None:
-    with pytest.raises(SettingError, match=flag.removeprefix("--").replace("-", "[-_]")):
-        load(BenchSettings, (flag, value), {}, prog="quire bench")
 
 
 # --- server -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The processes that  starts, and their settings."""
+"""The processes that `quire serve` starts, and their settings."""
 
 from __future__ import annotations
 

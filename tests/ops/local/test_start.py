@@ -1,4 +1,4 @@
-"""What  checks and says before and while it starts."""
+"""What `quire serve` checks and says before and while it starts."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_a_part_that_passes_a_rehearsal_is_not_called_passed(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("parts", "most"),
     [
-        pytest.param(["bandwidth"], 250, marks=pytest.mark.slow),
+        pytest.param(["bandwidth"], 250, marks=pytest.mark.soak),
         pytest.param(list(main.PARTS), 3600, marks=pytest.mark.soak),
     ],
     ids=["bandwidth", "all"],

@@ -253,7 +253,7 @@ def test_each_format_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 @pytest.mark.soak
-def test_each_format_is_measured_of_random_features(
+def test_each_format_has_a_perplexity_of_its_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(PROJECT_ROOT))

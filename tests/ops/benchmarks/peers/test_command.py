@@ -200,7 +200,7 @@ def test_a_peer_without_a_model_that_it_can_read_gives_one_line(
     monkeypatch.setenv("LLAMA_SERVER", str(made.folder / "llama-server"))
     assert run(monkeypatch, *arguments, "--peer", "llamacpp", "--gguf", "none.gguf") == 2
     assert capsys.readouterr().err == "bench: --gguf: there is no 'none.gguf'; give the model as a GGUF file\n"
-    assert run(monkeypatch, "--peer", "llamacpp") == 2
+    assert run(monkeypatch, "--peer", "llamacpp", "--shape", "tiny") == 2
     assert "--peer llamacpp needs --model" in capsys.readouterr().err
 
 

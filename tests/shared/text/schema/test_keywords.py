@@ -57,7 +57,6 @@ TO_3 = {"type": "integer", "minimum": 1, "maximum": 3}
         (UNIQUE | {"items": {"allOf": [{"enum": [1, 2]}, {"minimum": 2}]}}, [[2]], [[1]]),
         (UNIQUE | {"items": {"enum": ["a", "bc"], "minLength": 2}}, [["bc"]], [["a"]]),
         (UNIQUE | {"items": {"enum": ["a", "bc"], "pattern": "^a"}}, [["a"]], [["bc"]]),
-        ({"uniqueItems": True, "items": {"enum": list("abcdefgh")}, "minItems": 1}, [["a", "h"], ["c"]], [["a", "a"]]),
     ],
 )  # fmt: skip
 def test_an_array_is_what_the_schema_says(schema: dict[str, Any], good: list[Any], bad: list[Any]) -> None:
@@ -65,9 +64,10 @@ def test_an_array_is_what_the_schema_says(schema: dict[str, Any], good: list[Any
     assert accepted(schema, *bad) == []
 
 
+@pytest.mark.slow
 def test_many_values_come_in_the_order_of_their_list() -> None:
-    schema = {"uniqueItems": True, "items": {"enum": list("abcdefgh")}}
-    assert accepted(schema, ["a", "b", "c"], ["b", "a"]) == [["a", "b", "c"]]
+    schema = {"uniqueItems": True, "items": {"enum": list("abcdefgh")}, "minItems": 1}
+    assert accepted(schema, ["a", "b", "h"], ["c"], ["b", "a"], ["a", "a"]) == [["a", "b", "h"], ["c"]]
 
 
 @pytest.mark.parametrize(
