@@ -1,4 +1,4 @@
-"""docs/api.md says what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways."""
+"""The tables of docs/api.md and docs/responses.md are those of the code."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from quire.gateway.api.headers import CLIENT_ID_HEADER, IDEMPOTENCY_KEY, NO_EFFE
 from quire.gateway.api.labels import NO_EFFECT
 from quire.gateway.api.messages.parameters import CREATE, REFUSED, WITHOUT_EFFECT
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
+from quire.gateway.api.responses.body import ResponseStatus
+from quire.gateway.api.responses.items import ITEM_TYPES
+from quire.gateway.api.responses.output_items import ItemStatus
 from quire.gateway.api.resume import LAST_EVENT_ID
 from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest
@@ -30,10 +33,15 @@ from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
 from quire.ops.tools.parameters_table import tables
+from quire.ops.tools.responses_table import tables as responses_tables
 from quire.shared.sampling_params import MAX_ALLOWED_TOKENS
 from quire.shared.text.grammar import ANY_OBJECT
 from quire.shared.text.schema.formats import FORMATS
 from quire.shared.validators import InvalidValue
+
+# --- api page ---------------------------------------------------------------------------------------------------------
+# docs/api.md says what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways.
+
 
 PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
 # Refusals whose code is not that of their class.
@@ -283,3 +291,40 @@ def test_the_capabilities_are_those_of_the_code() -> None:
 def test_the_formats_are_those_of_the_code() -> None:
     listed = PAGE.split("<!-- formats -->")[1].split("<!-- /formats -->")[0]
     assert re.findall(r"`([a-z0-9-]+)`", listed) == sorted(FORMATS)
+
+
+# --- responses page ---------------------------------------------------------------------------------------------------
+# docs/responses.md says what the code does: parameters, events, statuses, items.
+
+
+RESPONSES_PAGE = (PROJECT_ROOT / "docs" / "responses.md").read_text()
+
+
+def section(title: str) -> str:
+    return RESPONSES_PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def test_the_tables_of_parameters_are_written_from_the_code() -> None:
+    assert with_tables(RESPONSES_PAGE, responses_tables()) == RESPONSES_PAGE, (
+        "run python -m quire.ops.tools.responses_table"
+    )
+
+
+def test_the_items_are_those_of_the_code() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", section("Items"), re.MULTILINE) == list(ITEM_TYPES)
+
+
+def test_the_statuses_are_those_of_the_code() -> None:
+    text = section("Stored responses")
+    for status in (*ResponseStatus, *ItemStatus):
+        assert f"`{status}`" in text
+
+
+def test_the_events_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| (`[a-z_.`, ]+) \|", section("Events of a response"), re.MULTILINE)
+    documented = set(re.findall(r"`([a-z_.]+)`", "".join(rows)))
+    source = (PROJECT_ROOT / "gateway" / "api" / "responses" / "events.py").read_text()
+    written = {name.removeprefix("response.") for name in re.findall(r'"(response\.[a-z_]+(?:\.[a-z]+)?)"', source)}
+    deltas = {f"{name}.{end}" for name in written if "." not in name and "_" in name for end in ("delta", "done")}
+    whole = {name for name in written if "." in name} | {"failed"}
+    assert documented == whole | deltas | {"created", "queued", "in_progress", "completed", "incomplete"}

@@ -143,6 +143,7 @@ def objects(text: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks("bash"), ids=str)
 def test_a_command(block: Block, server: str) -> None:
     output = run(["bash", "-euc", block.text.replace(PUBLISHED, server)], server)
@@ -160,6 +161,7 @@ def test_a_command(block: Block, server: str) -> None:
         assert "fox" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
 def test_a_python_example(block: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     url = request.getfixturevalue("server") if PUBLISHED in block.text else PUBLISHED
@@ -172,6 +174,7 @@ def test_a_python_example(block: Block, request: pytest.FixtureRequest, tmp_path
         assert "heron" in output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which stands in for a browser's fetch")
 @pytest.mark.parametrize("block", blocks("javascript"), ids=str)
 def test_a_javascript_example(block: Block, server: str, tmp_path: Path) -> None:
@@ -239,6 +242,7 @@ def test_make_knows_the_verbs_that_the_pages_name() -> None:
     assert {"run", "test", "soak"} <= named <= targets
 
 
+@pytest.mark.slow
 def test_the_page_is_where_the_readme_says(server: str) -> None:
     assert f"<{PUBLISHED}>" in (PROJECT_ROOT / "README.md").read_text()
     assert "<title>" in run(["curl", "-sf", server + "/"], server)

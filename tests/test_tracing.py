@@ -191,51 +191,52 @@ def test_a_refusal_is_a_span_without_anything_behind_it(traced: Traced) -> None:
     assert not server.failed  # the client's fault, not the server's
 
 
-def test_a_killed_worker_is_a_recovery_in_the_same_trace(stack: FaultStack, collector: Collector) -> None:
+def test_a_released_and_a_killed_request_are_recoveries_linked_to_what_they_follow(
+    stack: FaultStack, collector: Collector
+) -> None:
     flags = ("--otlp-endpoint", collector.url, *LEASE)
-    first = stack.worker("a", *flags)
+    first = stack.worker("a", *flags, "--drain-s", "0.1", ready=False)
     _, url = stack.gateway(*flags[:2])
-    stream = Stream(url, asks(800), {"traceparent": f"00-{TRACE}-{SPAN}-01"}).wait_events(20)
-    earlier = collector.trace(TRACE, {"queue", "prefill"})
-    first.send(signal.SIGKILL)
+    first.wait_for("ready: worker")
+    # 1) The worker ends in the middle, and hands the request back.
+    released = TRACE[::-1]
+    stream = Stream(url, asks(800), {"traceparent": f"00-{released}-{SPAN}-01"}).wait_events(20)
+    first.send(signal.SIGTERM)
+    assert first.wait() == 0
     second = stack.worker("b", *flags)
     assert stream.wait_end().is_complete
-    spans = collector.trace(TRACE, {SERVER, "queue", "prefill", "recovery", "decode"})
-    server, recovery, decode = spans[SERVER], spans["recovery"], spans["decode"]
+    spans = collector.wait(
+        lambda spans: (
+            len([span for span in spans if span.name == "decode"]) == 2 and SERVER in {span.name for span in spans}
+        )
+    )
+    [decode] = [s for s in spans if s.name == "decode" and s.resource["service.instance.id"] == "a"]
+    [prefill] = [s for s in spans if s.name == "prefill"]
+    [recovery] = [s for s in spans if s.name == "recovery"]
+    assert decode.attributes["quire.outcome"] == "released"
+    assert decode.attributes["gen_ai.usage.output_tokens"] == recovery.attributes["quire.recovery.earlier_tokens"]
+    assert recovery.links == [(released, prefill.span_id)]
+    assert recovery.attributes["quire.recovery.deaths"] == 0
+    # 2) The next worker is killed.
+    stream = Stream(url, asks(800), {"traceparent": f"00-{TRACE}-{SPAN}-01"}).wait_events(20)
+    earlier = collector.trace(TRACE, {"queue", "prefill"})
+    second.send(signal.SIGKILL)
+    third = stack.worker("c", *flags)
+    assert stream.wait_end().is_complete
+    found = collector.trace(TRACE, {SERVER, "queue", "prefill", "recovery", "decode"})
+    server, recovery, decode = found[SERVER], found["recovery"], found["decode"]
     assert recovery.parent_id == decode.parent_id == server.span_id
     assert recovery.links == [(TRACE, earlier["prefill"].span_id)]
-    assert recovery.resource["service.instance.id"] == decode.resource["service.instance.id"] == "b"
+    assert recovery.resource["service.instance.id"] == decode.resource["service.instance.id"] == "c"
     tokens = recovery.attributes["quire.recovery.earlier_tokens"]
     assert tokens >= 20
     assert (recovery.attributes["quire.recovery.deaths"], recovery.attributes["quire.attempt"]) == (1, 2)
     assert decode.attributes["gen_ai.usage.output_tokens"] == 800 - tokens
     assert server.attributes["gen_ai.usage.output_tokens"] == 800
     assert server.began_ns <= recovery.began_ns <= recovery.ended_ns == decode.began_ns
-    assert len([span for span in collector.spans if span.name == "queue"]) == 1
-    second.send(signal.SIGTERM)
-    assert second.wait() == 0
-
-
-def test_a_request_that_is_handed_back_is_a_recovery_linked_to_what_it_follows(
-    stack: FaultStack, collector: Collector
-) -> None:
-    flags = ("--otlp-endpoint", collector.url, *LEASE)
-    first = stack.worker("a", *flags, "--drain-s", "0.1")
-    _, url = stack.gateway(*flags[:2])
-    stream = Stream(url, asks(800), {"traceparent": f"00-{TRACE}-{SPAN}-01"}).wait_events(20)
-    first.send(signal.SIGTERM)
-    assert first.wait() == 0
-    stack.worker("b", *flags)
-    assert stream.wait_end().is_complete
-    collector.trace(TRACE, {SERVER, "queue", "prefill", "recovery", "decode"})
-    spans = collector.wait(lambda spans: len([span for span in spans if span.name == "decode"]) == 2)
-    [released] = [s for s in spans if s.name == "decode" and s.resource["service.instance.id"] == "a"]
-    [prefill] = [s for s in spans if s.name == "prefill"]
-    [recovery] = [s for s in spans if s.name == "recovery"]
-    assert released.attributes["quire.outcome"] == "released"
-    assert released.attributes["gen_ai.usage.output_tokens"] == recovery.attributes["quire.recovery.earlier_tokens"]
-    assert recovery.links == [(TRACE, prefill.span_id)]
-    assert recovery.attributes["quire.recovery.deaths"] == 0
+    assert len([span for span in collector.spans if span.name == "queue" and span.trace_id == TRACE]) == 1
+    third.send(signal.SIGTERM)
+    assert third.wait() == 0
 
 
 @pytest.mark.alone
@@ -246,9 +247,13 @@ def test_a_collector_that_is_away_costs_nothing_that_can_be_seen(stack: FaultSta
         if fault == "is silent":
             listener.listen(8)
         endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        worker = stack.worker("a", "--otlp-endpoint", endpoint)
+        worker = stack.worker("a", "--otlp-endpoint", endpoint, ready=False)
         traced, traced_url = stack.gateway("--otlp-endpoint", endpoint)
         plain, plain_url = stack.gateway()
+        worker.wait_for("ready: worker")
+        # The C part of protobuf, which only the exporter needs.
+        assert "google/_upb" in Path(f"/proc/{traced.pid}/maps").read_text()
+        assert "google/_upb" not in Path(f"/proc/{plain.pid}/maps").read_text()
 
         def median_s(url: str) -> float:
             times = []
@@ -263,20 +268,12 @@ def test_a_collector_that_is_away_costs_nothing_that_can_be_seen(stack: FaultSta
         assert with_s < 1.5 * without_s + 0.01, (with_s, without_s)
         traced.wait_for("traces cannot be sent to")
         worker.wait_for("traces cannot be sent to")
+        began = time.monotonic()
         for process in (plain, traced, worker):
-            began = time.monotonic()
             process.send(signal.SIGTERM)
+        for process in (plain, traced, worker):
             assert process.wait() == 0
             assert time.monotonic() - began < 6  # two seconds of it for traces; the machine may be busy
         for process in (traced, worker):
             assert process.stderr.count("traces cannot be sent") == 1
             assert "Traceback" not in process.stderr
-
-
-def test_a_worker_without_an_endpoint_loads_nothing_to_trace_with(stack: FaultStack, collector: Collector) -> None:
-    plain = stack.worker("a")
-    traced = stack.worker("b", "--otlp-endpoint", collector.url)
-    mapped = {process: Path(f"/proc/{process.pid}/maps").read_text() for process in (plain, traced)}
-    # The C part of protobuf, which only the exporter needs.
-    assert "google/_upb" in mapped[traced]
-    assert "google/_upb" not in mapped[plain]

@@ -78,7 +78,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT_ROOT / name, tree)
     places = {service: f"./{service}" for service in SERVICES} | {"quire": "."}
-    pip("wheel", "--no-deps", "--wheel-dir", str(target), *places.values(), cwd=tree)
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target), *places.values(), cwd=tree)
     return {name: next(target.glob(f"quire{'' if name == 'quire' else '_' + name}-*.whl")) for name in places}
 
 
@@ -163,7 +163,7 @@ def test_a_service_runs_without_the_rest(
         assert "quire " not in done.stdout.partition("examples:")[2]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_it_shares_an_environment_with_the_package_kernels(wheels: dict[str, Path], tmp_path: Path) -> None:
     """PyPI's `kernels`, which transformers imports if it is there, and our `quire.kernels` are different packages."""

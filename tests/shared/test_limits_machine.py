@@ -510,11 +510,15 @@ class LimitsMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        client: Any = self.lane.client
-        reserved = {name.decode() for name in client.hkeys(KEYS.reserved)}
-        assert reserved == {work.request_id for work in self.open()}
-        for place in self.accounts:
-            raw = {name.decode(): int(float(value)) for name, value in client.hgetall(ACCOUNTS.spent(place)).items()}
+        days = sorted({day_of(work.accepted) for work in self.parts()})
+        pipe: Any = self.lane.client.pipeline(transaction=False)
+        pipe.hkeys(KEYS.reserved)
+        for key in (*map(ACCOUNTS.spent, self.accounts), *map(ACCOUNTS.usage, days)):
+            pipe.hgetall(key)
+        reserved, *found = pipe.execute()
+        assert {name.decode() for name in reserved} == {work.request_id for work in self.open()}
+        for place, stored in zip(self.accounts, found, strict=False):
+            raw = {name.decode(): int(float(value)) for name, value in stored.items()}
             of_account = [work for work in self.parts() if place in {one.place for one in work.accounts}]
             assert raw.get("open", 0) == sum(work.is_open for work in of_account)
             if not of_account:
@@ -526,12 +530,12 @@ class LimitsMachine(RuleBasedStateMachine):
             assert (raw["day_tokens"], raw["day_cost"]) == (sum(w.counted for w in today), sum(w.cost for w in today))
             assert raw["month_tokens"] == sum(work.counted for work in month)
             assert raw["month_cost"] == sum(work.cost for work in month)
-        self.check_usage(client)
+        self.check_usage(dict(zip(days, found[len(self.accounts) :], strict=True)))
 
-    def check_usage(self, client: Any) -> None:
+    def check_usage(self, usage: dict[int, dict[bytes, bytes]]) -> None:
         """The usage of each day is the sum over the requests that have ended."""
-        for day in {day_of(work.accepted) for work in self.parts()}:
-            found = {name.decode(): int(count) for name, count in client.hgetall(ACCOUNTS.usage(day)).items()}
+        for day, stored in usage.items():
+            found = {name.decode(): int(count) for name, count in stored.items()}
             expected: dict[str, int] = {}
             for work in self.parts():
                 if work.is_open or day_of(work.accepted) != day:
@@ -575,6 +579,7 @@ def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **optio
     run_state_machine_as_test(machine, settings=configuration)
 
 
+@pytest.mark.slow
 def test_the_scripts_count_what_the_model_counts(redis_server: RedisServer) -> None:
     walk(redis_server, 80, 80)
 

@@ -1,15 +1,23 @@
-"""Flags beat variables, variables beat defaults, and every mistake is one line that names its remedy."""
+"""Settings of all processes, by flags and variables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import combinations
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.gateway.settings import GatewaySettings
+from quire.ops.cli.settings import ServeSettings
+from quire.shared.service_settings import CommonSettings
 from quire.shared.settings import FROM_FLAGS, SettingError, load, option, options, to_environ, with_sources
+from quire.worker.settings import WorkerSettings
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+# Flags beat variables, variables beat defaults, and every mistake is one line that names its remedy.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +52,6 @@ def refusal(*argv: str, **environ: str) -> str:
     message = str(caught.value)
     assert "\n" not in message
     return message
-
-
-def test_defaults_hold_where_nothing_is_given() -> None:
-    assert read() == Sample()
 
 
 def test_a_flag_beats_a_variable_which_beats_the_default() -> None:
@@ -231,3 +235,18 @@ def test_nothing_that_a_user_types_ends_in_anything_but_settings_or_a_refusal(
     except SettingError:
         return
     assert 0 <= settings.port <= 65535
+
+
+# --- service settings -------------------------------------------------------------------------------------------------
+
+
+# Settings of several processes with a default or bounds of their own. `quire serve` takes several models.
+OWN = {"drain_s", "max_model_len", "model", "redis_url", "served_model_name"}
+
+
+def test_a_setting_of_several_processes_is_the_same_in_each() -> None:
+    for one, other in combinations((ServeSettings, GatewaySettings, WorkerSettings), 2):
+        ours, theirs = ({item.name: item for item in options(cls)} for cls in (one, other))
+        both = ours.keys() & theirs.keys() - OWN
+        assert {item.name for item in options(CommonSettings)} - OWN <= both
+        assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}

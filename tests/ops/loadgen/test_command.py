@@ -118,7 +118,7 @@ def test_chats_have_nearly_exact_lengths(served: str, measured: Measured, more: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["sharegpt", "azure-chat", "azure-code", "prefix"])
+@pytest.mark.parametrize("shape", ["sharegpt", "prefix"])
 def test_every_shape_fits_into_the_demo_model(served: str, measured: Measured, shape: str) -> None:
     result = measured(served, "--shape", shape, "--requests", "6", "--concurrency", "6")
     assert result["servers"][0]["completed"] == 6

@@ -29,7 +29,12 @@ def greedy(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("gptq-order", torch.float16), ("awq", torch.float32), ("fp8-block", torch.float32)]
+    ("name", "dtype"),
+    [
+        pytest.param("gptq-order", torch.float16, marks=pytest.mark.soak),
+        ("awq", torch.float32),
+        pytest.param("fp8-block", torch.float32, marks=pytest.mark.soak),
+    ],
 )
 def test_an_answer_over_http(name: str, dtype: torch.dtype, tiny_model: Path, tmp_path: Path) -> None:
     """dtype: in which Quire keeps the dequantised weights."""

@@ -34,7 +34,7 @@ def resident_mib(pids: list[int]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("dtype", ["auto", pytest.param("float32", marks=pytest.mark.soak)])
 def test_memory_besides_weights_and_kv_cache_is_bounded(
     start_quire: StartQuire, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, dtype: str
 ) -> None:

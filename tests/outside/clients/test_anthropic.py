@@ -11,6 +11,8 @@ import pytest
 
 from tests.outside.clients.results import CITIES, assert_city
 
+pytestmark = pytest.mark.slow
+
 QUESTION: Any = {"role": "user", "content": "How is the weather in Rome?"}
 WEATHER: Any = {
     "name": "get_weather",

@@ -1,7 +1,8 @@
-"""docker-compose.yml and the Dockerfiles as text: settings, rights and versions. test_containers runs them."""
+"""docker-compose.yml, the Dockerfiles and their start script: settings, rights, and what Compose v2 reads of them."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -17,6 +18,10 @@ from quire.shared.settings import options
 from quire.worker.settings import WorkerSettings
 from tests.conftest import clean_environ
 from tests.support.containers import PINNED_COMPOSE
+
+# --- compose ----------------------------------------------------------------------------------------------------------
+# docker-compose.yml and the Dockerfiles as text: settings, rights and versions. test_containers runs them.
+
 
 TEXT = (PROJECT_ROOT / "docker-compose.yml").read_text()
 STACK: dict[str, Any] = yaml.safe_load(TEXT)
@@ -258,3 +263,48 @@ def test_compose_accepts_the_overrides_of_the_documents(example: tuple[Path, str
     done = compose("config", "--services", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {*yaml.safe_load(example[1])["services"]} <= {*done.stdout.split()}
+
+
+# --- start ------------------------------------------------------------------------------------------------------------
+# `quire-start`, the entry point of the images of gateway and worker.
+
+
+START = PROJECT_ROOT / "ops/deploy/containers/start.sh"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder with the commands of the gateway's image, which print how they are called."""
+    for name in ("quire-gateway", "quire-dead", "quire-keys", "quire-parking"):
+        path = tmp_path / name
+        path.write_text('#!/bin/sh\necho "$(basename "$0") $* url=${QUIRE_REDIS_URL:-}"\n')
+        path.chmod(0o755)
+    return tmp_path
+
+
+def start(programs: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(programs), "/usr/bin", "/bin"])
+    return subprocess.run(
+        ["sh", str(START), *arguments], env={"PATH": path, **environ}, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_first_word_names_the_command_and_the_rest_are_its_arguments(programs: Path) -> None:
+    assert start(programs, "gateway", "--port", "8000").stdout == "quire-gateway --port 8000 url=\n"
+    assert start(programs, "dead", "show", QUIRE_REDIS_URL="redis://r").stdout == "quire-dead show url=redis://r\n"
+    assert start(programs, "keys", "list", QUIRE_REDIS_URL="redis://r").stdout == "quire-keys list url=redis://r\n"
+    assert start(programs, "parking", "park").stdout == "quire-parking park url=\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "there is no command '': give gateway, dead, keys, parking or worker"),
+        (["serve"], "there is no command 'serve': give gateway, dead, keys, parking or worker"),
+        (["worker"], "this image has no command worker; use the image of the other service"),
+    ],
+)
+def test_a_command_that_the_image_does_not_have_is_refused(programs: Path, arguments: list[str], said: str) -> None:
+    done = start(programs, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr

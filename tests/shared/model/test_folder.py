@@ -6,8 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,18 @@ import pytest
 from quire.shared.model import folder as model_folder
 from quire.shared.model.config import read_model_config
 from quire.shared.model.files import ModelError
+from quire.shared.model_argument import resolve_model
 from quire.shared.text.tokenizer import load_tokenizer
 from quire.worker.models.choice import choose_model
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.loader import Weights, resolve
 from tests.support.checkpoints import make_checkpoint, make_tokenizer
+from tests.support.commands import refusal
+from tests.support.gguf_vocabularies import write_vocabulary
+
+# --- folder -----------------------------------------------------------------------------------------------------------
+# The refusal of a folder that is no Hugging Face checkpoint names its format and the way out; its commands work.
+
 
 ADAPTER = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "owner/base\nmodel"})
 MERGE = "merge_and_unload(), then save_pretrained()"
@@ -57,10 +62,10 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 def run(command: str) -> None:
-    """Run a command that a message gives, by this interpreter."""
-    program, *arguments = shlex.split(command)
-    assert program == "python"
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=300)
+    """Run a command that a message gives, in this process, which has perhaps imported Transformers."""
+    program, option, code = shlex.split(command)
+    assert (program, option) == ("python", "-c")
+    exec(code, {})
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -142,6 +147,7 @@ def test_pickled_weights_are_converted_by_the_command_that_the_refusal_gives(tmp
     assert "model.norm.weight" in Weights(folder)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_converted_by_the_command_that_the_refusal_gives(tmp_path: Path) -> None:
     """From vocab.json and merges.txt, as older models of the GPT-2 kind have them."""
     make_tokenizer(tmp_path)
@@ -204,3 +210,34 @@ def test_a_folder_of_nothing_known_has_no_explanation(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     with pytest.raises(CheckpointError, match=r"config\.json: this file is missing"):
         choose_model(tmp_path)
+
+
+# --- model argument ---------------------------------------------------------------------------------------------------
+# `quire worker`, `quire gateway` and `quire serve` refuse a folder of another format by name, on one line.
+
+
+# test_folder.py has all formats in one process.
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["worker", "gateway", "serve"])
+def test_each_command_names_another_format_and_the_way_out(command: str, tmp_path: Path) -> None:
+    files, parts = OTHERS["adapter with a configuration"]
+    said = refusal(1, command, str(write(tmp_path / "model", files)))
+    for part in parts:
+        assert part in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["worker", "gateway"])
+def test_a_damaged_gguf_file_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
+    write(tmp_path, {"a.gguf": "GGUF"})
+    said = refusal(1, command, str(tmp_path / "a.gguf"))
+    assert "a.gguf: the version ends past the end of the file" in said
+    assert "download the file again" in said
+
+
+def test_a_gguf_file_is_itself_and_the_model_of_its_folder(tmp_path: Path) -> None:
+    write_vocabulary(tmp_path / "blob")
+    (tmp_path / "model").mkdir()
+    link = tmp_path / "model" / "a.gguf"
+    link.symlink_to(tmp_path / "blob")  # as in the cache of the Hugging Face Hub
+    assert resolve_model(str(link)) == resolve_model(str(link.parent)) == str(link)

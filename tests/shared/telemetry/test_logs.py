@@ -1,16 +1,29 @@
-"""A log line says when, how grave, who and what, and stays one line."""
+"""Logs, metrics, the loop's lag, and the internal HTTP server."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import web
 
+from quire.shared.telemetry.internal_server import InternalServer, PortError, ServiceUnavailable, bind, json_response
 from quire.shared.telemetry.logs import JsonFormatter, LineFormatter, setup_logging
+from quire.shared.telemetry.loop_lag import INTERVAL_S, LoopLag
+from quire.shared.telemetry.prometheus import Fading
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+# A log line says when, how grave, who and what, and stays one line.
 
 
 def test_a_record_is_one_line_with_time_level_process_and_message() -> None:
@@ -96,3 +109,93 @@ def test_the_last_line_is_json_where_the_log_is() -> None:
         else:
             said = json.loads(done.stderr)
             assert (said["level"], said["msg"], said["gateway"]) == ("critical", "quire gateway: no room", "g")
+
+
+# --- prometheus -------------------------------------------------------------------------------------------------------
+# Numbers that a process keeps of itself.
+
+
+def test_what_is_long_ago_counts_for_less() -> None:
+    slowest = Fading(half_life_s=10)
+    assert slowest.at(0) == 0
+    slowest.see(8, now=100)
+    slowest.see(3, now=100)
+    assert (slowest.at(100), slowest.at(110), slowest.at(120)) == (8, 4, 2)
+    slowest.see(3, now=110)
+    assert slowest.at(110) == 4, "what was seen before still counts for more"
+    slowest.see(3, now=120)
+    assert (slowest.at(120), slowest.at(130)) == (3, 1.5)
+
+
+# --- loop lag ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_loop_that_is_blocked_is_late_by_that_time() -> None:
+    lag = LoopLag()
+    lag.start()
+    await asyncio.sleep(0)  # the task sleeps
+    time.sleep(INTERVAL_S + 0.2)  # noqa: ASYNC251 - blocks the loop on purpose
+    for _ in range(100):
+        if lag.seconds.count:
+            break
+        await asyncio.sleep(0.01)
+    await lag.close()
+    assert lag.seconds.sum >= 0.19
+
+
+# --- internal server --------------------------------------------------------------------------------------------------
+
+
+async def good(request: web.Request) -> web.Response:
+    return json_response(200, {"fine": True})
+
+
+async def late(request: web.Request) -> web.Response:
+    raise ServiceUnavailable("the engine does not answer")
+
+
+async def broken(request: web.Request) -> web.Response:
+    raise ValueError("secret")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[InternalServer]:
+    server = InternalServer(bind("127.0.0.1", 0), {"/good": good, "/late": late, "/broken": broken})
+    await server.start()
+    yield server
+    await server.close()
+
+
+async def fetch(url: str, method: str = "GET") -> tuple[int, dict[str, object]]:
+    def call() -> tuple[int, dict[str, object]]:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    return await asyncio.to_thread(call)
+
+
+async def test_every_answer_is_json(server: InternalServer) -> None:
+    assert await fetch(f"{server.url}/good") == (200, {"fine": True})
+    assert await fetch(f"{server.url}/late") == (503, {"error": "the engine does not answer"})
+    assert await fetch(f"{server.url}/none") == (
+        404,
+        {"error": "there is no /none; there are /good, /late and /broken"},
+    )
+    assert (await fetch(f"{server.url}/good", "POST"))[0] == 405
+
+
+async def test_an_unexpected_error_is_not_quoted(server: InternalServer) -> None:
+    assert await fetch(f"{server.url}/broken") == (500, {"error": "internal error; the log says more"})
+
+
+def test_a_port_that_is_taken_or_forbidden_is_refused_with_the_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortError, match=rf"--internal-port {port} .*give another one, or 0"):
+            bind("127.0.0.1", port)
+    with pytest.raises(PortError, match=r"--internal-host .*give an address of this machine"):
+        bind("203.0.113.1", 0)

@@ -1,13 +1,21 @@
-"""Tracing starts only with a valid endpoint, and costs nothing without one."""
+"""Tracing: endpoints, contexts and spans."""
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 
 import pytest
+from opentelemetry.sdk.trace.export import SpanExportResult
 
+from quire.shared.telemetry.spans import SpanKind, Tracer, _Exporter, context_of, fail
+from quire.shared.telemetry.trace_context import TraceContext
 from quire.shared.telemetry.tracing import TracingError, start
+from tests.support.collector import running_collector
+
+# --- tracing ----------------------------------------------------------------------------------------------------------
+# Tracing starts only with a valid endpoint, and costs nothing without one.
 
 
 @pytest.mark.parametrize(
@@ -75,3 +83,89 @@ def test_without_an_endpoint_nothing_to_trace_with_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- trace context ----------------------------------------------------------------------------------------------------
+
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01"),
+        (f"00-{TRACE}-{SPAN}-00", f"00-{TRACE}-{SPAN}-00"),
+        (f"00-{TRACE}-{SPAN}-03", f"00-{TRACE}-{SPAN}-03"),
+        (f"01-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01"),
+        (f"cc-{TRACE}-{SPAN}-01-what-the-future-will-be-like", f"00-{TRACE}-{SPAN}-01"),
+        (f"cc-{TRACE}-{SPAN}-01.what", None),
+        (f"00-{TRACE}-{SPAN}-01-more", None),
+        (f"00-{TRACE}-{SPAN}-01 ", None),
+        (f"00-{TRACE}-{SPAN}-01\n", None),
+        (f" 00-{TRACE}-{SPAN}-01", None),
+        (f"ff-{TRACE}-{SPAN}-01", None),
+        (f"00-{'0' * 32}-{SPAN}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"00-{TRACE.upper()}-{SPAN}-01", None),
+        (f"00-{TRACE}-{SPAN[:-1]}-01", None),
+        (f"00-{TRACE}-{SPAN}", None),
+        (f"00-{TRACE}-{SPAN}-1", None),
+        (f"00-{TRACE[:-1]}٣-{SPAN}-01", None),
+        ("", None),
+        ("x" * 8000, None),
+    ],
+)
+def test_a_traceparent_is_read_strictly(text: str, said: str | None) -> None:
+    context = TraceContext.parse(text)
+    assert (None if context is None else str(context)) == said
+
+
+# --- spans ------------------------------------------------------------------------------------------------------------
+
+
+PARENT = TraceContext(trace_id=0xABC, span_id=0x123, flags=1)
+
+
+def test_a_span_arrives_with_its_parent_its_id_and_its_failure() -> None:
+    with running_collector() as collector:
+        tracer = Tracer("gateway", "g1", f"{collector.url}/v1/traces", {})
+        span = tracer.span("call", PARENT, {"n": 1}, kind=SpanKind.SERVER, span_id=0x456)
+        assert context_of(span) == TraceContext(PARENT.trace_id, 0x456, 1)
+        fail(span, "timeout")
+        span.end()
+        other = tracer.span("next", None, {}, links=[PARENT])
+        assert context_of(other).span_id != 0x456
+        other.end()
+        tracer.close()
+        first, second = collector.wait(lambda spans: len(spans) == 2)
+    assert (first.name, first.service, first.failed) == ("call", "quire-gateway", True)
+    assert (first.trace_id, first.span_id, first.parent_id) == (f"{0xABC:032x}", f"{0x456:016x}", f"{0x123:016x}")
+    assert first.attributes == {"n": 1, "error.type": "timeout"}
+    assert second.parent_id == ""
+    assert second.links == [(f"{0xABC:032x}", f"{0x123:016x}")]
+
+
+class Failing:
+    """An exporter whose results are given."""
+
+    def __init__(self, results: list[SpanExportResult | Exception]) -> None:
+        self._results = results
+
+    def export(self, spans: object) -> SpanExportResult:
+        result = self._results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def shutdown(self) -> None:
+        pass
+
+
+def test_a_collector_that_is_away_is_logged_once_and_its_return_once(caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = SpanExportResult.SUCCESS, SpanExportResult.FAILURE
+    exporter = _Exporter(Failing([good, bad, OSError("no route"), bad, good, good]), "http://collector")  # type: ignore[arg-type]
+    with caplog.at_level(logging.INFO, "quire.shared.telemetry.spans"):
+        results = [exporter.export([]) for _ in range(6)]
+    assert results == [good, bad, bad, bad, good, good]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

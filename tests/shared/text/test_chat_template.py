@@ -1,8 +1,9 @@
-"""Chats render to the text, and to the token ids, that Transformers makes of them - for a dozen styles of template."""
+"""Chat templates: rendering, the order of roles, and turns of tools."""
 
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,16 @@ import pytest
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.text import chat_template
 from quire.shared.text.chat_template import ChatTemplate, TemplateFailure, load_chat_template
+from quire.shared.text.role_order import SPEAKERS, RoleOrder
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
-from tests.support.chat_templates import CHATS, TEMPLATES, TOKENS
+from quire.shared.text.tool_turns import ToolTurns, arguments_of, arguments_text, probe_tool_turns
+from tests.support.chat_templates import CHATS, STRICT_TEMPLATES, TEMPLATES, TOKENS
 from tests.support.tokenizers import byte_fallback, byte_level
+from tests.support.tool_templates import TOOL_TEMPLATES, tool_template
+
+# --- chat template ----------------------------------------------------------------------------------------------------
+# Chats render to the text, and to the token ids, that Transformers makes of them - for a dozen styles of template.
+
 
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]}]
 
@@ -203,3 +211,247 @@ def test_no_product_of_a_template_fills_the_memory(source: str) -> None:
     with pytest.raises(TemplateFailure, match="unsafe"):
         template.render(CHATS["one turn"])
     assert ChatTemplate("{{ '-' * 3 }}{{ 2 ** 3 }}", {}).render(CHATS["one turn"]) == "---8"
+
+
+# --- role order -------------------------------------------------------------------------------------------------------
+
+
+ALL_STRICT = {**STRICT_TEMPLATES, "llama2": TEMPLATES["llama2"], "gemma": TEMPLATES["gemma"]}
+# Each letter is a message of one role. The order in which Codex, Claude Code and opencode send them, among others.
+ORDERS = ["suu", "ssu", "su", "uasu", "us", "usau", "uasuasu", "uusaau", "au", "sau", "sauuaasu", "uauas"]
+ROLES = {"s": "system", "u": "user", "a": "assistant"}
+
+
+def conversation(order: str) -> list[dict[str, Any]]:
+    return [{"role": ROLES[letter], "content": f"text{at}"} for at, letter in enumerate(order)]
+
+
+def order_of(source: str) -> RoleOrder:
+    return ChatTemplate(source, TOKENS).role_order
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("style", ALL_STRICT)
+def test_a_strict_template_shows_every_text_in_order(style: str, order: str) -> None:
+    template = ChatTemplate(ALL_STRICT[style], TOKENS)
+    for messages in (conversation(order), [{**m, "content": [_part(m)] * 2} for m in conversation(order)]):
+        text = template.render(messages)
+        places = [text.index(f"text{at}") for at in range(len(order))]
+        assert places == sorted(places)
+
+
+def _part(message: dict[str, Any]) -> dict[str, str]:
+    return {"type": "text", "text": message["content"]}
+
+
+@pytest.mark.parametrize("style", ALL_STRICT)
+def test_what_a_strict_template_holds_reaches_it_unchanged(style: str) -> None:
+    order = order_of(ALL_STRICT[style])
+    assert order != RoleOrder()
+    messages = conversation("uaua" if not order.takes_system else "suaua")
+    assert list(order.written(messages)) == messages
+
+
+@pytest.mark.parametrize("style", sorted(TEMPLATES.keys() - {"llama2", "gemma", "mistral"}))
+def test_a_template_that_holds_any_order_gets_the_conversation_itself(style: str) -> None:
+    assert order_of(TEMPLATES[style]) == RoleOrder()
+    messages = conversation("sauuaasu")
+    assert RoleOrder().written(messages) is messages
+
+
+def test_the_order_of_a_template_is_probed() -> None:
+    assert order_of(STRICT_TEMPLATES["system at the head"]) == RoleOrder(
+        takes_late_system=False, repeated=SPEAKERS - {"system"}
+    )
+    alternating = RoleOrder(
+        takes_late_system=False, repeated=frozenset(), takes_assistant_first=False, takes_system_alone=False
+    )
+    assert order_of(STRICT_TEMPLATES["alternating"]) == alternating
+    assert order_of(STRICT_TEMPLATES["alternating between tools"]).takes_user_after_tool is False
+    assert order_of(STRICT_TEMPLATES["no system"]).takes_system is False
+    # A template that fails for another reason says nothing about roles.
+    assert order_of("{{ raise_exception('x') }}") == RoleOrder()
+    # Late messages that a template leaves out are as good as refused.
+    ignoring = "{% for m in messages if m.role != 'system' or loop.first %}{{ m.content }}{% endfor %}"
+    assert order_of(ignoring).takes_late_system is False
+
+
+def test_a_late_system_message_becomes_text_of_the_user_at_its_place() -> None:
+    late = {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]}
+    messages = [{"role": "user", "content": "Hello", "name": "Ann"}, late, *conversation("asu")]
+    found = RoleOrder(takes_late_system=False).written(messages)
+    assert found == [
+        {"role": "user", "name": "Ann", "content": "Hello\n\n<system>\nBe\nbrief.\n</system>"},
+        {"role": "assistant", "content": "text0"},
+        {"role": "user", "content": "<system>\ntext1\n</system>\n\ntext2"},
+    ]
+    assert messages[1] is late
+
+
+def test_neighbours_are_joined_with_calls_and_reasoning() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
+    first = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm."}
+    second = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "So."}
+    [joined] = RoleOrder(repeated=frozenset()).written([first, second])
+    assert joined == {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [call],
+        "reasoning_content": "Hm.\n\nSo.",
+    }
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    [joined] = RoleOrder(repeated=frozenset()).written([{"role": "user", "content": parts}, *conversation("u")])
+    assert joined["content"] == [*parts, {"type": "text", "text": "\n\ntext0"}]
+
+
+@pytest.mark.parametrize("rest", ["u", "uau", "su", "asu"])
+def test_a_question_right_after_a_result(rest: str) -> None:
+    """Mistral's templates do not count tool calls and results, and refuse two questions around them."""
+    template = ChatTemplate(STRICT_TEMPLATES["alternating between tools"], {})
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    turn = [
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "result"},
+    ]
+    for head in (turn, turn[:2]):
+        text = template.render([*head, *conversation(rest)], tools=[{"type": "function"}])
+        roles = re.findall(r"<\|im_start\|>(\w+)", text)
+        assert [text.index(f"text{at}") for at in range(len(rest))] == sorted(
+            text.index(f"text{at}") for at in range(len(rest))
+        )
+        after = roles[len(head) :]
+        assert after[0] == "assistant", after
+
+
+def test_a_gap_has_a_text_where_the_template_refuses_a_message_without_one() -> None:
+    source = ALL_STRICT["alternating"]
+    refusing = (
+        "{% for message in messages %}{% if not message.content %}{{ raise_exception('no text') }}{% endif %}"
+        "{% endfor %}" + source
+    )
+    assert order_of(source).filler == ""
+    assert order_of(refusing).filler == "..."
+    assert "text0" in ChatTemplate(refusing, TOKENS).render(conversation("au"))
+
+
+@pytest.mark.parametrize("style", ["llama2", "mistral", "alternating"])
+def test_a_conversation_of_the_system_alone_is_shown(style: str) -> None:
+    template = ChatTemplate({**ALL_STRICT, **TEMPLATES}[style], TOKENS)
+    assert "text0" in template.render(conversation("s"))
+    assert "text1" in template.render(conversation("ss"))
+
+
+# --- tool turns -------------------------------------------------------------------------------------------------------
+
+
+FORMS = {
+    "any form": ToolTurns(),
+    "no null": ToolTurns(empty_content=""),
+    "null is written as None": ToolTurns(empty_content=""),
+    "nine characters": ToolTurns(short_ids=True),
+    "name of the tool": ToolTurns(),
+    "arguments as text": ToolTurns(text_arguments=True),
+    "arguments as they are": ToolTurns(text_arguments=True),
+    "thinking": ToolTurns(reasoning_key="thinking"),
+    "one call": ToolTurns(is_parallel=False),
+    "only the first call": ToolTurns(is_parallel=False),
+    "no null, nine characters, arguments as text": ToolTurns(empty_content="", short_ids=True, text_arguments=True),
+}
+ID, OTHER_ID = "call_0123456789abcdef01234567", "call_76543210fedcba9876543210"
+USER = {"role": "user", "content": "How is the weather?"}
+
+
+def call(call_id: str, city: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "weather", "arguments": {"city": city}}}
+
+
+def result(call_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def test_every_rule_has_a_template() -> None:
+    assert FORMS.keys() == TOOL_TEMPLATES.keys()
+
+
+@pytest.mark.parametrize("rule", TOOL_TEMPLATES)
+def test_a_template_gets_tool_calls_in_the_form_that_it_takes(rule: str) -> None:
+    template = ChatTemplate(TOOL_TEMPLATES[rule], {})
+    assert template.tool_turns == FORMS[rule]
+    asked = {"role": "assistant", "content": None, "tool_calls": [call(ID, "Bönn"), call(OTHER_ID, "Rome")]}
+    messages = [USER, {**asked, "reasoning_content": "WHY"}, result(ID, "SUN"), result(OTHER_ID, "RAIN")]
+    text = template.render(messages, tools=[{"type": "function"}])
+    assert '{"city": "Bönn"}' in text
+    assert '{"city": "Rome"}' in text
+    assert "None" not in text
+    assert ("WHY" in text) == (rule == "thinking")
+    at = [text.index(word) for word in (("Bönn", "SUN", "Rome", "RAIN") if "call" in rule else ("Bönn", "Rome", "SUN"))]
+    assert at == sorted(at)
+    assert messages[1]["tool_calls"] == asked["tool_calls"], "the conversation itself stays as it was"
+
+
+def test_an_empty_text_and_null_are_the_same_for_a_message_with_calls() -> None:
+    for empty in (None, "", []):
+        message = {"role": "assistant", "content": empty, "tool_calls": [call(ID, "Bonn")]}
+        assert ToolTurns().written([message])[0]["content"] is None
+        assert ToolTurns(empty_content="").written([message])[0]["content"] == ""
+    said = {"role": "assistant", "content": "Let me see.", "tool_calls": [call(ID, "Bonn")]}
+    assert ToolTurns().written([said])[0]["content"] == "Let me see."
+
+
+def test_a_short_id_is_the_same_in_the_call_and_in_its_result() -> None:
+    asked = {"role": "assistant", "content": None, "tool_calls": [call(ID, "Bonn"), call("Ab0123456", "Rome")]}
+    turn, first, second = ToolTurns(short_ids=True).written([asked, result(ID, "SUN"), result("Ab0123456", "RAIN")])
+    ids = [one["id"] for one in turn["tool_calls"]]
+    assert ids == [first["tool_call_id"], second["tool_call_id"]]
+    assert [len(one) for one in ids] == [9, 9]
+    assert ids[1] == "Ab0123456"
+
+
+def test_a_result_has_the_name_of_its_tool() -> None:
+    asked = {"role": "assistant", "content": None, "tool_calls": [call(ID, "Bonn")]}
+    named = {**result(ID, "SUN"), "name": "own"}
+    found = ToolTurns().written([asked, result(ID, "SUN"), named, result("unknown", "x")])
+    assert [one.get("name") for one in found] == [None, "weather", "own", None]
+
+
+def test_parallel_calls_become_turns_with_the_text_before_the_first() -> None:
+    asked = {
+        "role": "assistant",
+        "content": "Let me see.",
+        "reasoning_content": "WHY",
+        "tool_calls": [call(ID, "Bonn"), call(OTHER_ID, "Rome")],
+    }
+    last = {"role": "user", "content": "Thanks"}
+    messages = [USER, asked, result(OTHER_ID, "RAIN"), result(ID, "SUN"), result("unknown", "x"), last]
+    found = ToolTurns(is_parallel=False).written(messages)
+    assert [one["role"] for one in found] == ["user", "assistant", "tool", "assistant", "tool", "tool", "user"]
+    assert [one["content"] for one in found] == [USER["content"], "Let me see.", "SUN", None, "RAIN", "x", "Thanks"]
+    assert [one["tool_calls"][0]["id"] for one in found if one["role"] == "assistant"] == [ID, OTHER_ID]
+    assert [one.get("reasoning_content") for one in found if one["role"] == "assistant"] == ["WHY", None]
+
+
+def test_a_template_that_shows_no_calls_gets_the_first_form_that_it_takes() -> None:
+    shows_no_calls = tool_template(content="'' + m.content").replace("m.tool_calls or []", "[]")
+    assert ChatTemplate(shows_no_calls, {}).tool_turns == ToolTurns(empty_content="")
+    assert probe_tool_turns(lambda messages, tools: None) == ToolTurns()
+    assert ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}).tool_turns == ToolTurns()
+
+
+@pytest.mark.parametrize("text", ['{"a": "b', "[1]", "5", "null", "not json", "[" * 100_000])
+def test_arguments_that_are_no_object_travel_as_text(text: str) -> None:
+    assert arguments_of(text) == {"INVALID_JSON": text}
+    assert arguments_text(arguments_of(text)) == text
+    turn = {"role": "assistant", "content": None, "tool_calls": [call(ID, "Bonn")]}
+    turn["tool_calls"][0]["function"]["arguments"] = arguments_of(text)
+    [as_text], [as_object] = ToolTurns(text_arguments=True).written([turn]), ToolTurns().written([turn])
+    assert as_text["tool_calls"][0]["function"]["arguments"] == text
+    assert as_object["tool_calls"][0]["function"]["arguments"] == {"INVALID_JSON": text}
+
+
+def test_arguments_that_are_an_object_stay_one() -> None:
+    assert arguments_of(" ") == {}
+    assert arguments_of('{"a": "ö"}') == {"a": "ö"}
+    assert arguments_text({"a": "ö"}) == '{"a": "ö"}'
+    for alike in ({"INVALID_JSON": 1}, {"INVALID_JSON": "x", "a": 1}):
+        assert json.loads(arguments_text(alike)) == alike

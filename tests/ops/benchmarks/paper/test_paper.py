@@ -37,9 +37,8 @@ def sharegpt_memory() -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("shape", TRACES.values(), ids=TRACES)
-@pytest.mark.parametrize("count", [300, 5000])
-def test_lengths_have_the_published_means_and_fit_the_context(shape, count):
-    pairs = np.array(lengths(shape, count, seed=3))
+def test_lengths_have_the_published_means_and_fit_the_context(shape):
+    pairs = np.array(lengths(shape, 300, seed=3))
     assert pairs[:, 0].mean() == pytest.approx(shape.mean_prompt, rel=0.01)
     assert pairs[:, 1].mean() == pytest.approx(shape.mean_output, rel=0.01)
     assert pairs.min() >= 4
@@ -101,8 +100,9 @@ def test_a_set_of_regions_fits_only_if_all_of_them_do():
     assert buddy.num_free == 32
 
 
-@pytest.mark.parametrize("allocator", ORCAS)
-@pytest.mark.parametrize("sampling", [{}, {"n": 3}, {"beam_width": 3}], ids=["plain", "parallel", "beams"])
+@pytest.mark.parametrize(
+    ("allocator", "sampling"), list(zip(ORCAS, ({}, {"n": 3}, {"beam_width": 3}), strict=True)), ids=str
+)
 @pytest.mark.slow
 def test_an_orca_never_preempts_keeps_its_books_and_gives_everything_back(allocator, sampling):
     requests = at_rate(lengths(SHAREGPT, 10, 0), 50.0, 0)
@@ -146,12 +146,12 @@ def test_less_foresight_wastes_more_memory_and_paging_needs_none(sharegpt_memory
     assert batched == sorted(batched)
 
 
-@pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.slow
-def test_the_parts_of_the_memory_add_up(sharegpt_memory, allocator):
-    parts = sharegpt_memory[allocator]["parts"]
-    assert min(parts.values()) >= 0
-    assert sum(parts.values()) == pytest.approx(100, abs=0.2)  # of 15,728 slots, whole blocks
+def test_the_parts_of_the_memory_add_up(sharegpt_memory):
+    for measured in sharegpt_memory.values():
+        parts = measured["parts"]
+        assert min(parts.values()) >= 0
+        assert sum(parts.values()) == pytest.approx(100, abs=0.2)  # of 15,728 slots, whole blocks
 
 
 @pytest.mark.slow

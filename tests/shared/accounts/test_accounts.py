@@ -1,0 +1,366 @@
+"""Accounts: secrets, limits, charges, the store, usage and the backup."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgpack
+import pytest
+from redis.asyncio import Redis
+
+from quire.shared.accounts.account import Account, check_name
+from quire.shared.accounts.backup import DAY_MS, back_up, restore
+from quire.shared.accounts.charge import Charge, LimitReached, Price, RateState
+from quire.shared.accounts.limits import AccountLimits, money, nanos
+from quire.shared.accounts.secret import PREFIX, digest_of, key_id_of, new_secret
+from quire.shared.accounts.store import AccountStore, UnknownAccount
+from quire.shared.accounts.usage import DAY_S, UsageRow, as_csv, read_usage
+from quire.shared.keys import ACCOUNTS_TAG, AccountKeys
+from quire.shared.redis.clients import command_client
+from quire.shared.validators import InvalidValue
+
+# --- account ----------------------------------------------------------------------------------------------------------
+# Accounts as JSON: an account equals its copy that is written and read, and corrupt data is refused.
+
+
+KEY = Account(kind="key", id="0" * 16, name="ci", parent="acme/web", created=5, digest="a" * 64, expires=100)
+
+
+def test_an_account_is_read_as_it_was_written() -> None:
+    for account in (
+        KEY,
+        Account(kind="project", id="acme/web", name="web", parent="acme", limits=AccountLimits(max_tokens=5)),
+        Account(kind="organisation", id="acme", name="acme"),
+    ):
+        assert Account.decode(account.place, account.encode()) == account
+    assert KEY.parent_place == "project:acme/web"
+    assert Account(kind="project", id="acme/web", name="web", parent="acme").parent_place == "organisation:acme"
+
+
+def test_digests_are_neither_shown_nor_printed() -> None:
+    assert KEY.digest not in repr(KEY)
+    assert KEY.digest not in str(KEY.shown())
+
+
+@pytest.mark.parametrize(
+    ("place", "data"),
+    [
+        ("user:x", "{}"),
+        ("key:" + "0" * 16, "{"),
+        ("key:" + "0" * 16, "[]"),
+        ("key:" + "0" * 16, '{"name": "a", "limits": {}, "is_admin": true}'),
+        ("key:" + "0" * 16, '{"name": 1, "limits": {}}'),
+        ("key:" + "0" * 16, '{"name": "a", "limits": {"max_tokens": -1}}'),
+        ("key:" + "0" * 16, '{"name": "a", "limits": {}, "digest": "x"}'),
+        ("key:x", '{"name": "a", "limits": {}}'),
+        ("organisation:acme", '{"name": "' + "a" * 70_000 + '", "limits": {}}'),
+        ("organisation:acme", "[" * 60_000),
+    ],
+)
+def test_corrupt_accounts_are_refused(place: str, data: str) -> None:
+    with pytest.raises(InvalidValue):
+        Account.decode(place, data)
+
+
+def test_only_the_digests_of_a_key_that_is_valid_now_are_accepted() -> None:
+    assert KEY.fault("a" * 64, 50) == ""
+    assert KEY.fault("b" * 64, 50) == "unknown"
+    assert KEY.fault("", 50) == "unknown"
+    assert KEY.fault("a" * 64, 100) == "expired"
+
+
+@pytest.mark.parametrize("name", ["", "A", "a b", "a/b", "../a", "x" * 65, 5])
+def test_names_with_other_characters_are_refused(name: object) -> None:
+    with pytest.raises(InvalidValue):
+        check_name("project", name)
+
+
+# --- secret -----------------------------------------------------------------------------------------------------------
+# Secrets have an id that is found again, and digests that do not show them.
+
+
+def test_the_id_of_a_secret_is_found_again() -> None:
+    key_id, secret = new_secret()
+    assert key_id_of(secret) == key_id
+    assert secret.startswith(PREFIX + key_id)
+    same, other = new_secret(key_id)
+    assert (same, other != secret) == (key_id, True)
+    assert digest_of(secret) != digest_of(other)
+    assert len(digest_of(secret)) == 64
+
+
+@pytest.mark.parametrize("text", ["", "sk-quire-", "sk-other", "x" * 10_000, PREFIX + "0" * 16 + "-" + "ä" * 43])
+def test_other_texts_are_no_secrets(text: str) -> None:
+    assert key_id_of(text) == ""
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+# Limits are read strictly, and money without rounding.
+
+
+def test_limits_are_written_as_they_are_read() -> None:
+    given = {"models": ["a"], "tokens_per_minute": 5, "cost_per_day": 0.25}
+    limits = AccountLimits.of(given)
+    assert limits.cost_per_day == 250_000_000
+    assert limits.shown() == given
+    assert AccountLimits.stored(limits.given()) == limits
+    assert AccountLimits().given() == {}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"unknown": 1},
+        {"max_tokens": -1},
+        {"max_tokens": True},
+        {"requests_per_minute": 1.5},
+        {"priority": "highest"},
+        {"models": "a"},
+        {"models": [""]},
+        {"cost_per_day": float("nan")},
+        {"cost_per_day": "1e99999999"},
+        {"cost_per_month": -1},
+        {"tokens_per_day": 10**16},
+        {"weight": 1001},
+        {"weight": -1},
+        {"weight": 2.5},
+    ],
+)
+def test_wrong_limits_are_refused_by_name(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        AccountLimits.of(given)
+    assert caught.value.name.startswith(next(iter(given)))
+
+
+def test_money_is_exact() -> None:
+    assert nanos("x", "0.000000001") == 1
+    assert nanos("x", 0.1) == 10**8
+    assert money(10**8) == 0.1
+    with pytest.raises(InvalidValue):
+        nanos("x", "0.0000000001")
+
+
+# --- charge -----------------------------------------------------------------------------------------------------------
+# The accounts that a call is charged to, and the limits that its answer shows.
+
+
+def test_a_charge_has_the_limits_of_each_account() -> None:
+    limits = AccountLimits(requests_per_minute=1, tokens_per_minute=2, concurrent_requests=3, tokens_per_day=4)
+    account = Account(kind="key", id="0" * 16, name="a", limits=limits)
+    packed = Charge((account,), "model", Price(5, 6)).encode(9, begins_call=True)
+    root, *rest = msgpack.unpackb(packed)
+    assert root.startswith("quire:{accounts}:")
+    assert rest == [1, 9, 5, 6, "model", 0, [account.place, 1, 2, 3, 4, 0, 0, 0]]
+
+
+def test_the_accounts_alone_are_those_of_the_charge() -> None:
+    account = Account(kind="key", id="0" * 16, name="a", limits=AccountLimits(tokens_per_day=4))
+    charge = Charge((account,), "model", park_s=60)
+    whole, accounts = msgpack.unpackb(charge.encode(9, begins_call=True)), msgpack.unpackb(charge.encode_accounts())
+    assert (whole[6], whole[7:]) == (60, accounts)
+
+
+def test_the_tightest_limit_is_kept() -> None:
+    charge = Charge((), "model")
+    charge.note([[0, 0, 0, 100, 50, 9], [10, 3, 5, 100, 20, 7], [5, 4, 1, 0, 0, 0]])
+    assert (charge.calls, charge.tokens) == (RateState(10, 3, 5), RateState(100, 20, 7))
+
+
+def test_budgets_are_told_from_rates() -> None:
+    assert LimitReached("tokens_per_day", "key:a", -1).is_budget
+    assert not LimitReached("tokens_per_minute", "key:a", 5).is_budget
+
+
+# --- store ------------------------------------------------------------------------------------------------------------
+# Changes of accounts in a real Redis: atomic, and each with an entry of the audit log.
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[AccountStore]:
+    client = command_client(redis_url, ACCOUNTS_TAG)
+    yield AccountStore(client, "tester")
+    await client.aclose()
+
+
+async def test_a_key_is_made_with_its_project_and_organisation(store: AccountStore) -> None:
+    assert not await store.has_keys()
+    key, secret = await store.create("acme", "web", "ci", AccountLimits(max_tokens=5), expires=9)
+    assert await store.has_keys()
+    assert [one.place for one in await store.chain(key.id)] == [key.place, "project:acme/web", "organisation:acme"]
+    assert key.digest == digest_of(secret)
+    assert await store.chain("0" * 16) == ()
+    with pytest.raises(InvalidValue):
+        await store.create("acme", "../x", "ci", AccountLimits())
+
+
+async def test_the_audit_log_has_every_change_and_no_secret(store: AccountStore) -> None:
+    key, secret = await store.create("acme", "web", "ci", AccountLimits())
+    await store.limit("project:acme/web", AccountLimits(max_tokens=7))
+    _, other = await store.rotate(key.id, 60)
+    await store.revoke(key.id)
+    entries = await store.audit()
+    assert [entry.action for entry in entries] == ["revoke", "rotate", "limit", "create"]
+    assert {entry.actor for entry in entries} == {"tester"}
+    assert entries[2].change == '{"limits": {"max_tokens": 7}}'
+    assert all(part not in str(entries) for part in (secret, other, digest_of(secret), digest_of(other)))
+
+
+async def test_changes_at_the_same_time_are_all_kept(store: AccountStore) -> None:
+    key, _ = await store.create("acme", "web", "ci", AccountLimits())
+    await asyncio.gather(store.revoke(key.id), *(store.limit(key.place, AccountLimits(max_tokens=n)) for n in (1, 2)))
+    found = await store.get(key.place)
+    assert found.revoked
+    assert found.limits.max_tokens in (1, 2)
+
+
+async def test_unknown_and_corrupt_accounts(store: AccountStore) -> None:
+    with pytest.raises(UnknownAccount):
+        await store.revoke("0" * 16)
+    key, _ = await store.create("acme", "web", "ci", AccountLimits())
+    client: Any = store.client
+    await client.hset(store.keys.accounts, "project:acme/web", "x")
+    with pytest.raises(InvalidValue):
+        await store.chain(key.id)
+    assert [one.kind for one in await store.all()] == ["key", "organisation"]
+
+
+async def test_a_revoked_key_is_not_rotated(store: AccountStore) -> None:
+    key, _ = await store.create("acme", "web", "ci", AccountLimits())
+    await store.revoke(key.id)
+    with pytest.raises(InvalidValue):
+        await store.rotate(key.id)
+
+
+async def test_only_projects_have_a_weight(store: AccountStore) -> None:
+    await store.create("acme", "web", "ci", AccountLimits())
+    assert (await store.limit("project:acme/web", AccountLimits(weight=1000))).limits.weight == 1000
+    [key] = [account for account in await store.all() if account.kind == "key"]
+    for place in (key.place, "organisation:acme"):
+        with pytest.raises(InvalidValue, match="must be set for a project") as caught:
+            await store.limit(place, AccountLimits(weight=5))
+        assert caught.value.name == "weight"
+    with pytest.raises(InvalidValue):
+        await store.create("acme", "web", "other", AccountLimits(weight=5))
+    assert len([account for account in await store.all() if account.kind == "key"]) == 1
+
+
+async def test_known_accounts_are_read_at_once(store: AccountStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, _ = await store.create("acme", "web", "ci", AccountLimits())
+    known = await store.chain(key.id)
+    await store.limit("project:acme/web", AccountLimits(weight=7))
+    with monkeypatch.context() as patch:
+        patch.setattr(store.client, "hget", None)
+        changed = await store.chain(key.id, known)
+    assert [account.place for account in changed] == [key.place, "project:acme/web", "organisation:acme"]
+    assert [account.limits.weight for account in changed] == [0, 7, 0]
+    await store.client.hdel(store.keys.accounts, key.place)
+    assert await store.chain(key.id, known) == ()
+
+
+# --- usage ------------------------------------------------------------------------------------------------------------
+# Usage is read by day, key and model, and written as CSV.
+
+
+async def test_usage_is_read_by_day_key_and_model(redis_url: str) -> None:
+    client, keys = command_client(redis_url, ACCOUNTS_TAG), AccountKeys()
+    today = int(time.time()) // DAY_S
+    counts = {"k m x requests": 2, "k m x prompt": 5, "j m x cost": 10**9, "odd": 1}
+    await client.hset(keys.usage(today), mapping=counts)
+    await client.hset(keys.usage(today - 1), mapping={"k m x completion": 7})
+    await client.hset(keys.usage(today - 2), mapping={"k m x completion": 9})
+    rows = await read_usage(client, keys.prefix, 2)
+    assert [(row.key, row.model, row.requests, row.prompt, row.completion, row.cost) for row in rows] == [
+        ("k", "m x", 0, 0, 7, 0),
+        ("j", "m x", 0, 0, 0, 10**9),
+        ("k", "m x", 2, 5, 0, 0),
+    ]
+    assert len(await read_usage(client, keys.prefix, 3, "k")) == 3
+    await client.aclose()
+
+
+def test_no_name_in_the_csv_is_a_formula() -> None:
+    text = as_csv([UsageRow("2026-01-02", "k", "=1+1", 1, 2, 3, 5 * 10**8)])
+    assert text.splitlines()[1] == "2026-01-02,k,'=1+1,1,2,3,0.5"
+
+
+# --- backup -----------------------------------------------------------------------------------------------------------
+# A backup of the accounts is restored into an empty Redis, with everything that was spent.
+
+
+KEYS = AccountKeys()
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    client = command_client(redis_url, ACCOUNTS_TAG)
+    yield client
+    await client.aclose()
+
+
+async def today_of(client: Redis) -> int:
+    seconds, _ = await client.time()
+    return seconds * 1000 // DAY_MS
+
+
+async def spent_of(client: Redis, place: str) -> dict[str, int]:
+    fields: Any = await client.hgetall(KEYS.spent(place))
+    return {name.decode(): int(value) for name, value in fields.items()}
+
+
+async def test_keys_limits_audit_and_usage_come_back(client: Redis) -> None:
+    store = AccountStore(client, "tester")
+    key, _ = await store.create("acme", "web", "ci", AccountLimits(tokens_per_day=100))
+    other, _ = await store.create("acme", "batch", "ci", AccountLimits())
+    await store.revoke(other.id)
+    today = await today_of(client)
+    await client.hset(KEYS.usage(today), mapping={f"{key.id} m x prompt": 5, f"{key.id} m x completion": 7})
+    await client.hset(KEYS.usage(today), mapping={f"{other.id} m cost": 9, f"{other.id} m requests": 3})
+    await client.hset(KEYS.usage(today - 31), mapping={f"{key.id} m prompt": 1000})
+    saved = json.loads(json.dumps(await back_up(client)))
+    accounts, audit = await store.all(), await store.audit()
+
+    await client.flushall()
+    assert await restore(client, saved, "tester") == 2
+    assert await store.all() == accounts
+    restored = await store.audit()
+    assert restored[1:] == audit
+    assert (restored[0].action, restored[0].actor) == ("restore", "tester")
+    assert (await back_up(client))["usage"] == saved["usage"]
+    assert 0 < await client.ttl(KEYS.usage(today - 31)) < await client.ttl(KEYS.usage(today))
+    for place in (key.place, "project:acme/web"):
+        spent = await spent_of(client, place)
+        assert (spent["day"], spent["day_tokens"], spent["month_tokens"]) == (today, 12, 12)
+    spent = await spent_of(client, "organisation:acme")
+    assert (spent["day_tokens"], spent["day_cost"], spent["month_cost"]) == (12, 9, 9)
+
+
+async def test_accounts_that_exist_are_never_overwritten(client: Redis) -> None:
+    store = AccountStore(client, "tester")
+    await store.create("acme", "web", "ci", AccountLimits())
+    saved = await back_up(client)
+    with pytest.raises(InvalidValue, match="where no account was ever made"):
+        await restore(client, saved, "tester")
+    assert await back_up(client) == saved
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        [],
+        {"format": 2},
+        {"accounts": {"key:x": "{}"}},
+        {"accounts": {"project:a/b": 5}},
+        {"audit": [5]},
+        {"usage": {"today": {}}},
+        {"usage": {"5": {"a b prompt": "many"}}},
+    ],
+)
+async def test_a_damaged_backup_changes_nothing(client: Redis, damage: Any) -> None:
+    good = {"format": 1, "accounts": {}, "audit": [], "usage": {}}
+    with pytest.raises(InvalidValue, match="backup"):
+        await restore(client, {**good, **damage} if damage else damage, "tester")
+    assert await client.dbsize() == 0
