@@ -1,18 +1,25 @@
-"""An answer that ends inside the arguments of a tool call: no dialect gives its client a call that it could run."""
+"""Calls that are cut: by the context, or by the length of an answer."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from quire.gateway.settings import GatewaySettings
+from quire.shared.model.naming import InvalidModelName
+from quire.shared.settings import options
 from tests.gateway.api.test_conversation import TEMPLATE
 from tests.gateway.api.test_conversation import streamed as added_up
 from tests.gateway.conftest import Start
 from tests.support.gateway.agents import assembled, prompt_of, saying, stream_events
 from tests.support.gateway.response_calls import raw_events
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, write_model
+
+# --- An answer that ends inside the arguments of a tool call: no dialect gives its client a call that it could --------
+
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "additionalProperties": False}
 FIRST = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>\n'
@@ -164,3 +171,82 @@ async def test_the_head_of_a_call_is_no_item_of_a_response(gateway: RunningGatew
     assert [item["type"] for item in whole["output"]] == kinds
     assert [item["type"] for item in events[-1]["response"]["output"]] == kinds
     assert [event["item"]["type"] for event in events if event["type"] == "response.output_item.added"] == kinds
+
+
+# --- A prompt over the context is refused in the words by which clients recognise it, to shorten the ------------------
+
+
+CLAUDE_CODE = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", re.IGNORECASE)
+PI = re.compile(r"maximum context length is (\d+) tokens", re.IGNORECASE)
+CONTEXT = 512
+# Tokenized, and refused by the number of characters alone.
+LONG, VERY_LONG = "x " * 1000, "x" * (CONTEXT * 16 + 1)
+
+
+def bodies(text: str) -> dict[str, dict[str, Any]]:
+    messages = [{"role": "user", "content": text}]
+    return {
+        "/v1/chat/completions": {"messages": messages},
+        "/v1/completions": {"prompt": text},
+        "/v1/responses": {"input": text},
+        "/v1/messages": {"messages": messages, "max_tokens": 5},
+    }
+
+
+@pytest.mark.parametrize("text", [LONG, VERY_LONG], ids=["tokens", "characters"])
+async def test_clients_recognise_the_refusal(server: RunningGateway, text: str) -> None:
+    for path, body in bodies(text).items():
+        replies = [await server.post(path, {"model": MODEL, **body, "stream": streams}) for streams in (False, True)]
+        assert [reply.status for reply in replies] == [400, 400]
+        errors = [reply.json["error"] for reply in replies]
+        assert errors[0] == errors[1]
+        message = errors[0]["message"]
+        found = PI.search(message)
+        assert found, message
+        assert int(found[1]) == CONTEXT
+        assert ".." not in message
+        code = errors[0]["details"]["error_code"] if path == "/v1/messages" else errors[0]["code"]
+        assert code == "context_length_exceeded"
+        if path == "/v1/messages":
+            assert message.startswith("prompt is too long: ")
+            numbers = CLAUDE_CODE.search(message)
+            assert numbers, message
+            # The client drops as many tokens as the prompt is too long by.
+            assert int(numbers[1]) > int(numbers[2]) == CONTEXT - 1
+
+
+async def test_a_prompt_that_just_leaves_no_room_for_an_answer(server: RunningGateway) -> None:
+    count = (await server.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]})).json["count"]
+    letters = CONTEXT - count + 1
+    body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "x" * letters}]}
+    tokens = (await server.post("/v1/messages/count_tokens", {key: body[key] for key in ("model", "messages")})).json[
+        "input_tokens"
+    ]
+    reply = await server.post("/v1/messages", body)
+    assert (reply.status, tokens) == (400, CONTEXT)
+    assert reply.json["error"]["message"].startswith(f"prompt is too long: {CONTEXT} tokens > {CONTEXT - 1} maximum. ")
+
+
+async def test_a_count_is_refused_by_the_number_of_characters_alone(server: RunningGateway) -> None:
+    path = "/v1/messages/count_tokens"
+    reply = await server.post(path, {"model": MODEL, "messages": [{"role": "user", "content": VERY_LONG}]})
+    assert reply.status == 400
+    assert CLAUDE_CODE.search(reply.json["error"]["message"])
+
+
+# --- The settings of a gateway: help texts that stand alone, and the name under which clients know the model ----------
+
+
+def test_every_help_text_stands_alone() -> None:
+    helps = {item.name: item.help for item in options(GatewaySettings)}
+    assert len(set(helps.values())) == len(helps)
+    for name, text in helps.items():
+        assert text.endswith("."), name
+        assert not re.match(r"(The same|Of (these|them)|They|It|Th[eo]se|Their|What|Who|Whether|How)\b", text), name
+
+
+def test_the_name_is_that_of_the_folder_unless_another_is_given() -> None:
+    assert GatewaySettings(model="models/demo").name == "demo"
+    assert GatewaySettings(model="models/demo", served_model_name="other").name == "other"
+    with pytest.raises(InvalidModelName):
+        _ = GatewaySettings(model="models/demo", served_model_name="{lane}").name
