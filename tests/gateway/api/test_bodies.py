@@ -50,21 +50,21 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize(("body", "says"), MALFORMED.values(), ids=MALFORMED)
-async def test_a_body_that_is_not_json(server: RunningGateway, body: bytes, says: str) -> None:
-    await check(server, CHAT, body, 400, None, says)
+async def test_a_body_that_is_not_json(server: RunningGateway) -> None:
+    for data, says in MALFORMED.values():
+        await check(server, CHAT, data, 400, None, says)
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_keys_that_occur_twice(server: RunningGateway, path: str) -> None:
-    await check(server, path, b'{"model": "a", "model": "b"}', 400, "model", "twice")
-    await check(server, path, b'{"model": "a", "x": {"y": 1, "y": 1}}', 400, "y", "twice")
+async def test_keys_that_occur_twice(server: RunningGateway) -> None:
+    for path in [CHAT, COMPLETIONS]:
+        await check(server, path, b'{"model": "a", "model": "b"}', 400, "model", "twice")
+        await check(server, path, b'{"model": "a", "x": {"y": 1, "y": 1}}', 400, "y", "twice")
 
 
-@pytest.mark.parametrize("name", ["messages", "stop", "user", "metadata", "model"])
-async def test_half_of_a_surrogate_pair(server: RunningGateway, name: str) -> None:
-    await check(server, CHAT, f'{{"{name}": ["\\ud83d"]}}'.encode(), 400, name, "surrogate")
-    await check(server, CHAT, f'{{"{name}": {{"\\uDE00x": 1}}}}'.encode(), 400, name, "surrogate")
+async def test_half_of_a_surrogate_pair(server: RunningGateway) -> None:
+    for name in ["messages", "stop", "user", "metadata", "model"]:
+        await check(server, CHAT, f'{{"{name}": ["\\ud83d"]}}'.encode(), 400, name, "surrogate")
+        await check(server, CHAT, f'{{"{name}": {{"\\uDE00x": 1}}}}'.encode(), 400, name, "surrogate")
 
 
 async def test_a_whole_surrogate_pair_is_a_character(server: RunningGateway) -> None:

@@ -306,11 +306,11 @@ async def test_streams_and_errors_have_both_ids(gateway: RunningGateway) -> None
     assert (lost.status, lost.headers["x-request-id"]) == (404, "mine")
 
 
-@pytest.mark.parametrize("value", ["two words", 'a"b', "a'b", "x" * 129, "é", "a\tb"])
-async def test_an_id_that_cannot_be_logged_is_refused(gateway: RunningGateway, value: str) -> None:
-    reply = await gateway.send(raw_request("GET", "/v1/models", headers={"X-Request-Id": value}))
-    assert (reply.status, reply.error["param"]) == (400, "X-Request-Id")
-    assert len(reply.headers["x-request-id"]) == 32
+async def test_an_id_that_cannot_be_logged_is_refused(gateway: RunningGateway) -> None:
+    for value in ["two words", 'a"b', "a'b", "x" * 129, "é", "a\tb"]:
+        reply = await gateway.send(raw_request("GET", "/v1/models", headers={"X-Request-Id": value}))
+        assert (reply.status, reply.error["param"]) == (400, "X-Request-Id")
+        assert len(reply.headers["x-request-id"]) == 32
 
 
 async def test_two_ids_are_refused(gateway: RunningGateway) -> None:

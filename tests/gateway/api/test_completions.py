@@ -38,30 +38,24 @@ def usage(prompt: int, completion: int) -> dict[str, object]:
     return counts | {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
+async def test_every_form_of_prompt_is_answered_in_order(gateway: RunningGateway) -> None:
+    for prompt, expected in [
         ("one 😀", ["one 😀"]),
         (["one", "two"], ["one", "two"]),
         (tokens("one"), ["one"]),
         ([tokens("one"), tokens("two 😀")], ["one", "two 😀"]),
         (["one", tokens("two")], ["one", "two"]),
         (["same", "same"], ["same", "same"]),
-    ],
-    ids=["text", "texts", "ids", "lists of ids", "mixed", "equal"],
-)
-async def test_every_form_of_prompt_is_answered_in_order(
-    gateway: RunningGateway, prompt: object, expected: list[str]
-) -> None:
-    async with gateway.worker(echo):
-        whole = (await gateway.complete(prompt=prompt)).json
-        events = await gateway.events("/v1/completions", {"model": MODEL, "prompt": prompt, "stream": True})
-    assert [choice["text"] for choice in whole["choices"]] == expected
-    assert [choice["index"] for choice in whole["choices"]] == list(range(len(expected)))
-    assert ["".join(texts(events, index)) for index in range(len(expected))] == expected
-    count = sum(len(tokens(text)) for text in expected)
-    assert whole["usage"] == usage(count, count)
-    assert events[-1].id.tokens == count
+    ]:
+        async with gateway.worker(echo):
+            whole = (await gateway.complete(prompt=prompt)).json
+            events = await gateway.events("/v1/completions", {"model": MODEL, "prompt": prompt, "stream": True})
+        assert [choice["text"] for choice in whole["choices"]] == expected
+        assert [choice["index"] for choice in whole["choices"]] == list(range(len(expected)))
+        assert ["".join(texts(events, index)) for index in range(len(expected))] == expected
+        count = sum(len(tokens(text)) for text in expected)
+        assert whole["usage"] == usage(count, count)
+        assert events[-1].id.tokens == count
 
 
 async def test_the_form_of_answers_and_events(gateway: RunningGateway) -> None:
@@ -199,9 +193,9 @@ PROMPTS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("prompt", "param", "says"), PROMPTS.values(), ids=PROMPTS)
-async def test_prompts_that_are_none(server: RunningGateway, prompt: Any, param: str, says: str) -> None:
-    await check(server, COMPLETIONS, {"model": MODEL, "prompt": prompt}, 400, param, says)
+async def test_prompts_that_are_none(server: RunningGateway) -> None:
+    for prompt, param, says in PROMPTS.values():
+        await check(server, COMPLETIONS, {"model": MODEL, "prompt": prompt}, 400, param, says)
 
 
 # --- Labels of a call: users are hashed, metadata and tier come back, and a header names parameters without -----------
@@ -277,28 +271,28 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("name", WRONG)
-async def test_a_label_of_the_wrong_form_is_refused(server: RunningGateway, path: str, name: str) -> None:
-    for value in WRONG[name]:
-        await check(server, path, {**PATHS[path], name: value}, 400, name, name)
+async def test_a_label_of_the_wrong_form_is_refused(server: RunningGateway) -> None:
+    for path in PATHS:
+        for name in WRONG:
+            for value in WRONG[name]:
+                await check(server, path, {**PATHS[path], name: value}, 400, name, name)
 
 
-@pytest.mark.parametrize("value", [5, None, "x" * 513, {}])
-async def test_a_value_of_metadata_is_a_short_string(server: RunningGateway, value: Any) -> None:
-    await check(server, CHATS, chat_body(metadata={"run": value}), 400, "metadata.run", "a string")
+async def test_a_value_of_metadata_is_a_short_string(server: RunningGateway) -> None:
+    for value in [5, None, "x" * 513, {}]:
+        await check(server, CHATS, chat_body(metadata={"run": value}), 400, "metadata.run", "a string")
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_what_has_no_effect_is_named_in_a_header(gateway: RunningGateway, path: str) -> None:
-    async with gateway.worker(emit(tokens("a"), "stop")):
-        quiet = await gateway.post(path, {**PATHS[path], "store": False})
-        assert NO_EFFECT not in quiet.headers
-        reply = await gateway.post(path, {**PATHS[path], "store": True, "prompt_cache_key": "k"})
-        assert (reply.status, reply.headers[NO_EFFECT]) == (200, "store, prompt_cache_key")
-        async with gateway.stream(path, {**PATHS[path], "stream": True, "store": True}) as stream:
-            assert stream.response.headers[NO_EFFECT] == "store"
-            await stream.rest()
+async def test_what_has_no_effect_is_named_in_a_header(gateway: RunningGateway) -> None:
+    for path in PATHS:
+        async with gateway.worker(emit(tokens("a"), "stop")):
+            quiet = await gateway.post(path, {**PATHS[path], "store": False})
+            assert NO_EFFECT not in quiet.headers
+            reply = await gateway.post(path, {**PATHS[path], "store": True, "prompt_cache_key": "k"})
+            assert (reply.status, reply.headers[NO_EFFECT]) == (200, "store, prompt_cache_key")
+            async with gateway.stream(path, {**PATHS[path], "stream": True, "store": True}) as stream:
+                assert stream.response.headers[NO_EFFECT] == "store"
+                await stream.rest()
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -144,9 +144,8 @@ async def test_special_tokens_may_be_left_out(start_gateway: Start, tmp_path: Pa
     assert await prompts(gateway, input=[5, 6]) == [[5, 6]]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "param", "code"),
-    [
+async def test_wrong_parameters_are_refused_by_name(gateway: RunningGateway) -> None:
+    for parameters, param, code in [
         ({"input": None}, "input", "missing_required_parameter"),
         ({"input": ""}, "input", "empty_prompt"),
         ({"input": []}, "input", "empty_prompt"),
@@ -179,16 +178,12 @@ async def test_special_tokens_may_be_left_out(start_gateway: Start, tmp_path: Pa
         ({"tools": []}, "tools", "unknown_parameter"),
         ({"temperature": 1}, "temperature", "unknown_parameter"),
         ({"messages": []}, "messages", "unknown_parameter"),
-    ],
-)
-async def test_wrong_parameters_are_refused_by_name(
-    gateway: RunningGateway, parameters: dict[str, Any], param: str, code: str
-) -> None:
-    reply = await embed(gateway, **parameters)
-    assert reply.status == (404 if code == "model_not_found" else 400)
-    assert (reply.error["param"], reply.error["code"]) == (param, code)
-    assert param.partition("[")[0] in reply.error["message"] or code == "model_not_found"
-    assert await gateway.accepted() == 0
+    ]:
+        reply = await embed(gateway, **parameters)
+        assert reply.status == (404 if code == "model_not_found" else 400)
+        assert (reply.error["param"], reply.error["code"]) == (param, code)
+        assert param.partition("[")[0] in reply.error["message"] or code == "model_not_found"
+        assert await gateway.accepted() == 0
 
 
 async def test_null_is_the_same_as_absent(gateway: RunningGateway) -> None:
@@ -300,22 +295,22 @@ async def ranked(request: GenerationRequest) -> Steps:
     yield deltas, Outcome("length" if len(deltas) > 1 else "stop")
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("asked", [{"best_of": 4}, {"use_beam_search": True}], ids=["best_of", "beams"])
-async def test_ranked_choices_have_text_reason_and_score_in_their_order(
-    gateway: RunningGateway, path: str, asked: dict[str, Any]
-) -> None:
-    async with gateway.worker(ranked):
-        reply = await gateway.post(path, body(path, n=2, **asked))
-    assert reply.status == 200
-    choices = reply.json["choices"]
-    assert [text_of(choice) for choice in choices] == ["the best 😀", "the second"]
-    assert [(choice["index"], choice["finish_reason"], choice["score"]) for choice in choices] == [
-        (0, "stop", -0.5),
-        (1, "length", -1.5),
-    ]
-    # The usage counts the tokens of the returned choices only, with the end-of-sequence token.
-    assert reply.json["usage"]["completion_tokens"] == len(tokens("the best 😀")) + 1 + len(tokens("the second"))
+async def test_ranked_choices_have_text_reason_and_score_in_their_order(gateway: RunningGateway) -> None:
+    for path in PATHS:
+        for asked in [{"best_of": 4}, {"use_beam_search": True}]:
+            async with gateway.worker(ranked):
+                reply = await gateway.post(path, body(path, n=2, **asked))
+            assert reply.status == 200
+            choices = reply.json["choices"]
+            assert [text_of(choice) for choice in choices] == ["the best 😀", "the second"]
+            assert [(choice["index"], choice["finish_reason"], choice["score"]) for choice in choices] == [
+                (0, "stop", -0.5),
+                (1, "length", -1.5),
+            ]
+            # The usage counts the tokens of the returned choices only, with the end-of-sequence token.
+            assert reply.json["usage"]["completion_tokens"] == len(tokens("the best 😀")) + 1 + len(
+                tokens("the second")
+            )
 
 
 async def test_the_choices_of_each_prompt_have_their_own_scores(gateway: RunningGateway) -> None:
@@ -325,13 +320,13 @@ async def test_the_choices_of_each_prompt_have_their_own_scores(gateway: Running
     assert [choice["score"] for choice in whole["choices"]] == [-0.5, -1.5, -2.5] * 2
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_choices_that_were_not_ranked_have_no_score(gateway: RunningGateway, path: str) -> None:
-    async with gateway.worker(emit(tokens("ab"))):
-        for asked in ({}, {"n": 2}, {"n": 2, "best_of": 2}):
-            choices = (await gateway.post(path, body(path, **asked))).json["choices"]
-            assert len(choices) == asked.get("n", 1)
-            assert all("score" not in choice for choice in choices)
+async def test_choices_that_were_not_ranked_have_no_score(gateway: RunningGateway) -> None:
+    for path in PATHS:
+        async with gateway.worker(emit(tokens("ab"))):
+            for asked in ({}, {"n": 2}, {"n": 2, "best_of": 2}):
+                choices = (await gateway.post(path, body(path, **asked))).json["choices"]
+                assert len(choices) == asked.get("n", 1)
+                assert all("score" not in choice for choice in choices)
 
 
 async def test_a_stop_string_ends_a_choice_that_comes_in_one_piece(gateway: RunningGateway) -> None:
@@ -353,12 +348,12 @@ async def test_a_ranked_request_that_fails_says_why(gateway: RunningGateway) -> 
     assert (reply.status, reply.error["message"]) == (500, "no block is left")
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_as_many_as_n_can_be_streamed(gateway: RunningGateway, path: str) -> None:
-    async with gateway.worker(emit(tokens("ab"))):
-        events = await gateway.events(path, body(path, n=2, best_of=2, stream=True))
-    assert [texts(events, 0), texts(events, 1)] == [["a", "b"]] * 2
-    assert all("score" not in choice for event in events[:-1] for choice in event.data["choices"])
+async def test_as_many_as_n_can_be_streamed(gateway: RunningGateway) -> None:
+    for path in PATHS:
+        async with gateway.worker(emit(tokens("ab"))):
+            events = await gateway.events(path, body(path, n=2, best_of=2, stream=True))
+        assert [texts(events, 0), texts(events, 1)] == [["a", "b"]] * 2
+        assert all("score" not in choice for event in events[:-1] for choice in event.data["choices"])
 
 
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -411,24 +406,22 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("asked", "expected"), ASKED.values(), ids=ASKED)
-async def test_the_worker_gets_what_was_asked_for(
-    gateway: RunningGateway, path: str, asked: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    async with gateway.worker(emit(tokens("ab"))) as worker:
-        assert (await gateway.post(path, body(path, **asked))).status == 200
-    [request] = worker.claimed
-    assert {name: getattr(request.sampling, name) for name in expected} == expected
+async def test_the_worker_gets_what_was_asked_for(gateway: RunningGateway) -> None:
+    for path in PATHS:
+        for asked, expected in ASKED.values():
+            async with gateway.worker(emit(tokens("ab"))) as worker:
+                assert (await gateway.post(path, body(path, **asked))).status == 200
+            [request] = worker.claimed
+            assert {name: getattr(request.sampling, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_the_salt_goes_to_the_worker_as_it_is(gateway: RunningGateway, path: str) -> None:
-    salt = "ä" * 256
-    async with gateway.worker(emit(tokens("ab"))) as worker:
-        assert (await gateway.post(path, body(path, cache_salt=salt))).status == 200
-        assert (await gateway.post(path, body(path))).status == 200
-    assert [request.cache_salt for request in worker.claimed] == [salt, ""]
+async def test_the_salt_goes_to_the_worker_as_it_is(gateway: RunningGateway) -> None:
+    for path in PATHS:
+        salt = "ä" * 256
+        async with gateway.worker(emit(tokens("ab"))) as worker:
+            assert (await gateway.post(path, body(path, cache_salt=salt))).status == 200
+            assert (await gateway.post(path, body(path))).status == 200
+        assert [request.cache_salt for request in worker.claimed] == [salt, ""]
 
 
 async def test_the_sdk_knows_best_of(gateway: RunningGateway) -> None:

@@ -81,20 +81,20 @@ def test_every_form_is_tested() -> None:
     assert {form for form, _, _ in FORMS} == set(READERS)
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_the_worker_gets_the_grammar(gateway: RunningGateway, path: str) -> None:
-    asked: list[tuple[dict[str, Any], str]] = []
-    for form, value, written in FORMS:
-        asked.append(({"structured_outputs": {form: value, "whitespace_pattern": None}}, written))
-        if form in ("json", "regex", "choice", "grammar"):
-            asked.append(({f"guided_{form}": value, "guided_decoding_backend": "auto"}, written))
-    asked.append(({"response_format": TAG}, write("structural_tag", TAG)))
-    for extra, written in asked:
-        async with gateway.worker(emit(tokens("{}"))) as worker:
-            reply = await gateway.post(path, body_of(path) | extra)
-        assert reply.status == 200, reply.error
-        [request] = worker.claimed
-        assert request.sampling.grammar == written
+async def test_the_worker_gets_the_grammar(gateway: RunningGateway) -> None:
+    for path in [CHAT, COMPLETIONS]:
+        asked: list[tuple[dict[str, Any], str]] = []
+        for form, value, written in FORMS:
+            asked.append(({"structured_outputs": {form: value, "whitespace_pattern": None}}, written))
+            if form in ("json", "regex", "choice", "grammar"):
+                asked.append(({f"guided_{form}": value, "guided_decoding_backend": "auto"}, written))
+        asked.append(({"response_format": TAG}, write("structural_tag", TAG)))
+        for extra, written in asked:
+            async with gateway.worker(emit(tokens("{}"))) as worker:
+                reply = await gateway.post(path, body_of(path) | extra)
+            assert reply.status == 200, reply.error
+            [request] = worker.claimed
+            assert request.sampling.grammar == written
 
 
 S, F = "structured_outputs", "response_format"
@@ -130,13 +130,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("name", REFUSED)
-async def test_what_cannot_be_honoured_is_refused_by_name(server: RunningGateway, path: str, name: str) -> None:
-    extra, param, says = REFUSED[name]
-    reply = await server.post(path, body_of(path) | extra)
-    assert (reply.status, reply.error["param"]) == (400, param), reply.error
-    assert says in reply.error["message"]
+async def test_what_cannot_be_honoured_is_refused_by_name(server: RunningGateway) -> None:
+    for path in [CHAT, COMPLETIONS]:
+        for name in REFUSED:
+            extra, param, says = REFUSED[name]
+            reply = await server.post(path, body_of(path) | extra)
+            assert (reply.status, reply.error["param"]) == (400, param), reply.error
+            assert says in reply.error["message"]
 
 
 # --- `response_format`: the worker gets a grammar with the schema as it was written, or the call is refused -----------
@@ -221,33 +221,31 @@ REFUSED_FORMATS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("name", REFUSED_FORMATS)
-async def test_what_cannot_be_honoured_is_refused_by_name_response_format(
-    server: RunningGateway, path: str, name: str
-) -> None:
-    response_format, param, says = REFUSED_FORMATS[name]
-    body = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    reply = await server.post(path, body | {"response_format": response_format})
-    assert (reply.status, reply.error["param"]) == (400, param), reply.error
-    assert says in reply.error["message"]
+async def test_what_cannot_be_honoured_is_refused_by_name_response_format(server: RunningGateway) -> None:
+    for path in [CHAT, COMPLETIONS]:
+        for name in REFUSED_FORMATS:
+            response_format, param, says = REFUSED_FORMATS[name]
+            body = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+            reply = await server.post(path, body | {"response_format": response_format})
+            assert (reply.status, reply.error["param"]) == (400, param), reply.error
+            assert says in reply.error["message"]
 
 
-@pytest.mark.parametrize("depth", [200, 900, 5000])
-async def test_a_schema_that_is_nested_deeply_is_refused(server: RunningGateway, depth: int) -> None:
-    schema = '{"items":' * depth + "{}" + "}" * depth
-    body = json.dumps(chat_body(response_format=wanted("HERE"))).replace('"HERE"', schema)
-    reply = await server.post(CHAT, body.encode())
-    assert reply.status == 400, reply.error
-    assert reply.error["param"] in ("response_format.json_schema.schema", None)
+async def test_a_schema_that_is_nested_deeply_is_refused(server: RunningGateway) -> None:
+    for depth in [200, 900, 5000]:
+        schema = '{"items":' * depth + "{}" + "}" * depth
+        body = json.dumps(chat_body(response_format=wanted("HERE"))).replace('"HERE"', schema)
+        reply = await server.post(CHAT, body.encode())
+        assert reply.status == 400, reply.error
+        assert reply.error["param"] in ("response_format.json_schema.schema", None)
 
 
-@pytest.mark.parametrize("name", ["ignore_eos", "min_tokens", "use_beam_search"])
-async def test_what_contradicts_it_is_refused(server: RunningGateway, name: str) -> None:
-    contrary: dict[str, Any] = {name: 5 if name == "min_tokens" else True}
-    reply = await server.post(CHAT, chat_body(max_tokens=20, response_format={"type": "json_object"}, **contrary))
-    assert (reply.status, reply.error["param"]) == (400, name), reply.error
-    assert f"{name} is not supported with response_format: " in reply.error["message"]
+async def test_what_contradicts_it_is_refused(server: RunningGateway) -> None:
+    for name in ["ignore_eos", "min_tokens", "use_beam_search"]:
+        contrary: dict[str, Any] = {name: 5 if name == "min_tokens" else True}
+        reply = await server.post(CHAT, chat_body(max_tokens=20, response_format={"type": "json_object"}, **contrary))
+        assert (reply.status, reply.error["param"]) == (400, name), reply.error
+        assert f"{name} is not supported with response_format: " in reply.error["message"]
 
 
 async def test_a_model_without_an_end_token_is_asked_for_no_json() -> None:
@@ -293,11 +291,11 @@ DEADLY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", DEADLY)
-async def test_a_schema_that_would_end_the_process_is_refused(server: RunningGateway, name: str) -> None:
-    reply = await server.post(CHAT, chat_body(response_format=wanted(DEADLY[name])))
-    assert (reply.status, reply.error["param"]) == (400, "response_format.json_schema.schema"), reply.error
-    assert "it is too large, or takes too long" in reply.error["message"]
+async def test_a_schema_that_would_end_the_process_is_refused(server: RunningGateway) -> None:
+    for name in DEADLY:
+        reply = await server.post(CHAT, chat_body(response_format=wanted(DEADLY[name])))
+        assert (reply.status, reply.error["param"]) == (400, "response_format.json_schema.schema"), reply.error
+        assert "it is too large, or takes too long" in reply.error["message"]
 
 
 # ---  -----------------------------------------------------------------------------------------------------------------

@@ -63,12 +63,12 @@ WRONG: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("name", WRONG)
-async def test_values_of_the_wrong_type_or_range(server: RunningGateway, path: str, name: str) -> None:
-    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    for value in WRONG[name]:
-        await check(server, path, {**base, name: value}, 400, name, name)
+async def test_values_of_the_wrong_type_or_range(server: RunningGateway) -> None:
+    for path in [CHAT, COMPLETIONS]:
+        for name in WRONG:
+            base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+            for value in WRONG[name]:
+                await check(server, path, {**base, name: value}, 400, name, name)
 
 
 UNSUPPORTED: dict[str, Any] = {
@@ -86,18 +86,15 @@ UNSUPPORTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
+async def test_what_is_not_honoured_is_refused_by_name(server: RunningGateway) -> None:
+    for name, path in [
         (name, path)
         for name in UNSUPPORTED
         for path, table in ((CHAT, parameters.CHAT), (COMPLETIONS, parameters.COMPLETIONS))
         if name not in table
-    ],
-)
-async def test_what_is_not_honoured_is_refused_by_name(server: RunningGateway, path: str, name: str) -> None:
-    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    await check(server, path, {**base, name: UNSUPPORTED[name]}, 400, name, f"{name} is not supported")
+    ]:
+        base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+        await check(server, path, {**base, name: UNSUPPORTED[name]}, 400, name, f"{name} is not supported")
 
 
 BIASES: dict[str, tuple[Any, str, str]] = {
@@ -114,30 +111,27 @@ BIASES: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("name", BIASES)
-async def test_a_bias_of_no_token_or_of_no_size(server: RunningGateway, path: str, name: str) -> None:
-    value, param, says = BIASES[name]
-    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    await check(server, path, {**base, "logit_bias": value}, 400, param, says)
+async def test_a_bias_of_no_token_or_of_no_size(server: RunningGateway) -> None:
+    for path in [CHAT, COMPLETIONS]:
+        for name in BIASES:
+            value, param, says = BIASES[name]
+            base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+            await check(server, path, {**base, "logit_bias": value}, 400, param, says)
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (5, "an array of at most 64 token ids"),
-        (["5"], "an array of at most 64 token ids"),
-        ([True], "an array of at most 64 token ids"),
-        ([-1], "an array of at most 64 token ids"),
-        ([2147483647], "the last one of the model"),
-        ([10**30], "the last one of the model"),
-        ([1] * 65, "at most 64 token ids"),
-    ],
-)
-async def test_a_stop_token_that_is_none(server: RunningGateway, path: str, value: Any, says: str) -> None:
-    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    await check(server, path, {**base, "stop_token_ids": value}, 400, "stop_token_ids", says)
+async def test_a_stop_token_that_is_none(server: RunningGateway) -> None:
+    for path in [CHAT, COMPLETIONS]:
+        for value, says in [
+            (5, "an array of at most 64 token ids"),
+            (["5"], "an array of at most 64 token ids"),
+            ([True], "an array of at most 64 token ids"),
+            ([-1], "an array of at most 64 token ids"),
+            ([2147483647], "the last one of the model"),
+            ([10**30], "the last one of the model"),
+            ([1] * 65, "at most 64 token ids"),
+        ]:
+            base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+            await check(server, path, {**base, "stop_token_ids": value}, 400, "stop_token_ids", says)
 
 
 async def test_a_beam_search_knows_no_stop_tokens(server: RunningGateway) -> None:
@@ -239,13 +233,11 @@ RANKING: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize(("asked", "param", "says"), RANKING.values(), ids=RANKING)
-async def test_rankings_that_contradict_themselves(
-    server: RunningGateway, path: str, asked: dict[str, Any], param: str, says: str
-) -> None:
-    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    await check(server, path, {**base, **asked}, 400, param, says)
+async def test_rankings_that_contradict_themselves(server: RunningGateway) -> None:
+    for path in [CHAT, COMPLETIONS]:
+        for asked, param, says in RANKING.values():
+            base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+            await check(server, path, {**base, **asked}, 400, param, says)
 
 
 values = st.recursive(

@@ -76,27 +76,27 @@ async def choices(gateway: RunningGateway, body: dict[str, Any], script: Script 
 # --- the log-likelihood pattern ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_tokens", [0, 2])
-async def test_an_echoed_prompt_is_scored_as_harnesses_expect(gateway: RunningGateway, max_tokens: int) -> None:
-    prompts = ["Once 😀", tokens("two"), "x"]
-    found = await choices(gateway, asks(prompts, logprobs=1, max_tokens=max_tokens, temperature=0))
-    answer = ANSWER if max_tokens else ""
-    assert [choice["text"] for choice in found] == [f"Once 😀{answer}", f"two{answer}", f"x{answer}"]
-    for choice, prompt in zip(found, ("Once 😀", "two", "x"), strict=True):
-        ids, more = tokens(prompt), tokens(answer)
-        logprobs = choice["logprobs"]
-        assert choice["finish_reason"] == "length"
-        assert len(logprobs["tokens"]) == len(ids) + len(more)
-        expected = [None, *(-at / 4 for at in range(1, len(ids))), *(-at / 4 for at in range(len(more)))]
-        assert logprobs["token_logprobs"] == expected
-        assert logprobs["top_logprobs"][0] is None
-        alternatives = logprobs["top_logprobs"][1:]
-        # The most probable token, and the token itself wherever it ranks.
-        assert all(
-            len(one) in (1, 2) and -at / 4 in one.values() for at, one in enumerate(alternatives[: len(ids) - 1], 1)
-        )
-        assert logprobs["text_offset"][0] == 0
-        assert logprobs["text_offset"][len(ids) :] == [len(prompt) + at for at in (0, 1, 1)[: len(more)]]
+async def test_an_echoed_prompt_is_scored_as_harnesses_expect(gateway: RunningGateway) -> None:
+    for max_tokens in [0, 2]:
+        prompts = ["Once 😀", tokens("two"), "x"]
+        found = await choices(gateway, asks(prompts, logprobs=1, max_tokens=max_tokens, temperature=0))
+        answer = ANSWER if max_tokens else ""
+        assert [choice["text"] for choice in found] == [f"Once 😀{answer}", f"two{answer}", f"x{answer}"]
+        for choice, prompt in zip(found, ("Once 😀", "two", "x"), strict=True):
+            ids, more = tokens(prompt), tokens(answer)
+            logprobs = choice["logprobs"]
+            assert choice["finish_reason"] == "length"
+            assert len(logprobs["tokens"]) == len(ids) + len(more)
+            expected = [None, *(-at / 4 for at in range(1, len(ids))), *(-at / 4 for at in range(len(more)))]
+            assert logprobs["token_logprobs"] == expected
+            assert logprobs["top_logprobs"][0] is None
+            alternatives = logprobs["top_logprobs"][1:]
+            # The most probable token, and the token itself wherever it ranks.
+            assert all(
+                len(one) in (1, 2) and -at / 4 in one.values() for at, one in enumerate(alternatives[: len(ids) - 1], 1)
+            )
+            assert logprobs["text_offset"][0] == 0
+            assert logprobs["text_offset"][len(ids) :] == [len(prompt) + at for at in (0, 1, 1)[: len(more)]]
 
 
 async def test_without_log_probabilities_only_the_text_is_echoed(gateway: RunningGateway) -> None:
@@ -304,19 +304,16 @@ async def test_the_fingerprint_names_weights_and_version_and_stays_with_a_call(g
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
+async def test_a_long_prompt_is_truncated(gateway: RunningGateway) -> None:
+    for given, expected in [
         ({}, "abcdef"),
         ({"truncate_prompt_tokens": 4}, "cdef"),
         ({"truncate_prompt_tokens": 4, "truncation_side": "right"}, "abcd"),
         ({"truncate_prompt_tokens": -1, "max_tokens": CONTEXT - 2}, "ef"),
-    ],
-)
-async def test_a_long_prompt_is_truncated(gateway: RunningGateway, given: dict[str, Any], expected: str) -> None:
-    async with gateway.worker(answering, report=report) as worker:
-        assert (await gateway.complete(prompt="abcdef", **given)).status == 200
-    assert list(worker.claimed[0].prompt) == tokens(expected)
+    ]:
+        async with gateway.worker(answering, report=report) as worker:
+            assert (await gateway.complete(prompt="abcdef", **given)).status == 200
+        assert list(worker.claimed[0].prompt) == tokens(expected)
 
 
 async def test_a_chat_is_rendered_as_it_is_asked_for(gateway: RunningGateway) -> None:
@@ -376,12 +373,10 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "given", "param", "says"), REFUSED)
-async def test_what_cannot_be_honoured_is_refused_by_name(
-    gateway: RunningGateway, path: str, given: dict[str, Any], param: str, says: str
-) -> None:
-    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    await check(gateway, path, base | given, 400, param, says)
+async def test_what_cannot_be_honoured_is_refused_by_name(gateway: RunningGateway) -> None:
+    for path, given, param, says in REFUSED:
+        base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+        await check(gateway, path, base | given, 400, param, says)
 
 
 def test_the_prompts_of_an_answer_are_bounded() -> None:

@@ -272,27 +272,27 @@ async def script(request: GenerationRequest) -> Steps:
         yield step
 
 
-@pytest.mark.parametrize(("path", "body"), CALLS, ids=range(len(CALLS)))
-async def test_the_answer_is_that_over_http(gateway: RunningGateway, path: str, body: dict[str, Any]) -> None:
-    client, call = BatchClient(gateway), {"model": MODEL, **body}
-    line = {"custom_id": "x", "method": "POST", "url": path, "body": call}
-    async with gateway.worker(script):
-        expected = await client.json("POST", path, json=call)
-        batch = await client.ended((await client.create(jsonl([line]), path))["id"])
-    ((found,), errors) = await client.outputs(batch)
-    assert errors == []
-    assert without_own(found["response"]["body"]) == without_own(expected)
+async def test_the_answer_is_that_over_http(gateway: RunningGateway) -> None:
+    for path, body in CALLS:
+        client, call = BatchClient(gateway), {"model": MODEL, **body}
+        line = {"custom_id": "x", "method": "POST", "url": path, "body": call}
+        async with gateway.worker(script):
+            expected = await client.json("POST", path, json=call)
+            batch = await client.ended((await client.create(jsonl([line]), path))["id"])
+        ((found,), errors) = await client.outputs(batch)
+        assert errors == []
+        assert without_own(found["response"]["body"]) == without_own(expected)
 
 
-@pytest.mark.parametrize("path", BATCH_ENDPOINTS)
-async def test_parameters_are_checked_without_a_worker(gateway: RunningGateway, path: str) -> None:
-    endpoint = line_endpoint(path, gateway.gateway, "")
-    good = next(body for url, body in CALLS if url == path)
-    endpoint.check({"model": MODEL, **good})
-    with pytest.raises(ApiError) as caught:
-        endpoint.check({"model": MODEL, **good, "no_such_parameter": 1})
-    assert caught.value.param == "no_such_parameter"
-    assert json.dumps(good)
+async def test_parameters_are_checked_without_a_worker(gateway: RunningGateway) -> None:
+    for path in BATCH_ENDPOINTS:
+        endpoint = line_endpoint(path, gateway.gateway, "")
+        good = next(body for url, body in CALLS if url == path)
+        endpoint.check({"model": MODEL, **good})
+        with pytest.raises(ApiError) as caught:
+            endpoint.check({"model": MODEL, **good, "no_such_parameter": 1})
+        assert caught.value.param == "no_such_parameter"
+        assert json.dumps(good)
 
 
 def test_other_paths_are_no_endpoints() -> None:

@@ -32,10 +32,9 @@ from quire.shared.errors import StartError
 from quire.shared.keys import BATCHES_TAG
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
-from tests.gateway.files.test_storage import names
 from tests.support.gateway.batch_calls import BatchClient
 from tests.support.gateway.running import RunningGateway
-from tests.support.gateway.storage_contract import put
+from tests.support.gateway.storage_contract import names, put
 
 # --- /v1/files: lists, downloads and deletions; and a storage that fails ----------------------------------------------
 

@@ -29,7 +29,7 @@ from tests.gateway.files.test_files import storage_of_gateway
 from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import until
-from tests.support.gateway.storage_contract import FILE, StorageContract, get, put, put_and_fail
+from tests.support.gateway.storage_contract import FILE, StorageContract, get, names, put, put_and_fail
 
 # --- Names of objects can be part of a path ---------------------------------------------------------------------------
 
@@ -74,10 +74,6 @@ class TestFolderStorage(StorageContract):
             await put(storage, "0", b"x" * 1_000_000)
         with pytest.raises(StorageError, match="No such file"):
             await get(storage, "0")
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
 
 
 async def test_a_folder_that_cannot_be_made_stops_the_start(tmp_path: Path) -> None:

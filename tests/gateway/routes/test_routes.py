@@ -74,12 +74,12 @@ async def test_tools_and_template_variables_are_those_of_a_chat(
     assert (counts[2] > counts[0]) is (template is WITH_TOOLS)
 
 
-@pytest.mark.parametrize("text", ["", TEXT, "x" * 3000, "  two  spaces "])
-async def test_a_text_comes_back(gateway: RunningGateway, text: str) -> None:
-    found = await gateway.post("/tokenize", {"prompt": text, "add_special_tokens": False})
-    assert (await gateway.post("/detokenize", {"model": MODEL, "tokens": found.json["tokens"]})).json == {
-        "prompt": text
-    }
+async def test_a_text_comes_back(gateway: RunningGateway) -> None:
+    for text in ["", TEXT, "x" * 3000, "  two  spaces "]:
+        found = await gateway.post("/tokenize", {"prompt": text, "add_special_tokens": False})
+        assert (await gateway.post("/detokenize", {"model": MODEL, "tokens": found.json["tokens"]})).json == {
+            "prompt": text
+        }
 
 
 async def test_a_prompt_over_the_context_is_counted_and_a_far_longer_one_refused(gateway: RunningGateway) -> None:
@@ -90,10 +90,10 @@ async def test_a_prompt_over_the_context_is_counted_and_a_far_longer_one_refused
     assert (long.status, long.error["code"]) == (400, "context_length_exceeded")
 
 
-@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})])
-async def test_another_model_is_not_found(gateway: RunningGateway, path: str, body: dict[str, object]) -> None:
-    reply = await gateway.post(path, {**body, "model": "another"})
-    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+async def test_another_model_is_not_found(gateway: RunningGateway) -> None:
+    for path, body in [("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})]:
+        reply = await gateway.post(path, {**body, "model": "another"})
+        assert (reply.status, reply.error["code"]) == (404, "model_not_found")
 
 
 async def test_what_a_call_refuses_is_refused(gateway: RunningGateway) -> None:

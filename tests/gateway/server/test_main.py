@@ -203,12 +203,12 @@ def test_every_static_file_is_packaged(project: str) -> None:
 # --- The commands of the gateway: the model's folder becomes absolute, and examples name the program ------------------
 
 
-def test_the_gateway_gets_the_absolute_folder_of_the_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gateway_gets_the_absolute_folder_of_the_model(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[GatewaySettings] = []
     monkeypatch.setattr("quire.gateway.server.main.run", lambda settings: seen.append(settings) or 0)
-    monkeypatch.chdir(tiny_model.parent)
-    assert commands.run_gateway(GatewaySettings(model=f"./{tiny_model.name}"), {}) == 0
-    assert [Path(settings.model) for settings in seen] == [tiny_model.resolve()]
+    monkeypatch.chdir(model_folder.parent)
+    assert commands.run_gateway(GatewaySettings(model=f"./{model_folder.name}"), {}) == 0
+    assert [Path(settings.model) for settings in seen] == [model_folder.resolve()]
 
 
 def test_a_folder_without_a_model_is_refused_before_the_gateway_starts(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 from quire.ops.cli.batches import ProgressLine, batch, first_url, summary
 from quire.ops.cli.settings import BatchCommandSettings
 from quire.shared.command_line import CommandError
-from tests.gateway.files.test_storage import names
 from tests.ops.cli.test_batch_client import gateway, model_folder, redis_server, redis_url
 from tests.support.gateway.batch_calls import chat_line, jsonl
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import RunningGateway
+from tests.support.gateway.storage_contract import names
 
 __all__ = ["gateway", "model_folder", "redis_server", "redis_url"]
 

@@ -13,7 +13,7 @@ USER = {"role": "user", "content": "Hello"}
 
 async def check(gateway: RunningGateway, path: str, body: Any, status: int, param: str | None, says: str = "") -> None:
     reply = await gateway.post(path, body)
-    assert (reply.status, reply.error["param"]) == (status, param), reply.error
-    assert says in reply.error["message"]
+    assert (reply.status, reply.error["param"]) == (status, param), (body, reply.error)
+    assert says in reply.error["message"], body
     assert reply.headers["content-type"].startswith("application/json")
     assert len(reply.headers["x-request-id"]) == 32

@@ -257,28 +257,27 @@ async def test_tool_calls_and_reasoning(start_gateway: Start, tmp_path: Path) ->
     assert refuses("ChatCompletion", whole, {"finish_reason": "content_filter"})
 
 
-@pytest.mark.parametrize(
-    ("path", "name", "more"),
-    [
+async def test_scores(gateway: RunningGateway) -> None:
+    for path, name, more in [
         (CHAT_PATH, "ChatCompletion", {**chat_body(), "logprobs": True, "top_logprobs": 2}),
         (COMPLETIONS_PATH, "Completion", {"model": MODEL, "prompt": "ab", "logprobs": 2, "echo": True}),
-    ],
-)
-async def test_scores(gateway: RunningGateway, path: str, name: str, more: dict[str, Any]) -> None:
-    async with gateway.worker(answering, report=report):
-        asked = {**more, "prompt_logprobs": 1, "return_token_ids": True}
-        whole, events = await validated(gateway, path, name, asked)
-    [choice] = whole["choices"]
-    of_prompt = whole if name == "ChatCompletion" else choice
-    assert of_prompt["prompt_logprobs"][0] is None
-    assert of_prompt["prompt_token_ids"]
-    assert choice["token_ids"] == [one for event in events for c in event["choices"] for one in c.get("token_ids", [])]
-    assert refuses(name, whole, {"token_ids": ["x"]})
-    assert refuses(name, whole, {"logprobs": {}})
-    assert refuses(name, whole, {"stop_reason": []})
-    if name == "Completion":
-        assert choice["logprobs"]["token_logprobs"][0] is None
-        assert refuses(name, whole, {"prompt_logprobs": [{"x": {}}]})
+    ]:
+        async with gateway.worker(answering, report=report):
+            asked = {**more, "prompt_logprobs": 1, "return_token_ids": True}
+            whole, events = await validated(gateway, path, name, asked)
+        [choice] = whole["choices"]
+        of_prompt = whole if name == "ChatCompletion" else choice
+        assert of_prompt["prompt_logprobs"][0] is None
+        assert of_prompt["prompt_token_ids"]
+        assert choice["token_ids"] == [
+            one for event in events for c in event["choices"] for one in c.get("token_ids", [])
+        ]
+        assert refuses(name, whole, {"token_ids": ["x"]})
+        assert refuses(name, whole, {"logprobs": {}})
+        assert refuses(name, whole, {"stop_reason": []})
+        if name == "Completion":
+            assert choice["logprobs"]["token_logprobs"][0] is None
+            assert refuses(name, whole, {"prompt_logprobs": [{"x": {}}]})
 
 
 async def test_usage_has_cached_tokens_and_stop_reasons_are_texts_or_tokens(gateway: RunningGateway) -> None:
@@ -325,23 +324,27 @@ async def server(start_gateway: Start, tmp_path: Path) -> RunningGateway:
     return await start_gateway(model=str(write_model(tmp_path / MODEL, chat_template=TEMPLATE)))
 
 
-@pytest.mark.parametrize("more", [{}, {"thinking": {"type": "enabled", "display": "omitted"}}, {"max_tokens": 0}])
-async def test_a_message_and_its_events(server: RunningGateway, more: dict[str, Any]) -> None:
-    asked = body(tools=[WEATHER], **more) if "max_tokens" not in more else body() | more
-    async with server.worker(saying(ANSWER)):
-        whole = (await server.post(PATH, asked)).json
-        events = [event.data for event in await stream_events(server, PATH, asked | {"stream": True})]
-    check = validator("Message")
-    check.validate(whole)
-    assert [block["type"] for block in whole["content"]] == (
-        [] if "max_tokens" in more else ["thinking", "text", "tool_use"]
-    )
-    for event in events:
-        validator("MessageEvent").validate(event)
-    assert {"message_start", "message_delta", "message_stop"} <= {event["type"] for event in events}
-    for wrong in ({**whole, "more": 1}, {**whole, "stop_reason": "stop"}, {**whole, "content": [{"type": "image"}]}):
-        assert not check.is_valid(wrong)
-    assert not validator("MessageEvent").is_valid({**events[0], "type": "message_begin"})
+async def test_a_message_and_its_events(server: RunningGateway) -> None:
+    for more in [{}, {"thinking": {"type": "enabled", "display": "omitted"}}, {"max_tokens": 0}]:
+        asked = body(tools=[WEATHER], **more) if "max_tokens" not in more else body() | more
+        async with server.worker(saying(ANSWER)):
+            whole = (await server.post(PATH, asked)).json
+            events = [event.data for event in await stream_events(server, PATH, asked | {"stream": True})]
+        check = validator("Message")
+        check.validate(whole)
+        assert [block["type"] for block in whole["content"]] == (
+            [] if "max_tokens" in more else ["thinking", "text", "tool_use"]
+        )
+        for event in events:
+            validator("MessageEvent").validate(event)
+        assert {"message_start", "message_delta", "message_stop"} <= {event["type"] for event in events}
+        for wrong in (
+            {**whole, "more": 1},
+            {**whole, "stop_reason": "stop"},
+            {**whole, "content": [{"type": "image"}]},
+        ):
+            assert not check.is_valid(wrong)
+        assert not validator("MessageEvent").is_valid({**events[0], "type": "message_begin"})
 
 
 async def test_a_stream_that_fails_ends_with_an_error(server: RunningGateway) -> None:

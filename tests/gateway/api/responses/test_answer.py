@@ -96,17 +96,17 @@ async def test_an_item_reference_names_an_item_of_a_stored_response(gateway: Run
     assert caught.value.param == "input[0].id"
 
 
-@pytest.mark.parametrize("end", ["deleted", "not stored", "unknown", "running", "malformed"])
-async def test_a_previous_response_that_cannot_be_continued(gateway: RunningGateway, end: str) -> None:
-    async with gateway.worker(endless(70) if end == "running" else answering("x")):
-        first = (await create(gateway, store=end != "not stored", background=end == "running")).json["id"]
-        if end == "deleted":
-            await gateway.send(b"DELETE /v1/responses/%s HTTP/1.1\r\nHost: a\r\n\r\n" % first.encode())
-        named = {"unknown": "resp_" + "0" * 32, "malformed": "../x"}.get(end, first)
-        reply = await create(gateway, previous_response_id=named)
-    assert reply.status == 400
-    assert reply.error["param"] == "previous_response_id"
-    assert reply.error["code"] == f"previous_response_{'in_progress' if end == 'running' else 'not_found'}"
+async def test_a_previous_response_that_cannot_be_continued(gateway: RunningGateway) -> None:
+    for end in ["deleted", "not stored", "unknown", "running", "malformed"]:
+        async with gateway.worker(endless(70) if end == "running" else answering("x")):
+            first = (await create(gateway, store=end != "not stored", background=end == "running")).json["id"]
+            if end == "deleted":
+                await gateway.send(b"DELETE /v1/responses/%s HTTP/1.1\r\nHost: a\r\n\r\n" % first.encode())
+            named = {"unknown": "resp_" + "0" * 32, "malformed": "../x"}.get(end, first)
+            reply = await create(gateway, previous_response_id=named)
+        assert reply.status == 400
+        assert reply.error["param"] == "previous_response_id"
+        assert reply.error["code"] == f"previous_response_{'in_progress' if end == 'running' else 'not_found'}"
 
 
 async def test_a_conversation_that_is_too_long_to_be_stored_is_refused(start_gateway: Start, folder: Path) -> None:

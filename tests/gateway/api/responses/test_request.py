@@ -105,14 +105,12 @@ async def test_a_plain_answer_has_every_field_of_the_api(gateway: RunningGateway
     assert {name for name, value in body.items() if value is None} == nulls
 
 
-@pytest.mark.parametrize(
-    ("given", "priority_class"), [({"service_tier": "flex"}, "batch"), ({"priority": "interactive"}, "interactive")]
-)
-async def test_labels_choose_the_class(gateway: RunningGateway, given: dict[str, str], priority_class: str) -> None:
-    reply = await create(gateway, background=True, **given)
-    keys, redis = gateway.gateway.broker.keys, gateway.gateway.broker.client
-    assert await redis.hget(keys.request(reply.json["id"][5:]), "class") == priority_class.encode()
-    assert reply.json["service_tier"] == given.get("service_tier", "default")
+async def test_labels_choose_the_class(gateway: RunningGateway) -> None:
+    for more, priority_class in [({"service_tier": "flex"}, "batch"), ({"priority": "interactive"}, "interactive")]:
+        reply = await create(gateway, background=True, **more)
+        keys, redis = gateway.gateway.broker.keys, gateway.gateway.broker.client
+        assert await redis.hget(keys.request(reply.json["id"][5:]), "class") == priority_class.encode()
+        assert reply.json["service_tier"] == more.get("service_tier", "default")
 
 
 async def test_allowed_tools_are_those_that_the_model_is_told_about(gateway: RunningGateway) -> None:
@@ -213,21 +211,19 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "param"), WRONG, ids=[f"{name}-{value}"[:60] for name, value, _ in WRONG])
-async def test_a_wrong_value_is_refused_with_its_name(
-    gateway: RunningGateway, name: str, value: Any, param: str
-) -> None:
-    reply = await create(gateway, **{name: value})
-    assert reply.status == (404 if (name, value) == ("model", "other") else 400)
-    assert reply.error["param"] == param
-    assert param in reply.error["message"]
-    assert await gateway.accepted() == 0
+async def test_a_wrong_value_is_refused_with_its_name(gateway: RunningGateway) -> None:
+    for name, value, param in WRONG:
+        reply = await create(gateway, **{name: value})
+        assert reply.status == (404 if (name, value) == ("model", "other") else 400)
+        assert reply.error["param"] == param
+        assert param in reply.error["message"]
+        assert await gateway.accepted() == 0
 
 
-@pytest.mark.parametrize("name", REFUSED)
-async def test_what_this_server_lacks_is_refused_by_name(gateway: RunningGateway, name: str) -> None:
-    reply = await create(gateway, **{name: {"id": "x"}})
-    assert (reply.status, reply.error["param"], reply.error["code"]) == (400, name, "unsupported_parameter")
+async def test_what_this_server_lacks_is_refused_by_name(gateway: RunningGateway) -> None:
+    for name in REFUSED:
+        reply = await create(gateway, **{name: {"id": "x"}})
+        assert (reply.status, reply.error["param"], reply.error["code"]) == (400, name, "unsupported_parameter")
 
 
 async def test_background_needs_store(gateway: RunningGateway) -> None:
