@@ -30,13 +30,13 @@ HOUR = {"anchor": "created_at", "seconds": 3600}
 
 
 @pytest.fixture
-async def gateway_of_batch_routes(start_gateway: Start, tmp_path: Path) -> RunningGateway:
+async def gateway(start_gateway: Start, tmp_path: Path) -> RunningGateway:
     return await start_gateway(files_dir=str(tmp_path / "files"), max_batches=2)
 
 
 @pytest.fixture
-def client(gateway_of_batch_routes: RunningGateway) -> BatchClient:
-    return BatchClient(gateway_of_batch_routes)
+def client(gateway: RunningGateway) -> BatchClient:
+    return BatchClient(gateway)
 
 
 async def error(client: BatchClient, method: str, path: str, **options: Any) -> tuple[int, Any]:
@@ -63,8 +63,8 @@ async def test_a_wrong_parameter_is_named(client: BatchClient, change: dict[str,
     assert (status, found["param"]) == (400, param)
 
 
-async def test_an_output_file_is_no_input(gateway_of_batch_routes: RunningGateway, client: BatchClient) -> None:
-    async with gateway_of_batch_routes.worker(emit([ord("a")])):
+async def test_an_output_file_is_no_input(gateway: RunningGateway, client: BatchClient) -> None:
+    async with gateway.worker(emit([ord("a")])):
         batch = await client.ended((await client.create(jsonl([chat_line(1)])))["id"])
     given = {"input_file_id": batch["output_file_id"], "endpoint": CHAT, "completion_window": "24h"}
     status, found = await error(client, "POST", "/v1/batches", json=given)
@@ -88,10 +88,8 @@ async def test_the_number_of_batches_is_bounded(client: BatchClient) -> None:
     await client.json("POST", f"/v1/batches/{first['id']}/cancel")
 
 
-async def test_output_files_expire_when_the_batch_says(
-    gateway_of_batch_routes: RunningGateway, client: BatchClient
-) -> None:
-    async with gateway_of_batch_routes.worker(emit([ord("a")])):
+async def test_output_files_expire_when_the_batch_says(gateway: RunningGateway, client: BatchClient) -> None:
+    async with gateway.worker(emit([ord("a")])):
         batch = await client.create(jsonl([chat_line(1)]), output_expires_after=HOUR)
         batch = await client.ended(batch["id"])
     file = await client.json("GET", f"/v1/files/{batch['output_file_id']}")
@@ -99,13 +97,13 @@ async def test_output_files_expire_when_the_batch_says(
     assert file["filename"] == f"{batch['id']}_output.jsonl"
 
 
-async def test_a_key_finds_nothing_of_another_key(gateway_of_batch_routes: RunningGateway) -> None:
+async def test_a_key_finds_nothing_of_another_key(gateway: RunningGateway) -> None:
     """Every endpoint of files and batches, with the ids of another key, and without a key."""
     (owner, _), (stranger, _) = (
-        await with_key(gateway_of_batch_routes),
-        await with_key(gateway_of_batch_routes, "other"),
+        await with_key(gateway),
+        await with_key(gateway, "other"),
     )
-    async with gateway_of_batch_routes.worker(emit([ord("a")])):
+    async with gateway.worker(emit([ord("a")])):
         batch = await owner.ended((await owner.create(jsonl([chat_line(1)])))["id"])
     running = await owner.create(jsonl([chat_line(1)]))
     files = [batch["input_file_id"], batch["output_file_id"]]
@@ -116,7 +114,7 @@ async def test_a_key_finds_nothing_of_another_key(gateway_of_batch_routes: Runni
         calls += [("DELETE", f"/v1/files/{file_id}", {})]
         given = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
         calls += [("POST", "/v1/batches", {"json": given})]
-    for other in (stranger, BatchClient(gateway_of_batch_routes)):
+    for other in (stranger, BatchClient(gateway)):
         for method, path, options in calls:
             status, found = await error(other, method, path, **options)
             assert (status, found["code"]) == (404, "not_found"), (method, path)

@@ -34,29 +34,27 @@ VECTOR = b"\x00\x00\x40\x40\x00\x00\x80\x40"  # 3.0 and 4.0 as float32
 
 
 @pytest.fixture
-async def gateway_of_batch_service(start_gateway: Start, tmp_path: Path) -> RunningGateway:
+async def gateway(start_gateway: Start, tmp_path: Path) -> RunningGateway:
     return await start_gateway(files_dir=str(tmp_path / "files"))
 
 
 @pytest.fixture
-def client(gateway_of_batch_service: RunningGateway) -> BatchClient:
-    return BatchClient(gateway_of_batch_service)
+def client(gateway: RunningGateway) -> BatchClient:
+    return BatchClient(gateway)
 
 
-async def left_in_redis(gateway_of_batch_service: RunningGateway) -> list[bytes]:
+async def left_in_redis(gateway: RunningGateway) -> list[bytes]:
     """Return the keys of requests, and of windows of batches."""
-    redis, keys = gateway_of_batch_service.gateway.broker.client, BatchKeys()
-    lane = gateway_of_batch_service.gateway.broker.keys.prefix
+    redis, keys = gateway.gateway.broker.client, BatchKeys()
+    lane = gateway.gateway.broker.keys.prefix
     patterns = [f"{lane}req:*", f"{lane}out:*", keys.windows("*"), keys.leases("*"), keys.open("*"), keys.active]
     return [name for pattern in patterns for name in await redis.keys(pattern.replace("{", r"\{"))]
 
 
-async def test_a_batch_has_one_line_of_output_for_each_line(
-    gateway_of_batch_service: RunningGateway, client: BatchClient
-) -> None:
+async def test_a_batch_has_one_line_of_output_for_each_line(gateway: RunningGateway, client: BatchClient) -> None:
     lines = [chat_line(number) for number in range(100)]
     content = b"\n" * 5000 + jsonl(lines).replace(b"\n", b"\n \r\n")  # blank lines are not counted
-    async with gateway_of_batch_service.worker(emit([ord("a"), ord("b")])) as worker:
+    async with gateway.worker(emit([ord("a"), ord("b")])) as worker:
         batch = await client.create(content, metadata={"job": "7"})
         assert batch["status"] == "validating"
         batch = await client.ended(batch["id"])
@@ -78,18 +76,18 @@ async def test_a_batch_has_one_line_of_output_for_each_line(
     answers = sum(line["response"]["body"]["usage"]["completion_tokens"] for line in output)
     prompts = sum(line["response"]["body"]["usage"]["prompt_tokens"] for line in output)
     assert batch["usage"] == {"input_tokens": prompts, "output_tokens": answers, "total_tokens": prompts + answers}
-    assert await left_in_redis(gateway_of_batch_service) == []
+    assert await left_in_redis(gateway) == []
 
 
-async def test_lines_wait_in_the_class_batch(gateway_of_batch_service: RunningGateway, client: BatchClient) -> None:
+async def test_lines_wait_in_the_class_batch(gateway: RunningGateway, client: BatchClient) -> None:
     batch = await client.create(jsonl([chat_line(1, service_tier="auto"), chat_line(2, priority="batch")]))
-    broker = gateway_of_batch_service.gateway.broker
+    broker = gateway.gateway.broker
 
     async def both_wait() -> bool:
         return (await read_lane(broker)).waiting["batch"] == 2
 
     await until(both_wait)
-    async with gateway_of_batch_service.worker(emit([ord("a")])):
+    async with gateway.worker(emit([ord("a")])):
         batch = await client.ended(batch["id"])
     first, second = (await client.outputs(batch))[0]
     assert first["response"]["body"]["service_tier"] == "flex"
@@ -97,11 +95,9 @@ async def test_lines_wait_in_the_class_batch(gateway_of_batch_service: RunningGa
     assert (await broker.client.xpending(broker.keys.queue("batch"), GROUP))["pending"] == 0
 
 
-async def test_a_parked_line_waits_until_it_is_unparked(
-    gateway_of_batch_service: RunningGateway, client: BatchClient
-) -> None:
+async def test_a_parked_line_waits_until_it_is_unparked(gateway: RunningGateway, client: BatchClient) -> None:
     batch = await client.create(jsonl([chat_line(1)]))
-    broker = gateway_of_batch_service.gateway.broker
+    broker = gateway.gateway.broker
 
     async def is_queued() -> bool:
         return (await read_lane(broker)).waiting["batch"] == 1
@@ -109,7 +105,7 @@ async def test_a_parked_line_waits_until_it_is_unparked(
     await until(is_queued)
     [request] = [key.decode().rpartition(":")[2] async for key in broker.client.scan_iter("quire:*:req:*")]
     assert await broker.park(request, retention_s=60) is ParkReply.PARKED
-    async with gateway_of_batch_service.worker(emit([ord("a")])) as worker:
+    async with gateway.worker(emit([ord("a")])) as worker:
 
         async def looked_again() -> bool:
             return looks >= 1
@@ -130,19 +126,19 @@ async def test_a_parked_line_waits_until_it_is_unparked(
     assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
-async def test_completions_with_several_prompts(gateway_of_batch_service: RunningGateway, client: BatchClient) -> None:
+async def test_completions_with_several_prompts(gateway: RunningGateway, client: BatchClient) -> None:
     lines = [completion_line(1, prompt=["a", "b", "c"], n=2), completion_line(2)]
-    async with gateway_of_batch_service.worker(emit([ord("x")])):
+    async with gateway.worker(emit([ord("x")])):
         batch = await client.ended((await client.create(jsonl(lines), "/v1/completions"))["id"])
     output, _ = await client.outputs(batch)
     assert [len(line["response"]["body"]["choices"]) for line in output] == [6, 1]
-    assert await left_in_redis(gateway_of_batch_service) == []
+    assert await left_in_redis(gateway) == []
 
 
-async def test_responses_are_not_stored(gateway_of_batch_service: RunningGateway, client: BatchClient) -> None:
+async def test_responses_are_not_stored(gateway: RunningGateway, client: BatchClient) -> None:
     url = "/v1/responses"
     line = {"custom_id": "r", "method": "POST", "url": url, "body": {"model": MODEL, "input": "Hello"}}
-    async with gateway_of_batch_service.worker(emit([*tokens("x"), 2], "stop")):
+    async with gateway.worker(emit([*tokens("x"), 2], "stop")):
         batch = await client.ended((await client.create(jsonl([line]), url))["id"])
     ((one,), _) = await client.outputs(batch)
     body = one["response"]["body"]
@@ -160,9 +156,7 @@ async def embed(request: GenerationRequest) -> Steps:
     yield (), Outcome("stop", embedding=VECTOR)
 
 
-async def test_embeddings_have_the_form_of_their_line(
-    gateway_of_batch_service: RunningGateway, client: BatchClient
-) -> None:
+async def test_embeddings_have_the_form_of_their_line(gateway: RunningGateway, client: BatchClient) -> None:
     url = "/v1/embeddings"
     bodies: list[dict[str, Any]] = [
         {"input": ["a", "b"]},
@@ -173,14 +167,14 @@ async def test_embeddings_have_the_form_of_their_line(
         {"custom_id": str(index), "method": "POST", "url": url, "body": {"model": MODEL, **body}}
         for index, body in enumerate(bodies)
     ]
-    async with gateway_of_batch_service.worker(embed):
+    async with gateway.worker(embed):
         batch = await client.ended((await client.create(jsonl(lines), url))["id"])
     output, _ = await client.outputs(batch)
     found = [[one["embedding"] for one in line["response"]["body"]["data"]] for line in output]
     assert found[1:] == [[[3.0, 4.0]], ["AABAQAAAgEA="]]
     assert len(found[0]) == 2
     assert found[0][0] == pytest.approx([0.6, 0.8])
-    assert await left_in_redis(gateway_of_batch_service) == []
+    assert await left_in_redis(gateway) == []
 
 
 async def fail_some(request: GenerationRequest) -> Steps:
@@ -190,11 +184,9 @@ async def fail_some(request: GenerationRequest) -> Steps:
         yield (Delta(0, (ord("a"),), "stop"),), Outcome("stop")
 
 
-async def test_failed_lines_are_in_the_error_file(
-    gateway_of_batch_service: RunningGateway, client: BatchClient
-) -> None:
+async def test_failed_lines_are_in_the_error_file(gateway: RunningGateway, client: BatchClient) -> None:
     lines = [chat_line(1), chat_line(2, max_tokens=13), chat_line(3, max_tokens=100_000), chat_line(4)]
-    async with gateway_of_batch_service.worker(fail_some):
+    async with gateway.worker(fail_some):
         batch = await client.ended((await client.create(jsonl(lines)))["id"])
     assert batch["status"] == "completed"
     assert batch["request_counts"] == {"total": 4, "completed": 2, "failed": 2}
@@ -209,7 +201,7 @@ async def test_failed_lines_are_in_the_error_file(
     assert all(line["error"] is None for line in errors)
 
 
-async def test_nothing_runs_if_a_line_is_wrong(gateway_of_batch_service: RunningGateway, client: BatchClient) -> None:
+async def test_nothing_runs_if_a_line_is_wrong(gateway: RunningGateway, client: BatchClient) -> None:
     lines = [chat_line(1), {**chat_line(2), "url": "/v1/completions"}, chat_line(1), chat_line(4, temperature="hot")]
     lines.append(chat_line(5, model="other"))
     content = jsonl(lines) + b"{not json\n"
@@ -224,13 +216,13 @@ async def test_nothing_runs_if_a_line_is_wrong(gateway_of_batch_service: Running
         (6, "invalid_json", None),
     ]
     assert batch["failed_at"]
-    assert await gateway_of_batch_service.accepted() == 0
+    assert await gateway.accepted() == 0
     # The input is not in use any more.
     assert (await client.json("DELETE", f"/v1/files/{batch['input_file_id']}"))["deleted"] is True
 
 
 async def test_a_cancelled_batch_keeps_its_answers_and_names_the_lines_that_did_not_end(
-    gateway_of_batch_service: RunningGateway, client: BatchClient
+    gateway: RunningGateway, client: BatchClient
 ) -> None:
     async def script(request: GenerationRequest) -> Steps:
         if request.sampling.max_tokens == 1:
@@ -241,7 +233,7 @@ async def test_a_cancelled_batch_keeps_its_answers_and_names_the_lines_that_did_
             yield (Delta(0, (ord("a"),)),), None
 
     lines = [chat_line(number, max_tokens=1 if number < 10 else 400) for number in range(200)]
-    async with gateway_of_batch_service.worker(script) as worker:
+    async with gateway.worker(script) as worker:
         batch = await client.create(jsonl(lines))
 
         async def all_short_ones_ended() -> bool:
@@ -259,37 +251,35 @@ async def test_a_cancelled_batch_keeps_its_answers_and_names_the_lines_that_did_
     assert [line["custom_id"] for line in errors] == [f"line-{number}" for number in range(10, 200)]
     assert {(line["response"], line["error"]["code"]) for line in errors} == {(None, "batch_cancelled")}
     # Not more lines than were in flight have ever run.
-    assert before <= 10 + gateway_of_batch_service.settings.batch_lines_in_flight
-    assert await left_in_redis(gateway_of_batch_service) == []
+    assert before <= 10 + gateway.settings.batch_lines_in_flight
+    assert await left_in_redis(gateway) == []
 
 
 async def test_a_batch_that_is_cancelled_while_it_is_validated_runs_nothing(
     start_gateway: Start, tmp_path: Path
 ) -> None:
-    gateway_of_batch_service = await start_gateway(files_dir=str(tmp_path))
-    client = BatchClient(gateway_of_batch_service)
+    gateway = await start_gateway(files_dir=str(tmp_path))
+    client = BatchClient(gateway)
     file = await client.upload(jsonl([chat_line(1)]))
-    gateway_of_batch_service.gateway.draining = True  # this gateway begins no validation
+    gateway.gateway.draining = True  # this gateway begins no validation
     given = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     batch = await client.json("POST", "/v1/batches", json=given)
     batch = await client.json("POST", f"/v1/batches/{batch['id']}/cancel")
     assert batch["status"] == "cancelled"
     assert batch["cancelled_at"]
     assert (await client.json("POST", f"/v1/batches/{batch['id']}/cancel"))["status"] == "cancelled"
-    assert await left_in_redis(gateway_of_batch_service) == []
+    assert await left_in_redis(gateway) == []
 
 
-async def test_an_expired_batch_names_the_lines_that_did_not_end(
-    gateway_of_batch_service: RunningGateway, client: BatchClient
-) -> None:
-    keys, redis = BatchKeys(), gateway_of_batch_service.gateway.process.account_client
-    gateway_of_batch_service.gateway.draining = True  # no window is begun before the record is changed
-    async with gateway_of_batch_service.worker(endless(ord("a"))):
+async def test_an_expired_batch_names_the_lines_that_did_not_end(gateway: RunningGateway, client: BatchClient) -> None:
+    keys, redis = BatchKeys(), gateway.gateway.process.account_client
+    gateway.gateway.draining = True  # no window is begun before the record is changed
+    async with gateway.worker(endless(ord("a"))):
         batch = await client.create(jsonl([chat_line(number) for number in range(100)]))
         # As if the batch had been created long ago.
         key = keys.batch(batch["id"].removeprefix("batch_"))
         await redis.hset(key, "expires", int(time.time()) + 2)
-        gateway_of_batch_service.gateway.draining = False
+        gateway.gateway.draining = False
         batch = await client.ended(batch["id"])
     assert batch["status"] == "expired"
     assert batch["expired_at"]
@@ -301,19 +291,19 @@ async def test_an_expired_batch_names_the_lines_that_did_not_end(
 
 
 async def test_the_input_cannot_be_deleted_while_the_batch_needs_it(
-    gateway_of_batch_service: RunningGateway, client: BatchClient
+    gateway: RunningGateway, client: BatchClient
 ) -> None:
     batch = await client.create(jsonl([chat_line(1)]))
     status, data = await client.call("DELETE", f"/v1/files/{batch['input_file_id']}")
     assert (status, json.loads(data)["error"]["code"]) == (409, "file_in_use")
-    async with gateway_of_batch_service.worker(emit([ord("a")])):
+    async with gateway.worker(emit([ord("a")])):
         batch = await client.ended(batch["id"])
     for file_id in (batch["input_file_id"], batch["output_file_id"]):
         assert (await client.json("DELETE", f"/v1/files/{file_id}"))["deleted"] is True
     assert (await client.json("GET", "/v1/files"))["data"] == []
 
 
-async def test_batches_are_listed_in_pages(gateway_of_batch_service: RunningGateway, client: BatchClient) -> None:
+async def test_batches_are_listed_in_pages(gateway: RunningGateway, client: BatchClient) -> None:
     ids = [(await client.create(jsonl([chat_line(1)])))["id"] for _ in range(3)]
     page = await client.json("GET", "/v1/batches?limit=2")
     assert [one["id"] for one in page["data"]] == [ids[2], ids[1]]
@@ -324,24 +314,24 @@ async def test_batches_are_listed_in_pages(gateway_of_batch_service: RunningGate
 
 
 async def test_the_queue_keeps_room_for_clients(start_gateway: Start, tmp_path: Path) -> None:
-    gateway_of_batch_service = await start_gateway(files_dir=str(tmp_path), max_queued_requests=40)
-    client = BatchClient(gateway_of_batch_service)
+    gateway = await start_gateway(files_dir=str(tmp_path), max_queued_requests=40)
+    client = BatchClient(gateway)
     batch = await client.create(jsonl([chat_line(number) for number in range(100)]))
 
     async def is_full() -> bool:
-        return await gateway_of_batch_service.queued() == 10
+        return await gateway.queued() == 10
 
     await until(is_full)
     await asyncio.sleep(0.5)
-    assert await gateway_of_batch_service.queued() == 10
-    async with gateway_of_batch_service.worker(emit([ord("a")])):
+    assert await gateway.queued() == 10
+    async with gateway.worker(emit([ord("a")])):
         batch = await client.ended(batch["id"])
     assert batch["request_counts"]["completed"] == 100
 
 
 async def test_without_a_storage_the_answer_names_the_setting(start_gateway: Start) -> None:
-    gateway_of_batch_service = await start_gateway()
-    client = BatchClient(gateway_of_batch_service)
+    gateway = await start_gateway()
+    client = BatchClient(gateway)
     calls = [("GET", "/v1/files"), ("GET", "/v1/files/file-1"), ("GET", "/v1/files/file-1/content")]
     calls += [("POST", "/v1/files"), ("DELETE", "/v1/files/file-1"), ("GET", "/v1/batches"), ("POST", "/v1/batches")]
     calls += [("GET", "/v1/batches/batch_1"), ("POST", "/v1/batches/batch_1/cancel")]

@@ -21,7 +21,6 @@ from quire.gateway.model.tokenizer_info import tokenizer_info
 from quire.shared.model.files import ModelError
 from quire.shared.model.naming import served_name
 from tests.gateway.conftest import Start
-from tests.support.chat_templates import TOKENS
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import MODEL, TEMPLATE, RunningGateway, chat_body, tokens, write_model
 from tests.support.tokenizers import byte_fallback, byte_level
@@ -29,56 +28,12 @@ from tests.support.tokenizers import byte_fallback, byte_level
 # --- Loads a model: tokenizer, special tokens, and sampling defaults from generation_config.json ----------------------
 
 
-def write_folder(folder_of_served_model: Path, tokenizer: Tokenizer, template: str | None = None) -> Path:
-    tokenizer.save(str(folder_of_served_model / "tokenizer.json"))
-    (folder_of_served_model / "config.json").write_text("{}")
+def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = None) -> Path:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text("{}")
     if template is not None:
-        (folder_of_served_model / "chat_template.jinja").write_text(template)
-    return folder_of_served_model
-
-
-@pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["byte-level", "byte-fallback"])
-@pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_eos_token": True}])
-def test_plain_prompts_get_the_special_tokens_that_transformers_gives_them(
-    tmp_path: Path, backend: Tokenizer, config: dict[str, Any]
-) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    PreTrainedTokenizerFast(tokenizer_object=backend, **TOKENS).save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    saved = {key: value for key, value in saved.items() if key not in ("add_bos_token", "add_eos_token")}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**saved, **config}))
-    (tmp_path / "config.json").write_text("{}")
-    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)("Hello world").input_ids
-    assert load_model(str(tmp_path), "test").tokenizer.encode("Hello world").ids == expected
-
-
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
-@pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["byte-level", "byte-fallback"])
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"additional_special_tokens": ["the", "<|new|>"]},
-        {"additional_special_tokens": [{"__type": "AddedToken", "content": "the", "special": True}]},
-        {"extra_special_tokens": ["the"]},
-        {"extra_special_tokens": {"image_token": "the"}},
-    ],
-    ids=["old name", "in full", "new name", "by role"],
-)
-def test_what_the_configuration_names_as_special_is_no_text(
-    tmp_path: Path, backend: Tokenizer, extra: dict[str, Any], file: str
-) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    write_folder(tmp_path, backend)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(TOKENS))
-    (tmp_path / file).write_text(json.dumps({**TOKENS, **extra}))
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    ours = load_model(str(tmp_path), "test").tokenizer
-    ids = theirs("on the<|new|> way").input_ids
-    assert ours.encode("on the<|new|> way").ids == ids
-    assert "the" not in ours.decode(ids)
-    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -127,15 +82,15 @@ NOT_DRAWN = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repeti
 
 
 @pytest.fixture
-def folder_of_served_model(model_folder: Path, tmp_path: Path) -> Path:
+def folder(model_folder: Path, tmp_path: Path) -> Path:
     """A model folder of the same name as the shared one, with a generation_config.json."""
     copy = Path(shutil.copytree(model_folder, tmp_path / model_folder.name))
     write(copy, CONFIG)
     return copy
 
 
-def write(folder_of_served_model: Path, config: dict[str, Any]) -> None:
-    (folder_of_served_model / "generation_config.json").write_text(json.dumps(config))
+def write(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "generation_config.json").write_text(json.dumps(config))
 
 
 async def sampled_with(gateway: RunningGateway, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -160,21 +115,21 @@ async def sampled_with(gateway: RunningGateway, path: str, body: dict[str, Any])
     ],
 )
 async def test_a_call_gets_the_models_values_for_what_it_leaves_out(
-    start_gateway: Start, folder_of_served_model: Path, asked: dict[str, Any], expected: dict[str, Any]
+    start_gateway: Start, folder: Path, asked: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    gateway = await start_gateway(model=str(folder_of_served_model))
+    gateway = await start_gateway(model=str(folder))
     assert await sampled_with(gateway, "/v1/chat/completions", chat_body(**asked)) == expected
     body = {"model": MODEL, "prompt": "Hello", **asked}
     assert await sampled_with(gateway, "/v1/completions", body) == expected
 
 
-async def test_a_beam_search_takes_only_the_penalty(start_gateway: Start, folder_of_served_model: Path) -> None:
-    gateway = await start_gateway(model=str(folder_of_served_model))
+async def test_a_beam_search_takes_only_the_penalty(start_gateway: Start, folder: Path) -> None:
+    gateway = await start_gateway(model=str(folder))
     assert await sampled_with(gateway, "/v1/chat/completions", chat_body(**BEAMS)) == NOT_DRAWN
 
 
-async def test_generation_config_none_ignores_the_file(start_gateway: Start, folder_of_served_model: Path) -> None:
-    gateway = await start_gateway(model=str(folder_of_served_model), generation_config="none")
+async def test_generation_config_none_ignores_the_file(start_gateway: Start, folder: Path) -> None:
+    gateway = await start_gateway(model=str(folder), generation_config="none")
     assert await sampled_with(gateway, "/v1/chat/completions", chat_body()) == WITHOUT_FILE
     assert (await gateway.get("/v1/models")).json["data"][0]["sampling_defaults"] == WITHOUT_FILE
 
@@ -183,16 +138,14 @@ async def test_a_model_without_the_file_has_the_defaults_of_the_api(gateway: Run
     assert await sampled_with(gateway, "/v1/chat/completions", chat_body()) == WITHOUT_FILE
 
 
-async def test_the_list_of_models_shows_them(start_gateway: Start, folder_of_served_model: Path) -> None:
-    gateway = await start_gateway(model=str(folder_of_served_model))
+async def test_the_list_of_models_shows_them(start_gateway: Start, folder: Path) -> None:
+    gateway = await start_gateway(model=str(folder))
     assert (await gateway.get("/v1/models")).json["data"][0]["sampling_defaults"] == CONFIG
 
 
-async def test_a_file_with_some_fields_leaves_the_others(start_gateway: Start, folder_of_served_model: Path) -> None:
-    write(
-        folder_of_served_model, {"temperature": 0, "top_p": None, "top_k": 50, "do_sample": False, "max_new_tokens": 8}
-    )
-    gateway = await start_gateway(model=str(folder_of_served_model))
+async def test_a_file_with_some_fields_leaves_the_others(start_gateway: Start, folder: Path) -> None:
+    write(folder, {"temperature": 0, "top_p": None, "top_k": 50, "do_sample": False, "max_new_tokens": 8})
+    gateway = await start_gateway(model=str(folder))
     expected = {**WITHOUT_FILE, "temperature": 0.0, "top_k": 50}
     assert await sampled_with(gateway, "/v1/chat/completions", chat_body()) == expected
 
@@ -207,18 +160,14 @@ async def test_a_file_with_some_fields_leaves_the_others(start_gateway: Start, f
         ("repetition_penalty", 0, "a number from 0.01 to 100, not 0"),
     ],
 )
-def test_a_value_out_of_range_stops_the_start(
-    folder_of_served_model: Path, field: str, value: object, expected: str
-) -> None:
-    write(folder_of_served_model, CONFIG | {field: value})
+def test_a_value_out_of_range_stops_the_start(folder: Path, field: str, value: object, expected: str) -> None:
+    write(folder, CONFIG | {field: value})
     with pytest.raises(ModelError) as refused:
-        load_model(str(folder_of_served_model), MODEL)
+        load_model(str(folder), MODEL)
     message = str(refused.value)
-    assert message.startswith(f"{folder_of_served_model / 'generation_config.json'}: {field} must be {expected}")
+    assert message.startswith(f"{folder / 'generation_config.json'}: {field} must be {expected}")
     assert message.endswith("ignore its sampling defaults with --generation-config none (QUIRE_GENERATION_CONFIG).")
-    assert (
-        load_model(str(folder_of_served_model), MODEL, uses_generation_config=False).sampling_defaults == WITHOUT_FILE
-    )
+    assert load_model(str(folder), MODEL, uses_generation_config=False).sampling_defaults == WITHOUT_FILE
 
 
 @pytest.mark.parametrize(
