@@ -1,18 +1,25 @@
-"""The metrics of a gateway: their values, and a HELP text for each that stands alone."""
+"""Metrics and the internal server of a gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.gateway.admin import metrics
 from quire.gateway.admin.metrics import GatewayMetrics
+from quire.gateway.admin.server import GatewayAdminServer
 from quire.gateway.serving.model_directory import ModelDirectory
+from quire.shared.telemetry.internal_server import bind
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import RunningGateway, tokens
+
+# --- The metrics of a gateway: their values, and a HELP text for each that stands alone -------------------------------
 
 
 async def samples(of: GatewayMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -83,3 +90,34 @@ async def test_every_help_text_stands_alone(gateway: RunningGateway) -> None:
         assert not re.match(
             r"(The same|Of (these|them)|They|It|These|Those|Their|What|Who|Whether|How)\b", help_text
         ), name
+
+
+# --- The admin server answers with metrics, and with a 503 while the gateway cannot do its work -----------------------
+
+
+@asynccontextmanager
+async def admin(gateway: RunningGateway) -> AsyncIterator[aiohttp.ClientSession]:
+    server = GatewayAdminServer(ModelDirectory.of(gateway.gateway), bind("127.0.0.1", 0)).server
+    await server.start()
+    try:
+        async with aiohttp.ClientSession(server.url) as session:
+            yield session
+    finally:
+        await server.close()
+
+
+async def test_metrics_are_in_the_format_of_prometheus(gateway: RunningGateway) -> None:
+    async with admin(gateway) as session, session.get("/metrics") as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        assert "# TYPE quire_calls_total counter" in await response.text()
+
+
+async def test_health_is_that_of_redis_and_the_subscription(gateway: RunningGateway) -> None:
+    async with admin(gateway) as session:
+        async with session.get("/health") as response:
+            assert (response.status, await response.json()) == (200, {"status": "ok", "workers": 0})
+        gateway.gateway.subscription.ready.clear()
+        async with session.get("/health") as response:
+            assert response.status == 503
+            assert (await response.json())["reason"] == "not subscribed to the workers' output"

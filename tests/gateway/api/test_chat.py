@@ -1,22 +1,31 @@
-"""Chat completions, through the OpenAI SDK and through a plain HTTP client."""
+"""Chats: prompts, answers and streams."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.gateway.api.chat import ChatAnswer
+from quire.gateway.api.chat_messages import read_messages
+from quire.gateway.api.prompts import read_prompts
+from quire.gateway.api.tool_messages import as_plain_messages
+from quire.gateway.errors.api_errors import ApiError, body
+from quire.gateway.output.formats import FALLBACK, FORMATS
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.refusals import CHAT, USER, check
 from tests.support.gateway.running import (
     MODEL,
     RunningGateway,
@@ -26,6 +35,9 @@ from tests.support.gateway.running import (
     tokens,
     until,
 )
+
+# --- Chat completions, through the OpenAI SDK and through a plain HTTP client -----------------------------------------
+
 
 TEXT = "Hello wörld 😀, how are you?"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -337,14 +349,14 @@ async def test_a_client_that_cuts_at_blank_lines_finds_json_in_every_piece(gatew
     assert [str(event.id) for event in marked] == ["1", "2", "3", "3.1", "3.2", "3.3"]
 
 
-@pytest.mark.parametrize("text", ["a\r\nb", "a\n\ndata: [DONE]\n\n", "a\u2028b\u2029c", "id: 7\revent: x", '"}]}\\'])
-async def test_no_text_breaks_the_framing_of_events(gateway: RunningGateway, text: str) -> None:
-    async with gateway.worker(emit(tokens(text))):
-        for path, body in (
-            ("/v1/chat/completions", chat_body(stream=True)),
-            ("/v1/completions", {"model": MODEL, "prompt": "x", "stream": True}),
-        ):
-            assert "".join(texts(await gateway.events(path, body))) == text
+async def test_no_text_breaks_the_framing_of_events(gateway: RunningGateway) -> None:
+    for text in ["a\r\nb", "a\n\ndata: [DONE]\n\n", "a\u2028b\u2029c", "id: 7\revent: x", '"}]}\\']:
+        async with gateway.worker(emit(tokens(text))):
+            for path, body in (
+                ("/v1/chat/completions", chat_body(stream=True)),
+                ("/v1/completions", {"model": MODEL, "prompt": "x", "stream": True}),
+            ):
+                assert "".join(texts(await gateway.events(path, body))) == text
 
 
 async def test_a_stream_that_is_open_when_the_gateway_is_told_to_end_is_finished(start_gateway: Start) -> None:
@@ -383,3 +395,163 @@ def test_one_part_is_the_same_event_as_its_pieces(kind: PartKind) -> None:
     [choice] = json.loads(whole.removeprefix("data: "))["choices"]
     assert choice["index"] == 1
     assert choice["finish_reason"] is None
+
+
+# --- Messages of a chat that are refused, by the name of the message and the key --------------------------------------
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+def calls(value: Any) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "content": None, "tool_calls": value}]
+
+
+MESSAGES: dict[str, tuple[Any, str]] = {
+    "none": ([], "messages"),
+    "not an array": ("Hello", "messages"),
+    "an object": ({"role": "user"}, "messages"),
+    "a string inside": ([USER, "Hello"], "messages[1]"),
+    "no role": ([{"content": "x"}], "messages[0].role"),
+    "unknown role": ([{"role": "wizard", "content": "x"}], "messages[0].role"),
+    "a result without a call": ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+    "a result without content": ([{"role": "tool", "tool_call_id": "1"}], "messages[0].content"),
+    "a result of a user": ([{**USER, "tool_call_id": "1"}], "messages[0].tool_call_id"),
+    "role of another type": ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+    "no content": ([{"role": "user"}], "messages[0].content"),
+    "null content": ([USER, {"role": "assistant", "content": None}], "messages[1].content"),
+    "content of another type": ([{"role": "user", "content": 5}], "messages[0].content"),
+    "no parts": ([{"role": "user", "content": []}], "messages[0].content"),
+    "an image": (
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        "messages[0].content[0].type",
+    ),
+    "a part without text": ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+    "unknown key of a part": (
+        [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}],
+        "messages[0].content[0].cache_control",
+    ),
+    "a part that is a string": ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+    "calls of a user": ([{**USER, "tool_calls": [CALL]}], "messages[0].tool_calls"),
+    "calls that are no array": (calls(CALL), "messages[0].tool_calls"),
+    "a call that is a string": (calls(["add"]), "messages[0].tool_calls[0]"),
+    "a call without an id": (calls([{**CALL, "id": None}]), "messages[0].tool_calls[0].id"),
+    "a call of another type": (calls([{**CALL, "type": "custom"}]), "messages[0].tool_calls[0].type"),
+    "a call without a function": (calls([{**CALL, "function": 1}]), "messages[0].tool_calls[0].function"),
+    "a call with an unknown key": (calls([{**CALL, "x": 1}]), "messages[0].tool_calls[0].x"),
+    "a call without a name": (
+        calls([{**CALL, "function": {"arguments": "{}"}}]),
+        "messages[0].tool_calls[0].function.name",
+    ),
+    "arguments that are an object": (
+        calls([{**CALL, "function": {"name": "add", "arguments": {}}}]),
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    "reasoning of another type": (
+        [{"role": "assistant", "content": "x", "reasoning_content": 1}],
+        "messages[0].reasoning_content",
+    ),
+    "reasoning of a user": ([{**USER, "reasoning_content": "x"}], "messages[0].reasoning_content"),
+    "a value of its own among the copies": (
+        [{"role": "assistant", "content": "x", "provider_specific_fields": {"refusal": None, "content": "y"}}],
+        "messages[0].provider_specific_fields",
+    ),
+    "copies of a user": ([{**USER, "provider_specific_fields": {}}], "messages[0].provider_specific_fields"),
+    "copies that are no object": (
+        [{"role": "assistant", "content": "x", "provider_specific_fields": ["x"]}],
+        "messages[0].provider_specific_fields",
+    ),
+    "unknown key": ([{**USER, "surprise": 1}], "messages[0].surprise"),
+    "name of another type": ([{**USER, "name": 1}], "messages[0].name"),
+}
+
+
+async def test_messages_that_are_none(server: RunningGateway) -> None:
+    for messages, param in MESSAGES.values():
+        await check(server, CHAT, chat_body(messages=messages), 400, param, param)
+
+
+def test_copies_of_the_values_of_a_message_are_left_out() -> None:
+    """litellm sends such an object back with each message of the assistant."""
+    message = {"role": "assistant", "content": "x", "reasoning_content": "r"}
+    copies = {"refusal": None, "reasoning_content": "r"}
+    assert read_messages([{**message, "provider_specific_fields": copies}]) == read_messages([message])
+
+
+async def test_a_content_without_parts_is_called_empty(server: RunningGateway) -> None:
+    body = chat_body(messages=[{"role": "user", "content": []}])
+    await check(server, CHAT, body, 400, "messages[0].content", "is an empty array; send at least one text part")
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def refused(act: Callable[[], object]) -> dict[str, Any] | None:
+    """The error as a client would get it; any other exception is a fault of the gateway."""
+    try:
+        act()
+    except ApiError as error:
+        found: dict[str, Any] = json.loads(body(error))["error"]
+        return found
+    return None
+
+
+@given(values)
+def test_any_messages_and_prompts_are_accepted_or_refused_by_name(value: Any) -> None:
+    for read in (read_messages, lambda prompt: read_prompts(prompt, 8, 100)):
+        refusal = refused(lambda read=read: read(value))
+        assert refusal is None or refusal["param"] is not None
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+def call(number: int, name: str, **arguments: Any) -> dict[str, Any]:
+    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_calls_and_results_become_plain_messages() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "2 + 3, and the time?"},
+        {"role": "assistant", "content": None, "tool_calls": [call(1, "add", a=2, b=3), call(2, "time")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "5"},
+        {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "noon"}]},
+        {"role": "assistant", "content": "5, at noon."},
+    ]
+    assert as_plain_messages(messages, FALLBACK, "You have tools.") == [
+        {"role": "system", "content": "You have tools."},
+        {"role": "user", "content": "2 + 3, and the time?"},
+        {
+            "role": "assistant",
+            "content": '{"tool": "add", "arguments": {"a": 2, "b": 3}}\n{"tool": "time", "arguments": {}}',
+        },
+        {"role": "user", "content": "Result of add:\n5\n\nResult of time:\nnoon"},
+        {"role": "assistant", "content": "5, at noon."},
+    ]
+
+
+def test_the_instructions_follow_a_system_message() -> None:
+    messages = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
+    assert as_plain_messages(messages, FALLBACK, "You have tools.") == [
+        {"role": "system", "content": "Be brief.\n\nYou have tools."}
+    ]
+
+
+def test_a_conversation_without_tools_stays_as_it_is() -> None:
+    messages = [{"role": "user", "content": "Hi", "name": "Ann"}]
+    assert as_plain_messages(messages, FALLBACK, "") == messages
+
+
+def test_the_result_of_an_unknown_call_is_that_of_a_tool() -> None:
+    messages = [{"role": "tool", "tool_call_id": "x", "content": "5"}]
+    assert as_plain_messages(messages, FALLBACK, "") == [{"role": "user", "content": "Result of the tool:\n5"}]
+
+
+def test_calls_are_written_in_the_format_of_the_model() -> None:
+    messages = [{"role": "assistant", "content": "So:", "tool_calls": [call(1, "add", a=2)]}]
+    written = 'So:\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    assert as_plain_messages(messages, FORMATS["hermes"], "") == [{"role": "assistant", "content": written}]

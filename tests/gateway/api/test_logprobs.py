@@ -149,14 +149,14 @@ async def test_a_completion_has_four_lists(gateway: RunningGateway) -> None:
     assert logprobs.top_logprobs == [{likeliest: -at / 4, token: -at / 4} for at, token in enumerate(logprobs.tokens)]
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_without_alternatives_each_token_is_alone(gateway: RunningGateway, path: str) -> None:
-    async with gateway.worker(emit("ab")):
-        [choice] = (await gateway.post(path, body(path, top=0))).json["choices"]
-    if path == CHAT:
-        assert [one["top_logprobs"] for one in choice["logprobs"]["content"]] == [[], []]
-    else:
-        assert choice["logprobs"]["top_logprobs"] == [{"a": 0.0}, {"b": -0.25}]
+async def test_without_alternatives_each_token_is_alone(gateway: RunningGateway) -> None:
+    for path in PATHS:
+        async with gateway.worker(emit("ab")):
+            [choice] = (await gateway.post(path, body(path, top=0))).json["choices"]
+        if path == CHAT:
+            assert [one["top_logprobs"] for one in choice["logprobs"]["content"]] == [[], []]
+        else:
+            assert choice["logprobs"]["top_logprobs"] == [{"a": 0.0}, {"b": -0.25}]
 
 
 async def test_end_tokens_and_stop_strings_have_entries_too(gateway: RunningGateway) -> None:
@@ -201,19 +201,17 @@ def test_pieces_make_one_json_of_any_length(render: Any, count: int) -> None:
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("n", [1, 2])
-async def test_the_events_of_a_stream_have_what_the_whole_answer_has(
-    gateway: RunningGateway, path: str, n: int
-) -> None:
-    async with gateway.worker(emit()):
-        whole = (await gateway.post(path, body(path, n=n, stop="<stop>"))).json["choices"]
-        events = await gateway.events(path, body(path, n=n, stop="<stop>", stream=True))
-    for index, choice in enumerate(whole):
-        assert joined(choices_of(events, index)) == choice["logprobs"]
-    # Each token was sent with its own event id, though some tokens had no text yet.
-    numbers = [event.id for event in events if not event.id.step]
-    assert numbers == [EventId(at) for at in range(1, n * len(tokens(TEXT)) + 1)]
+async def test_the_events_of_a_stream_have_what_the_whole_answer_has(gateway: RunningGateway) -> None:
+    for path in PATHS:
+        for n in [1, 2]:
+            async with gateway.worker(emit()):
+                whole = (await gateway.post(path, body(path, n=n, stop="<stop>"))).json["choices"]
+                events = await gateway.events(path, body(path, n=n, stop="<stop>", stream=True))
+            for index, choice in enumerate(whole):
+                assert joined(choices_of(events, index)) == choice["logprobs"]
+            # Each token was sent with its own event id, though some tokens had no text yet.
+            numbers = [event.id for event in events if not event.id.step]
+            assert numbers == [EventId(at) for at in range(1, n * len(tokens(TEXT)) + 1)]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -310,27 +308,27 @@ async def test_a_slow_client_is_kept_as_little_as_of_plain_tokens() -> None:
 # --- answers in one piece ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_long_answer_is_sent_as_it_is_rendered(gateway: RunningGateway, path: str) -> None:
-    count = 2000
-    asks = body(path, top=20)
-    async with gateway.worker(at_once(count)):
-        async with aiohttp.ClientSession() as session, session.post(gateway.url + path, json=asks) as response:
-            new = await response.text()
-        # An HTTP/1.0 client sees the end of the answer when the connection closes.
-        request = raw_request("POST", path, json.dumps(asks).encode()).replace(b"HTTP/1.1", b"HTTP/1.0")
-        reader, writer = await gateway.connect(request)
-        head, _, old = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-    assert len(new) > 4 * PART_CHARACTERS
-    assert response.headers["Transfer-Encoding"] == "chunked"
-    assert response.headers["Content-Type"] == "application/json; charset=utf-8"
-    assert b"chunked" not in head
-    for text in (new, old):
-        [choice] = json.loads(text)["choices"]
-        logprobs = choice["logprobs"]
-        own = [one["logprob"] for one in logprobs["content"]] if path == CHAT else logprobs["token_logprobs"]
-        assert own == [-at / 4 for at in range(count)]
+async def test_a_long_answer_is_sent_as_it_is_rendered(gateway: RunningGateway) -> None:
+    for path in PATHS:
+        count = 2000
+        asks = body(path, top=20)
+        async with gateway.worker(at_once(count)):
+            async with aiohttp.ClientSession() as session, session.post(gateway.url + path, json=asks) as response:
+                new = await response.text()
+            # An HTTP/1.0 client sees the end of the answer when the connection closes.
+            request = raw_request("POST", path, json.dumps(asks).encode()).replace(b"HTTP/1.1", b"HTTP/1.0")
+            reader, writer = await gateway.connect(request)
+            head, _, old = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+        assert len(new) > 4 * PART_CHARACTERS
+        assert response.headers["Transfer-Encoding"] == "chunked"
+        assert response.headers["Content-Type"] == "application/json; charset=utf-8"
+        assert b"chunked" not in head
+        for text in (new, old):
+            [choice] = json.loads(text)["choices"]
+            logprobs = choice["logprobs"]
+            own = [one["logprob"] for one in logprobs["content"]] if path == CHAT else logprobs["token_logprobs"]
+            assert own == [-at / 4 for at in range(count)]
 
 
 def at_once(count: int) -> Script:
@@ -440,9 +438,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "asked", "param", "says"), REFUSED)
-async def test_what_cannot_be_had_is_refused_by_name(
-    gateway: RunningGateway, path: str, asked: dict[str, Any], param: str, says: str
-) -> None:
-    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    await check(gateway, path, base | asked, 400, param, says)
+async def test_what_cannot_be_had_is_refused_by_name(gateway: RunningGateway) -> None:
+    for path, asked, param, says in REFUSED:
+        base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+        await check(gateway, path, base | asked, 400, param, says)

@@ -1,8 +1,4 @@
-"""Prompts in answers: echoed, scored, truncated, as token ids; whole, streamed, resumed, and refused if too large.
-
-The worker of these tests makes up the scores: the logarithm of token i is -i / 4, its rank i + 1, and alternative j of
-it is token 65 + j with -j.
-"""
+"""Parameters about prompts, and the forms of prompts."""
 
 from __future__ import annotations
 
@@ -11,9 +7,12 @@ import struct
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from quire.gateway.api.logprobs import PROMPT_PORTION
+from quire.gateway.api.paging import PageQuery, read_page_query
 from quire.gateway.api.prompt_parameters import MAX_PROMPT_VALUES, MAX_STREAMED_VALUES, check_prompt_size
+from quire.gateway.api.prompts import read_prompts
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.stream.answer_options import AnswerOptions
 from quire.gateway.stream.sse import BEGINNING, EventId
@@ -25,6 +24,9 @@ from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Script, Steps, emit
 from tests.support.gateway.refusals import check
 from tests.support.gateway.running import CONTEXT, MODEL, Event, RunningGateway, chat_body, texts, tokens
+
+# --- Prompts in answers: echoed, scored, truncated, as token ids; whole, streamed, resumed, and refused if too --------
+
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ANSWER = "xé"
@@ -74,27 +76,27 @@ async def choices(gateway: RunningGateway, body: dict[str, Any], script: Script 
 # --- the log-likelihood pattern ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_tokens", [0, 2])
-async def test_an_echoed_prompt_is_scored_as_harnesses_expect(gateway: RunningGateway, max_tokens: int) -> None:
-    prompts = ["Once 😀", tokens("two"), "x"]
-    found = await choices(gateway, asks(prompts, logprobs=1, max_tokens=max_tokens, temperature=0))
-    answer = ANSWER if max_tokens else ""
-    assert [choice["text"] for choice in found] == [f"Once 😀{answer}", f"two{answer}", f"x{answer}"]
-    for choice, prompt in zip(found, ("Once 😀", "two", "x"), strict=True):
-        ids, more = tokens(prompt), tokens(answer)
-        logprobs = choice["logprobs"]
-        assert choice["finish_reason"] == "length"
-        assert len(logprobs["tokens"]) == len(ids) + len(more)
-        expected = [None, *(-at / 4 for at in range(1, len(ids))), *(-at / 4 for at in range(len(more)))]
-        assert logprobs["token_logprobs"] == expected
-        assert logprobs["top_logprobs"][0] is None
-        alternatives = logprobs["top_logprobs"][1:]
-        # The most probable token, and the token itself wherever it ranks.
-        assert all(
-            len(one) in (1, 2) and -at / 4 in one.values() for at, one in enumerate(alternatives[: len(ids) - 1], 1)
-        )
-        assert logprobs["text_offset"][0] == 0
-        assert logprobs["text_offset"][len(ids) :] == [len(prompt) + at for at in (0, 1, 1)[: len(more)]]
+async def test_an_echoed_prompt_is_scored_as_harnesses_expect(gateway: RunningGateway) -> None:
+    for max_tokens in [0, 2]:
+        prompts = ["Once 😀", tokens("two"), "x"]
+        found = await choices(gateway, asks(prompts, logprobs=1, max_tokens=max_tokens, temperature=0))
+        answer = ANSWER if max_tokens else ""
+        assert [choice["text"] for choice in found] == [f"Once 😀{answer}", f"two{answer}", f"x{answer}"]
+        for choice, prompt in zip(found, ("Once 😀", "two", "x"), strict=True):
+            ids, more = tokens(prompt), tokens(answer)
+            logprobs = choice["logprobs"]
+            assert choice["finish_reason"] == "length"
+            assert len(logprobs["tokens"]) == len(ids) + len(more)
+            expected = [None, *(-at / 4 for at in range(1, len(ids))), *(-at / 4 for at in range(len(more)))]
+            assert logprobs["token_logprobs"] == expected
+            assert logprobs["top_logprobs"][0] is None
+            alternatives = logprobs["top_logprobs"][1:]
+            # The most probable token, and the token itself wherever it ranks.
+            assert all(
+                len(one) in (1, 2) and -at / 4 in one.values() for at, one in enumerate(alternatives[: len(ids) - 1], 1)
+            )
+            assert logprobs["text_offset"][0] == 0
+            assert logprobs["text_offset"][len(ids) :] == [len(prompt) + at for at in (0, 1, 1)[: len(more)]]
 
 
 async def test_without_log_probabilities_only_the_text_is_echoed(gateway: RunningGateway) -> None:
@@ -302,19 +304,16 @@ async def test_the_fingerprint_names_weights_and_version_and_stays_with_a_call(g
 # --- prompts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
+async def test_a_long_prompt_is_truncated(gateway: RunningGateway) -> None:
+    for given, expected in [
         ({}, "abcdef"),
         ({"truncate_prompt_tokens": 4}, "cdef"),
         ({"truncate_prompt_tokens": 4, "truncation_side": "right"}, "abcd"),
         ({"truncate_prompt_tokens": -1, "max_tokens": CONTEXT - 2}, "ef"),
-    ],
-)
-async def test_a_long_prompt_is_truncated(gateway: RunningGateway, given: dict[str, Any], expected: str) -> None:
-    async with gateway.worker(answering, report=report) as worker:
-        assert (await gateway.complete(prompt="abcdef", **given)).status == 200
-    assert list(worker.claimed[0].prompt) == tokens(expected)
+    ]:
+        async with gateway.worker(answering, report=report) as worker:
+            assert (await gateway.complete(prompt="abcdef", **given)).status == 200
+        assert list(worker.claimed[0].prompt) == tokens(expected)
 
 
 async def test_a_chat_is_rendered_as_it_is_asked_for(gateway: RunningGateway) -> None:
@@ -374,12 +373,10 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "given", "param", "says"), REFUSED)
-async def test_what_cannot_be_honoured_is_refused_by_name(
-    gateway: RunningGateway, path: str, given: dict[str, Any], param: str, says: str
-) -> None:
-    base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    await check(gateway, path, base | given, 400, param, says)
+async def test_what_cannot_be_honoured_is_refused_by_name(gateway: RunningGateway) -> None:
+    for path, given, param, says in REFUSED:
+        base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
+        await check(gateway, path, base | given, 400, param, says)
 
 
 def test_the_prompts_of_an_answer_are_bounded() -> None:
@@ -404,3 +401,71 @@ async def test_texts_are_as_without_echo_after_the_prompt(gateway: RunningGatewa
         plain = await gateway.events(COMPLETIONS, asks(echo=False, stream=True))
         echoed = await gateway.events(COMPLETIONS, asks(stream=True))
     assert texts(echoed, 0) == ["Once 😀", *texts(plain, 0)]
+
+
+# --- Prompts have three forms, and an error names the prompt and the parameter ----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("a", [("input", "a")]),
+        ([5, 6], [("input", [5, 6])]),
+        (["a"], [("input[0]", "a")]),
+        ([[5], "b"], [("input[0]", [5]), ("input[1]", "b")]),
+    ],
+)
+def test_each_form_is_read(value: Any, expected: list[tuple[str, Any]]) -> None:
+    assert read_prompts(value, 2, 10, "input") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "param", "says"),
+    [
+        (5, "prompt", "must be a string"),
+        ("", "prompt", "prompt is empty"),
+        ([], "prompt", "prompt is empty"),
+        (["a", ""], "prompt[1]", r"prompt\[1\] is empty"),
+        (["a"] * 3, "prompt", "prompt has 3 elements; this server allows at most 2"),
+        ([10], "prompt[0]", "a token id from 0 to 9, not 10"),
+        ([["a"]], "prompt[0][0]", "a token id from 0 to 9"),
+        ([None], "prompt[0]", "must be a string or an array of token ids"),
+    ],
+)
+def test_an_error_names_the_prompt(value: Any, param: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        read_prompts(value, 2, 10)
+    assert caught.value.param == param
+
+
+# --- The query of a list ----------------------------------------------------------------------------------------------
+
+
+def read(query: str, more: tuple[str, ...] = ()) -> PageQuery:
+    return read_page_query(make_mocked_request("GET", f"/?{query}"), 20, 100, more)
+
+
+def test_defaults_and_given_values() -> None:
+    assert read("") == PageQuery(20, "", {})
+    assert read("limit=100&after=x&order=asc", ("order",)) == PageQuery(100, "x", {"order": "asc"})
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("limit=-1", "limit"),
+        ("limit=1.5", "limit"),
+        ("limit=%D9%A1", "limit"),
+        ("limit=1000000", "limit"),
+        ("limit=1&limit=2", "limit"),
+        ("after=a&after=b", "after"),
+        ("order=asc", "order"),
+        ("before=x", "before"),
+    ],
+)
+def test_other_values_are_refused_by_name(query: str, name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(query)
+    assert caught.value.param == name

@@ -1,18 +1,30 @@
-"""/v1/batches: wrong calls, and callers that own nothing of what they ask for."""
+"""The routes of batches, and the validation of their input."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.gateway.batches import validation
+from quire.gateway.batches.batch import Batch
+from quire.gateway.batches.batch_store import LinePlace
+from quire.gateway.batches.line import BatchLine
+from quire.gateway.batches.validation import MAX_ERRORS, WINDOW_LINES, Report, validate
+from quire.gateway.batches.validation_check import check_of
+from quire.gateway.errors.api_errors import ApiError, InvalidRequest, ModelNotFound, refused
+from quire.gateway.serving.model_directory import ModelDirectory
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import CHAT, BatchClient, chat_line, jsonl
 from tests.support.gateway.batch_keys import with_key
 from tests.support.gateway.fake_worker import emit
-from tests.support.gateway.running import RunningGateway
+from tests.support.gateway.running import MODEL, RunningGateway
+
+# --- /v1/batches: wrong calls, and callers that own nothing of what they ask for --------------------------------------
+
 
 HOUR = {"anchor": "created_at", "seconds": 3600}
 
@@ -87,7 +99,10 @@ async def test_output_files_expire_when_the_batch_says(gateway: RunningGateway, 
 
 async def test_a_key_finds_nothing_of_another_key(gateway: RunningGateway) -> None:
     """Every endpoint of files and batches, with the ids of another key, and without a key."""
-    (owner, _), (stranger, _) = await with_key(gateway), await with_key(gateway, "other")
+    (owner, _), (stranger, _) = (
+        await with_key(gateway),
+        await with_key(gateway, "other"),
+    )
     async with gateway.worker(emit([ord("a")])):
         batch = await owner.ended((await owner.create(jsonl([chat_line(1)])))["id"])
     running = await owner.create(jsonl([chat_line(1)]))
@@ -119,3 +134,111 @@ async def test_ids_of_another_form_are_unknown(client: BatchClient) -> None:
     for path in ("/v1/batches/x", "/v1/batches/batch_..%2F..", f"/v1/batches/file-{'0' * 32}", "/v1/files/..%2fx"):
         status, found = await error(client, "GET", path)
         assert (status, found["code"]) == (404, "not_found"), path
+
+
+# --- The report of a validation, and where windows begin --------------------------------------------------------------
+
+
+def accept(line: BatchLine) -> None:
+    pass
+
+
+async def report(data: bytes, max_lines: int = 10_000, check: Any = accept, max_bytes: int = 10_000) -> Report:
+    async def chunks() -> AsyncIterator[bytes]:
+        for at in range(0, len(data), 1000):
+            yield data[at : at + 1000]
+
+    return await validate(chunks(), CHAT, check, max_lines, max_bytes)
+
+
+async def test_windows_have_a_number_of_lines() -> None:
+    data = jsonl([chat_line(number) for number in range(2 * WINDOW_LINES + 1)])
+    found = await report(data)
+    assert (found.errors, found.lines) == ([], 2 * WINDOW_LINES + 1)
+    lines = data.splitlines(keepends=True)
+    offsets = [sum(map(len, lines[:count])) for count in (0, WINDOW_LINES, 2 * WINDOW_LINES, len(lines))]
+    assert found.places == [
+        LinePlace(offsets[0], 1),
+        LinePlace(offsets[1], WINDOW_LINES + 1),
+        LinePlace(offsets[2], 2 * WINDOW_LINES + 1),
+        LinePlace(offsets[3], len(lines) + 1),
+    ]
+
+
+async def test_windows_have_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "WINDOW_BYTES", 3000)
+    found = await report(jsonl([chat_line(number, user="x" * 1000) for number in range(10)]))
+    assert [place.number for place in found.places] == [1, 4, 7, 10, 11]
+
+
+async def test_an_input_without_lines_is_wrong() -> None:
+    for data in (b"\n", b" \n\n\t"):
+        assert [one["code"] for one in (await report(data)).errors] == ["empty_file"]
+
+
+async def test_too_many_lines() -> None:
+    (error,) = (await report(jsonl([chat_line(number) for number in range(5)]), max_lines=4)).errors
+    assert (error["code"], error["line"]) == ("too_many_lines", 5)
+    assert "--max-batch-lines" in error["message"]
+
+
+async def test_a_report_is_bounded() -> None:
+    def check(line: BatchLine) -> None:
+        raise refused("x", "m" * 10_000)
+
+    found = await report(jsonl([chat_line(number) for number in range(3 * MAX_ERRORS)]), check=check)
+    assert len(found.errors) == MAX_ERRORS
+    assert {len(one["message"]) for one in found.errors} == {validation.MAX_MESSAGE}
+
+
+async def test_a_line_that_is_too_long() -> None:
+    found = await report(jsonl([chat_line(1), chat_line(2, user="x" * 2000), chat_line(3)]), max_bytes=500)
+    assert [(one["line"], one["code"]) for one in found.errors] == [(2, "line_too_long")]
+
+
+# --- All lines of a batch mean one model, which its key may use -------------------------------------------------------
+
+
+GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+
+
+def batch(lane: str = MODEL, owner: str = "") -> Batch:
+    return Batch.read("0" * 32, {"lane": lane, "endpoint": CHAT, "owner": owner})
+
+
+async def test_lines_of_the_model_pass(gateway: RunningGateway) -> None:
+    check = await check_of(ModelDirectory.of(gateway.gateway), batch())
+    for _ in range(2):
+        check(BatchLine(1, "a", GOOD))
+
+
+async def test_the_wrong_parameter_has_its_place_in_the_line(gateway: RunningGateway) -> None:
+    check = await check_of(ModelDirectory.of(gateway.gateway), batch())
+    for body, param in (
+        ({**GOOD, "temperature": 5}, "body.temperature"),
+        ({"model": MODEL}, "body.messages"),
+        ({**GOOD, "messages": [{"role": "nobody", "content": "x"}]}, "body.messages[0].role"),
+        ({**GOOD, "model": 5}, "body.model"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            check(BatchLine(1, "a", body))
+        assert caught.value.param == param
+
+
+async def test_an_unknown_model(gateway: RunningGateway) -> None:
+    check = await check_of(ModelDirectory.of(gateway.gateway), batch())
+    with pytest.raises(ModelNotFound):
+        check(BatchLine(1, "a", {**GOOD, "model": "other"}))
+
+
+async def test_a_second_model(gateway: RunningGateway) -> None:
+    for lane in ["another", ""]:
+        check = await check_of(ModelDirectory.of(gateway.gateway), batch(lane))
+        with pytest.raises(InvalidRequest, match="a batch has one model") as caught:
+            check(BatchLine(1, "a", GOOD))
+        assert caught.value.param == "body.model"
+
+
+async def test_a_key_that_is_gone(gateway: RunningGateway) -> None:
+    with pytest.raises(ApiError, match="expired or was revoked"):
+        await check_of(ModelDirectory.of(gateway.gateway), batch(owner="0" * 16))

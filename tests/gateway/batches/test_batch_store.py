@@ -1,18 +1,34 @@
-"""The life of a batch in Redis: windows, leases, fences and counts."""
+"""Records of batches, their windows, and the slots of their lines."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quire.gateway.batches import batch_store
+from quire.gateway.batches import batch_store, window_run
+from quire.gateway.batches.batch import Batch, BatchStatus
 from quire.gateway.batches.batch_store import LOST, VALIDATION, BatchStore, LinePlace, StoredPart, Window, WindowCounts
+from quire.gateway.batches.slots import LineSlots, Turn
 from quire.gateway.files.file_store import FileStore, StorageBounds, new_file_id
 from quire.gateway.files.folder_storage import FolderStorage
+from quire.gateway.files.storage import ObjectWriter, StorageError
 from quire.shared.keys import BATCHES_TAG
+from quire.shared.messages import Delta, GenerationRequest, Outcome
 from quire.shared.redis.clients import command_client
+from tests.gateway.batches.test_batch_service import left_in_redis
+from tests.gateway.conftest import Start
+from tests.gateway.files.test_files import storage_of_gateway
+from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
+from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.running import RunningGateway
+
+# --- The life of a batch in Redis: windows, leases, fences and counts -------------------------------------------------
+
 
 OWNER, NO_PART = "o", StoredPart("x", 0)
 PLACES = [LinePlace(0, 1), LinePlace(100, 5), LinePlace(180, 9)]
@@ -188,3 +204,252 @@ async def test_a_batch_whose_record_was_lost_is_dropped(stores: Stores) -> None:
 def test_places_are_read_as_they_are_written() -> None:
     assert LinePlace.read(str(LinePlace(12, 3))) == LinePlace(12, 3)
     assert LinePlace.read("") == LinePlace(0, 1)
+
+
+# --- The Batch object from the fields in Redis ------------------------------------------------------------------------
+
+
+def test_a_new_batch() -> None:
+    batch = Batch.read("0" * 32, {"status": "validating", "endpoint": "/v1/completions", "input": "1" * 32})
+    shown = batch.shown()
+    assert (shown["id"], shown["input_file_id"]) == ("batch_" + "0" * 32, "file-" + "1" * 32)
+    assert (shown["errors"], shown["output_file_id"], shown["metadata"], shown["model"]) == (None, None, None, None)
+    assert shown["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+    assert batch.is_open
+
+
+def test_counts_include_windows_that_run() -> None:
+    fields = {"status": "in_progress", "total": "20", "completed": "10", "failed": "1", "in_progress_at": "5"}
+    shown = Batch.read("0" * 32, fields, (3, 2)).shown()
+    assert shown["request_counts"] == {"total": 20, "completed": 13, "failed": 3}
+    assert (shown["in_progress_at"], shown["completed_at"]) == (5, None)
+
+
+def test_files_are_named_once_they_exist() -> None:
+    fields = {"status": "completed", "output": "a" * 32, "errors_file": "b" * 32, "has_output": "1", "has_errors": ""}
+    batch = Batch.read("0" * 32, fields)
+    assert (batch.shown()["output_file_id"], batch.shown()["error_file_id"]) == ("file-" + "a" * 32, None)
+    assert not batch.is_open
+
+
+def test_a_failed_batch_has_its_errors() -> None:
+    shown = Batch.read("0" * 32, {"status": "failed", "errors": '[{"line": 1}]'}).shown()
+    assert shown["errors"] == {"object": "list", "data": [{"line": 1}]}
+    assert set(BatchStatus) >= {shown["status"]}
+
+
+# --- Slots go to the owner that has fewest; a line that waits for a limit holds none, and keeps no other owner --------
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def waits(slots: LineSlots, owner: str, count: int, batch: str = "") -> tuple[list[Turn], list[asyncio.Task[None]]]:
+    turns = [slots.turn(owner, batch or owner) for _ in range(count)]
+    return turns, [asyncio.create_task(turn.wait()) for turn in turns]
+
+
+def with_slots(turns: list[Turn]) -> list[int]:
+    return [number for number, turn in enumerate(turns) if turn.has_slot]
+
+
+def nothing() -> None:
+    pass
+
+
+async def test_owners_take_turns() -> None:
+    slots = LineSlots(4, nothing)
+    many, _ = waits(slots, "a", 20)
+    await settled()
+    assert with_slots(many) == [0, 1, 2, 3]
+    assert not slots.may_begin("a")
+    assert slots.may_begin("b")
+    few, _ = waits(slots, "b", 3)
+    await settled()
+    # The next slots go to the other owner until both have the same number.
+    for number in range(3):
+        many[number].accepted()
+        many[number].give_back()
+        await settled()
+    assert with_slots(few) == [0, 1]
+    assert with_slots(many) == [3, 4]
+    few[0].give_back()
+    await settled()
+    assert with_slots(few) == [1, 2]
+
+
+async def test_an_owner_that_waits_for_a_limit_holds_no_slot() -> None:
+    slots = LineSlots(4, nothing)
+    turns, _ = waits(slots, "a", 8)
+    await settled()
+    turns[0].accepted()
+    for turn in turns[1:4]:
+        turn.give_back(pause_s=60)
+    again = [asyncio.create_task(turn.wait()) for turn in turns[1:4]]
+    await settled()
+    assert slots.taken == 1
+    other, _ = waits(slots, "b", 3)
+    await settled()
+    assert with_slots(other) == [0, 1, 2]
+    # The end of a line may be what the limit waits for: the owner tries its next line, and no second one.
+    turns[0].give_back()
+    for turn in other:
+        turn.give_back()
+    await settled()
+    assert with_slots(turns) == [1]
+    # Each line that is accepted doubles the number of lines that are tried.
+    turns[1].accepted()
+    await settled()
+    assert with_slots(turns) == [1, 2, 3]
+    assert len(again) == 3
+
+
+async def test_a_pause_ends_in_time_also_with_a_single_line() -> None:
+    slots = LineSlots(2, nothing)
+    (turn,), tasks = waits(slots, "a", 1)
+    await settled()
+    turn.give_back(pause_s=0.05)
+    task = asyncio.create_task(turn.wait())
+    await settled()
+    assert not turn.has_slot
+    await asyncio.wait_for(task, 5)
+    assert turn.has_slot
+    turn.give_back()
+    assert slots.taken == 0
+    assert not slots._owners
+    await asyncio.gather(*tasks)
+
+
+async def test_lines_that_are_given_up_leave_nothing_behind() -> None:
+    changes = 0
+
+    def changed() -> None:
+        nonlocal changes
+        changes += 1
+
+    slots = LineSlots(1, changed)
+    turns, tasks = waits(slots, "a", 3)
+    await settled()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    turns[0].give_back()
+    assert (slots.taken, slots._owners) == (0, {})
+    assert changes > 0
+    # A line that gets a slot in the moment in which it is given up returns it.
+    first, _ = waits(slots, "a", 1)
+    second, tasks = waits(slots, "a", 1)
+    await settled()
+    tasks[0].cancel()
+    first[0].give_back()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (slots.taken, second[0].has_slot) == (0, False)
+
+
+async def test_the_lines_of_a_batch_that_has_ended_do_not_wait_any_more() -> None:
+    slots = LineSlots(1, nothing)
+    turns, _ = waits(slots, "a", 2, "first")
+    other, others = waits(slots, "a", 1, "second")
+    ended, tasks = waits(slots, "a", 3, "first")
+    await settled()
+    slots.let_go("first")
+    await asyncio.gather(*tasks)
+    assert with_slots(ended) == []
+    assert with_slots(turns) == [0]
+    turns[0].give_back()
+    await asyncio.gather(*others)
+    assert with_slots(other) == [0]
+
+
+# --- A window is written as a whole, in the order of its lines, also if the storage fails meanwhile -------------------
+
+
+@pytest.fixture
+async def gateway(start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunningGateway:
+    monkeypatch.setattr(window_run, "PAUSE_S", (0.01, 0.05))
+    return await start_gateway(files_dir=str(tmp_path / "files"))
+
+
+async def test_lines_that_end_in_another_order_are_written_in_their_own(gateway: RunningGateway) -> None:
+    ended: list[int] = []
+
+    async def script(request: GenerationRequest) -> Steps:
+        number = request.sampling.max_tokens
+        await asyncio.sleep(0.02 * (30 - number))
+        ended.append(number)
+        yield (Delta(0, (ord("a"),), "length"),), Outcome("length")
+
+    client = BatchClient(gateway)
+    async with gateway.worker(script):
+        lines = [chat_line(number, max_tokens=number) for number in range(1, 30)]
+        batch = await client.ended((await client.create(jsonl(lines)))["id"])
+    output, _ = await client.outputs(batch)
+    assert [one["custom_id"] for one in output] == [f"line-{number}" for number in range(1, 30)]
+    assert ended[0] > 20
+
+
+@pytest.mark.parametrize("place", ["begin", "middle", "end"])
+async def test_a_storage_that_fails_is_tried_again(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    storage, failures = storage_of_gateway(gateway), 3
+    writing = storage.writing
+
+    class Failing:
+        async def write(self, data: bytes) -> None:
+            raise StorageError("full")
+
+    @asynccontextmanager
+    async def sometimes(file_id: str, name: str) -> AsyncIterator[ObjectWriter]:
+        nonlocal failures
+        if "-" not in name or not failures:  # an upload, or the attempt after the failures
+            async with writing(file_id, name) as writer:
+                yield writer
+            return
+        failures -= 1
+        if place == "begin":
+            raise StorageError("full")
+        async with writing(file_id, name) as writer:
+            yield writer if place == "end" else Failing()
+            raise StorageError("full")
+
+    monkeypatch.setattr(storage, "writing", sometimes)
+    client = BatchClient(gateway)
+    async with gateway.worker(emit([ord("a")])) as worker:
+        batch = await client.ended((await client.create(jsonl([chat_line(number) for number in range(20)])))["id"])
+        assert len(worker.claimed) == 20
+    output, _ = await client.outputs(batch)
+    assert [one["custom_id"] for one in output] == [f"line-{number}" for number in range(20)]
+    assert failures == 0
+    assert await left_in_redis(gateway) == []
+    # The output is one object; nothing is left of the attempts that failed.
+    assert len([path for path in (tmp_path / "files").rglob("*") if path.is_file()]) == 2
+
+
+async def test_long_answers_are_written_in_pieces(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    storage = storage_of_gateway(gateway)
+    writing = storage.writing
+
+    @asynccontextmanager
+    async def watched(file_id: str, name: str) -> AsyncIterator[Any]:
+        async with writing(file_id, name) as writer:
+            write = writer.write
+
+            async def noted(data: bytes) -> None:
+                sizes.append(len(data))
+                await write(data)
+
+            writer.write = noted
+            yield writer
+
+    monkeypatch.setattr(storage, "writing", watched)
+    monkeypatch.setattr(window_run, "CHUNK", 2000)
+    client = BatchClient(gateway)
+    async with gateway.worker(emit([ord("a")] * 400, step=400)):
+        batch = await client.ended((await client.create(jsonl([chat_line(number) for number in range(10)])))["id"])
+    output, _ = await client.outputs(batch)
+    assert len(output) == 10
+    assert len(sizes) > 3

@@ -1,4 +1,4 @@
-"""Loads a model: tokenizer, special tokens, and sampling defaults from generation_config.json."""
+"""What a gateway reads of a model folder."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from quire.gateway.model import model_trial
+from quire.gateway.model.pooling import read_pooling
+from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.served_model import load_model
+from quire.gateway.model.token_texts import TokenTexts
+from quire.gateway.model.tokenizer_info import tokenizer_info
 from quire.shared.model.files import ModelError
 from quire.shared.model.naming import served_name
 from tests.gateway.conftest import Start
-from tests.support.chat_templates import TOKENS
 from tests.support.gateway.fake_worker import emit
-from tests.support.gateway.running import MODEL, RunningGateway, chat_body, tokens
+from tests.support.gateway.running import MODEL, TEMPLATE, RunningGateway, chat_body, tokens, write_model
 from tests.support.tokenizers import byte_fallback, byte_level
+
+# --- Loads a model: tokenizer, special tokens, and sampling defaults from generation_config.json ----------------------
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = None) -> Path:
@@ -26,50 +34,6 @@ def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = None
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     return folder
-
-
-@pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["byte-level", "byte-fallback"])
-@pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_eos_token": True}])
-def test_plain_prompts_get_the_special_tokens_that_transformers_gives_them(
-    tmp_path: Path, backend: Tokenizer, config: dict[str, Any]
-) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    PreTrainedTokenizerFast(tokenizer_object=backend, **TOKENS).save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    saved = {key: value for key, value in saved.items() if key not in ("add_bos_token", "add_eos_token")}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**saved, **config}))
-    (tmp_path / "config.json").write_text("{}")
-    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)("Hello world").input_ids
-    assert load_model(str(tmp_path), "test").tokenizer.encode("Hello world").ids == expected
-
-
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
-@pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["byte-level", "byte-fallback"])
-@pytest.mark.parametrize(
-    "extra",
-    [
-        {"additional_special_tokens": ["the", "<|new|>"]},
-        {"additional_special_tokens": [{"__type": "AddedToken", "content": "the", "special": True}]},
-        {"extra_special_tokens": ["the"]},
-        {"extra_special_tokens": {"image_token": "the"}},
-    ],
-    ids=["old name", "in full", "new name", "by role"],
-)
-def test_what_the_configuration_names_as_special_is_no_text(
-    tmp_path: Path, backend: Tokenizer, extra: dict[str, Any], file: str
-) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    write_folder(tmp_path, backend)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(TOKENS))
-    (tmp_path / file).write_text(json.dumps({**TOKENS, **extra}))
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    ours = load_model(str(tmp_path), "test").tokenizer
-    ids = theirs("on the<|new|> way").input_ids
-    assert ours.encode("on the<|new|> way").ids == ids
-    assert "the" not in ours.decode(ids)
-    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(
@@ -222,3 +186,188 @@ def test_the_hidden_size_is_that_of_the_text_model(tmp_path: Path, config: dict[
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = load_model(str(tmp_path), MODEL)
     assert (model.hidden_size, model.pooling) == (expected, "last")
+
+
+# --- The default pooling comes from the sentence-transformers files of the model --------------------------------------
+
+
+OLD_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+
+
+def old(*on: str) -> dict[str, Any]:
+    flags = {f"pooling_mode_{mode}": mode in on for mode in OLD_MODES}
+    return {"word_embedding_dimension": 64, **flags, "include_prompt": True}
+
+
+def write_pooling(
+    folder: Path, pooling: Any = None, kinds: tuple[str, ...] | None = None, place: str = "1_Pooling"
+) -> Path:
+    """Write the configuration of the pooling module and, if `kinds` are given, the list of modules."""
+    if pooling is not None:
+        (folder / place).mkdir()
+        (folder / place / "config.json").write_text(json.dumps(pooling))
+    if kinds is not None:
+        modules = [
+            {"idx": index, "name": str(index), "path": place if kind == "Pooling" else "", "type": f"library.{kind}"}
+            for index, kind in enumerate(kinds)
+        ]
+        (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+def test_a_plain_decoder_takes_the_last_token(tmp_path: Path) -> None:
+    assert read_pooling(tmp_path) == "last"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (old("lasttoken"), "last"),
+        (old("mean_tokens"), "mean"),
+        (old("cls_token"), ""),
+        (old("mean_tokens", "max_tokens"), ""),
+        (old(), ""),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": "weightedmean"}, ""),
+        ({"pooling_mode": ["mean", "lasttoken"]}, ""),
+    ],
+)
+@pytest.mark.parametrize("kinds", [None, ("Transformer", "Pooling", "Normalize")], ids=["alone", "listed"])
+def test_the_mode_is_that_of_the_file(
+    config: dict[str, Any], expected: str, kinds: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    assert read_pooling(write_pooling(tmp_path, config, kinds)) == expected
+
+
+def test_the_list_of_modules_names_the_folder(tmp_path: Path) -> None:
+    assert read_pooling(write_pooling(tmp_path, old("mean_tokens"), ("Transformer", "Pooling"), "pooling")) == "mean"
+
+
+@pytest.mark.parametrize(
+    "kinds", [("Transformer",), ("Transformer", "Pooling", "Dense"), ("Transformer", "Pooling", "Pooling")]
+)
+def test_other_modules_leave_the_choice_to_the_call(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    assert read_pooling(write_pooling(tmp_path, old("mean_tokens"), kinds)) == ""
+
+
+def test_a_list_without_the_file_it_names_leaves_the_choice_to_the_call(tmp_path: Path) -> None:
+    assert read_pooling(write_pooling(tmp_path, None, ("Transformer", "Pooling"))) == ""
+
+
+def test_a_file_outside_the_model_is_not_read(tmp_path: Path) -> None:
+    write_pooling(tmp_path, old("mean_tokens"), None, "outside")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    modules = [{"type": "library.Pooling", "path": "../outside"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert read_pooling(folder) == ""
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[1]", '[{"type": "library.Pooling"}]'])
+def test_a_broken_list_names_the_file(content: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(content)
+    with pytest.raises(ModelError, match=r"modules\.json"):
+        read_pooling(tmp_path)
+
+
+# --- A prompt that is too long loses tokens on one side ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "side", "room", "expected"),
+    [
+        (None, "left", 2, [1, 2, 3, 4, 5]),
+        (3, "left", 2, [3, 4, 5]),
+        (3, "right", 2, [1, 2, 3]),
+        (5, "left", 2, [1, 2, 3, 4, 5]),
+        (9, "right", 2, [1, 2, 3, 4, 5]),
+        (-1, "left", 2, [4, 5]),
+        (-1, "right", 2, [1, 2]),
+        (-1, "left", 7, [1, 2, 3, 4, 5]),
+        (-1, "left", 0, []),
+        (-1, "left", -3, []),
+        (-1, "right", -3, []),
+    ],
+)
+def test_a_longer_prompt_loses_tokens_on_one_side(
+    length: int | None, side: str, room: int, expected: list[int]
+) -> None:
+    form = PromptForm(truncate_prompt_tokens=length, truncation_side=side)
+    assert form.truncated([1, 2, 3, 4, 5], room) == expected
+
+
+# --- The text and the bytes of single tokens --------------------------------------------------------------------------
+
+
+TOKENIZERS = {"byte level": byte_level, "byte fallback": byte_fallback}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(st.text(st.characters(codec="utf-8"), max_size=20))
+def test_the_bytes_of_tokens_are_those_of_their_text(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    texts = TokenTexts(tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    found = b"".join(bytes(json.loads(texts[token_id].bytes)) for token_id in ids)
+    # A literal "▁" in the text becomes a space too. The first token begins with a space that is not in the text.
+    expected = text if name == "byte level" else " " + text.replace("▁", " ")
+    assert found == (expected.encode() if ids else b"")
+
+
+def test_tokens_that_the_tokenizer_lacks_and_special_ones_have_a_text() -> None:
+    texts = TokenTexts(byte_level())
+    assert texts[10**6] == ('""', '""', "[]")
+    special = byte_level().token_to_id("<|im_end|>")
+    assert json.loads(texts[special].text) == json.loads(texts[special].name) == "<|im_end|>"
+
+
+# --- `/tokenizer_info` shows the tokenizer's configuration with the template in use, and no path of the machine -------
+
+
+def info(folder: Path, **config: Any) -> dict[str, Any]:
+    return tokenizer_info(load_model(str(write_model(folder, **config)), "model"))
+
+
+def test_the_fields_of_the_file_without_paths(tmp_path: Path) -> None:
+    paths = dict.fromkeys(("name_or_path", "vocab_file", "merges_file", "tokenizer_file"), "/home/someone/model")
+    end = {"__type": "AddedToken", "content": "<|im_end|>", "special": True}
+    found = info(tmp_path / "a", **paths, eos_token=end, model_max_length=512, tokenizer_class="Qwen2Tokenizer")
+    assert found == {
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "model_max_length": 512,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "chat_template": TEMPLATE,
+    }
+    assert info(tmp_path / "b")["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_the_template_is_the_one_in_use(tmp_path: Path) -> None:
+    """That of a file of its own, or the default of several; a model without a template has no such field."""
+    several = [{"name": "default", "template": "{{ messages }}"}, {"name": "rag", "template": "x"}]
+    assert info(tmp_path / "several", chat_template=several)["chat_template"] == "{{ messages }}"
+    assert "chat_template" not in info(tmp_path / "none", chat_template=None)
+    folder = write_model(tmp_path / "file")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert tokenizer_info(load_model(str(folder), "model"))["chat_template"] == "{{ messages[0].content }}"
+
+
+# --- The trial of model files in a process with limits ----------------------------------------------------------------
+
+
+def test_good_files_have_no_fault(tmp_path: Path) -> None:
+    assert model_trial.try_out(write_model(tmp_path / "m")) == ""
+
+
+def test_a_fault_is_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / "tokenizer.json").write_text("[" * 100_000)
+    assert "not a tokenizer" in model_trial.try_out(folder) or "fails" in model_trial.try_out(folder)
+    (folder / "config.json").unlink()
+    assert "config.json is missing" in model_trial.try_out(folder)
+
+
+def test_a_trial_that_takes_too_long_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_trial, "TIMEOUT_S", 0.01)
+    assert "more than 0.01 s" in model_trial.try_out(write_model(tmp_path / "m"))

@@ -1,21 +1,41 @@
-"""Every format: its parser reads calls, its grammar allows them, and both refuse other texts."""
+"""Formats of tool calls: detection, grammar and parser agree."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import random
+import re
+import subprocess
+import sys
 
 import pytest
+from tokenizers import Tokenizer
 
-from quire.gateway.output.formats import FORMATS
+from quire.gateway.output import format_names, formats, tool_grammars
+from quire.gateway.output.formats import FALLBACK, FORMATS, REASONING_FORMATS, detect, detect_reasoning
+from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tool_format import ToolFormat
-from quire.gateway.output.tools import Besides, Tool, ToolChoice, ToolMode
+from quire.gateway.output.tool_grammar import (
+    Beginning,
+    answer_grammar,
+    lark_arguments,
+    lark_text,
+    pattern,
+    quoted,
+    several,
+)
+from quire.gateway.output.tool_grammars import ToolGrammars
+from quire.gateway.output.tools import ANY_ARGUMENTS, Besides, Tool, ToolChoice, ToolMode
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
+from tests.support.chat_templates import TEMPLATES
 from tests.support.gateway.output_answers import (
+    CLOCK,
+    END,
     TOOLS,
+    WEATHER,
     Answers,
     assert_parts_are_sound,
     byte_tokenizer,
@@ -25,6 +45,9 @@ from tests.support.gateway.output_answers import (
     parse,
 )
 from tests.support.gateway.output_cases import CASES, IN_PARIS, Case
+
+# --- Every format: its parser reads calls, its grammar allows them, and both refuse other texts -----------------------
+
 
 # The characters with which a call begins where an answer may also be text.
 BEGINS = {
@@ -232,3 +255,284 @@ def test_any_json_schema_has_a_grammar(form: ToolFormat) -> None:
                 for strict in (False, True):
                     with contextlib.suppress(GrammarError):
                         form.grammar([Tool("run", parameters=schema, strict=strict)], ToolChoice(), {})
+
+
+# --- Detection from chat templates: those of the tests, and templates in the style of each family ---------------------
+
+
+# Descriptions of calls in the style of each family's chat template.
+STYLES = {
+    "hermes": (
+        "{%- if tools %}{{- \"<tools>\" }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}"
+        "{{- \"</tools>\\n\\n<tool_call>\\n{\\\"name\\\": <function-name>, \\\"arguments\\\": <args-json-object>}\\n"
+        "</tool_call>\" }}{%- endif %}{{- '<tool_call>\\n{\"name\": \"' }}{{- tool_call.name }}"
+        "{{- '\", \"arguments\": ' }}{{- tool_call.arguments | tojson }}{{- '}\\n</tool_call>' }}"
+    ),
+    "qwen3_coder": (
+        "{{- '<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1\\n</parameter>"
+        "\\n</function>\\n</tool_call>' }}{%- if tools %}{{ tools }}{%- endif %}"
+    ),
+    "llama3_json": (
+        "{%- if tools is not none %}{{- 'Respond in the format {\"name\": function name, \"parameters\": dictionary of "
+        "argument name and its value}.' }}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}"
+        "{{- '{\"name\": \"' + tool_call.name + '\", ' }}{{- '\"parameters\": ' }}{{- tool_call.arguments | tojson }}"
+        "{%- endif %}"
+    ),
+    "pythonic": (
+        "{%- if tools %}{{- \"Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]\\n\" }}"
+        "{{- '[' + tool_call.name + '(' -}}{%- endif %}"
+    ),
+    "mistral": "{{- \"[TOOL_CALLS] [\" }}{%- for tool_call in message.tool_calls %}{{- tool_call.function|tojson }}",
+    "mistral_args": "{{- '[TOOL_CALLS]' + tool.function.name + '[ARGS]' + tool.function.arguments }}",
+    "deepseek": (
+        "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name']"
+        " + '\\n' + '```json' + '\\n' + tool['function']['arguments'] + '\\n' + '```' + '<｜tool▁call▁end｜>'}}"
+    ),
+    "deepseek_v31": (
+        "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' + "
+        "tool['function']['arguments'] + '<｜tool▁call▁end｜>'}}"
+    ),
+    "harmony": (
+        "{{- \"<|start|>assistant to=\" }}{{- \"functions.\" + tool_call.name + \"<|channel|>commentary \" }}"
+        "{{- \"json<|message|>\" }}{{- tool_call.arguments|tojson }}{{- \"<|call|>\" }}"
+    ),
+}  # fmt: skip
+
+
+def test_each_format_is_found_by_its_style() -> None:
+    assert {name: getattr(detect(source), "name", None) for name, source in STYLES.items()} == {
+        name: name for name in FORMATS if name != FALLBACK.name
+    }
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_without_a_format(name: str) -> None:
+    assert detect(TEMPLATES[name]) is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '<tool_call>' + tool_call.name + '\\n<arg_key>city</arg_key>' }}",  # GLM
+        "{{- '<seed:tool_call>\\n<function=f>\\n<parameter=a>x</parameter></function></seed:tool_call>' }}",
+        "{{ '<tool_calls>[' }}{{ '{\"name\": \"' + call.name + '\", \"arguments\": ' }}",
+        "{{ tools | tojson }}",
+        "",
+    ],
+)
+def test_other_formats_are_not_mistaken(source: str) -> None:
+    assert detect(source) is None
+
+
+def test_the_tokenizer_decides_between_the_forms_of_mistral() -> None:
+    assert detect(STYLES["mistral"], {"[TOOL_CALLS]", "[ARGS]"}) is FORMATS["mistral"]
+    short = "{{ '[TOOL_CALLS]' ~ calls }}"
+    assert detect(short, {"[TOOL_CALLS]", "[ARGS]"}) is FORMATS["mistral_args"]
+    assert detect(short, {"[TOOL_CALLS]"}) is FORMATS["mistral"]
+
+
+@pytest.mark.parametrize("name", REASONING_FORMATS)
+def test_reasoning_by_template_or_tokens(name: str) -> None:
+    form = REASONING_FORMATS[name]
+    assert detect_reasoning(f"{{{{ '{form.start}' + message.reasoning_content + '{form.end}' }}}}") is form
+    assert detect_reasoning("{{ content.split('" + form.end + "')[-1] }}") is form
+    assert detect_reasoning("", {form.start, form.end}) is form
+    assert detect_reasoning("", {form.start}) is None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_without_reasoning(name: str) -> None:
+    assert detect_reasoning(TEMPLATES[name]) is None
+
+
+def test_harmony_has_its_own_reasoning() -> None:
+    assert detect_reasoning(STYLES["harmony"], FORMATS["harmony"].markers) is None
+
+
+# --- The settings offer exactly the formats that exist, without importing them ----------------------------------------
+
+
+def test_the_names_are_those_of_the_formats() -> None:
+    assert list(format_names.TOOL_CALL_FORMATS) == list(formats.FORMATS)
+    assert list(format_names.REASONING_FORMATS) == list(formats.REASONING_FORMATS)
+
+
+def test_settings_import_no_grammars() -> None:
+    code = "import sys, quire.gateway.settings; print('llguidance' in sys.modules, 'jinja2' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+TOKENIZER = byte_tokenizer(special=("[CALL]",), added=("<call>", "plain"))
+
+
+def answers_after(
+    mode: ToolMode, *beginnings: Beginning, forced: str = '"x"', tokenizer: Tokenizer = TOKENIZER
+) -> Answers:
+    choice = ToolChoice(mode)
+    return Answers(tokenizer, answer_grammar(choice, special_tokens(tokenizer), None, forced, beginnings, []))
+
+
+def test_added_tokens_in_angle_brackets_are_special() -> None:
+    """llguidance decides so. The text of such a token in a grammar does not match the token."""
+    special = special_tokens(TOKENIZER)
+    assert special.keys() == {END, "[CALL]", "<call>"}
+    for name, token_id in special.items():
+        assert TOKENIZER.token_to_id(name) == token_id
+        if name != END:
+            assert Answers(TOKENIZER, f"start: {lark_text(name, special)}").may_end(name)
+            assert not Answers(TOKENIZER, f"start: {quoted(name)}").may_end(name)
+    assert Answers(TOKENIZER, 'start: "plain"').may_end("plain")
+
+
+def test_a_text_with_special_tokens() -> None:
+    special = {"<a>": 7, "<ab>": 8}
+    assert lark_text('x<ab>"<a>\n', special) == '"x" <[8]> "\\"" <[7]> "\\n"'
+    assert lark_text("x<ab>", {}) == '"x<ab>"'
+
+
+@pytest.mark.parametrize("text", ["a.b*c", "[x](y)", "a/b\\c", "{}|^$+?", "a b-c_d", "é<|x|>#&~"])
+def test_a_pattern_matches_its_text_only(text: str) -> None:
+    allowed = Answers(byte_tokenizer(), f"start: A\nA: /{pattern(text)}/")
+    assert allowed.may_end(text)
+    assert not allowed.may_end(text[:-1])
+    assert re.fullmatch(pattern(text), text)
+
+
+def test_several() -> None:
+    rules = ["NEWLINES: /\\n{0,2}/", 'item: "a"']
+    many = Answers(byte_tokenizer(), "\n".join([f"start: {several('item', quoted('-'), True)}", *rules]))
+    assert [many.may_end(text) for text in ("a", "a\n", "a-a", "a\n\n-a\n-a\n", "", "aa", "a-")] == [True] * 4 + [
+        False
+    ] * 3
+    one = Answers(byte_tokenizer(), "\n".join([f"start: {several('item', quoted('-'), False)}", *rules]))
+    assert [one.may_end(text) for text in ("a", "a\n", "a-a")] == [True, True, False]
+
+
+@pytest.mark.parametrize("trigger", ["[CALL]", "<call>", "plain", "<text>"])
+def test_a_trigger_in_free_text(trigger: str) -> None:
+    """A token and the same text spelled out both begin a call."""
+    for tokenizer in (TOKENIZER, byte_tokenizer()):
+        allowed = answers_after(ToolMode.AUTO, Beginning(text=trigger, rest='"x"'), tokenizer=tokenizer)
+        for text in ("", "free", f"{trigger}x", f"free {trigger}x", trigger[:-1], f"{trigger[:-1]} free"):
+            assert allowed.may_end(text), text
+        for text in (trigger, f"{trigger}y", f"{trigger}xx", f"{trigger}x{trigger}x"):
+            assert not allowed.may_end(text), text
+
+
+def test_a_pattern_at_the_beginning() -> None:
+    allowed = answers_after(
+        ToolMode.AUTO, Beginning(pattern=r"\s*\{", rest='"x"'), Beginning(text="<text>", rest='"y"')
+    )
+    for text in ("", "free {", " {x", "\n\n{x", "free <text>y", "<text>y"):
+        assert allowed.may_end(text), text
+    for text in ("{", "{y", " {xx", "<text>x", "{<text>y"):
+        assert not allowed.may_end(text), text
+
+
+def test_forced_calls() -> None:
+    allowed = answers_after(ToolMode.REQUIRED, Beginning(text="<text>", rest='"y"'))
+    assert [allowed.may_end(text) for text in ("x", "free", "", "<text>y")] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("parameters", [{}, {"type": "string"}, {"type": ["object", "null"]}, {"type": "object"}])
+def test_arguments_are_an_object(parameters: dict[str, object]) -> None:
+    allowed = Answers(byte_tokenizer(), f"start: {lark_arguments(Tool('run', parameters=parameters))}")
+    assert allowed.may_end('{"a": [1, {}]}')
+    assert [allowed.accepted(text) for text in ("null", '"x"', "1")] == ["", "", ""]
+
+
+def test_white_space_in_arguments_is_that_of_json_dumps() -> None:
+    allowed = Answers(byte_tokenizer(), f"start: {lark_arguments(Tool('run'))}")
+    assert not allowed.may_end('{"a":1}')
+    assert not allowed.may_end('{ "a": 1 }')
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+SPEC = OutputSpec(tool_format="hermes")
+CHOICES = [ToolChoice(), ToolChoice(ToolMode.REQUIRED), ToolChoice(parallel=False)]
+
+
+def tool(name: str) -> Tool:
+    return Tool(name, parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+def test_equal_tools_get_one_grammar_and_others_get_others() -> None:
+    grammars = ToolGrammars({})
+    made = [grammars.text(SPEC, [tool(name)], choice) for name in ("add", "sub") for choice in CHOICES]
+    made.append(grammars.text(OutputSpec(tool_format="llama3_json"), [tool("add")], ToolChoice()))
+    made.append(grammars.text(OutputSpec(tool_format="hermes", reasoning_format="think"), [tool("add")], ToolChoice()))
+    assert len(set(made)) == len(made) == 8
+    assert grammars.text(SPEC, [tool("add")], ToolChoice()) is made[0]
+
+
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_grammars, "KEPT", 2)
+    grammars = ToolGrammars({})
+    first = grammars.text(SPEC, [tool("a")], ToolChoice())
+    for name in "bc":
+        grammars.text(SPEC, [tool(name)], ToolChoice())
+    again = grammars.text(SPEC, [tool("a")], ToolChoice())
+    assert again == first
+    assert again is not first
+    monkeypatch.setattr(tool_grammars, "KEPT_CHARACTERS", 0)
+    grammars.text(SPEC, [tool("d")], ToolChoice())
+    assert not grammars._known
+    assert grammars._characters == 0
+
+
+def test_a_strict_schema_that_cannot_be_followed_is_an_error() -> None:
+    hard = Tool("f", parameters={"type": "object", "x-guidance": {}}, strict=True)
+    with pytest.raises(GrammarError):
+        ToolGrammars({}).text(SPEC, [hard], ToolChoice())
+
+
+@pytest.mark.parametrize("name", sorted(name for name, form in FORMATS.items() if not form.has_reasoning))
+@pytest.mark.parametrize("reasoning", ["", "think"])
+def test_an_answer_calls_tools_or_follows_the_schema_of_the_content(name: str, reasoning: str) -> None:
+    tokenizer = byte_tokenizer(tuple(sorted(FORMATS[name].markers)))
+    special = special_tokens(tokenizer)
+    spec = OutputSpec(tool_format=name, tools=(tool("add"),), reasoning_format=reasoning)
+    content = '{"type": "object", "properties": {"b": {"const": 1}}, "required": ["b"]}'
+    lark = json.loads(ToolGrammars(special).text(spec, spec.tools, ToolChoice(), content))["lark"]
+    answers = Answers(tokenizer, lark)
+    assert answers.may_end('{"b": 1}')
+    assert not answers.may_end('{"b": 2}')
+    assert not answers.may_end("Some text.")
+    required = json.loads(ToolGrammars(special).text(spec, spec.tools, ToolChoice(ToolMode.REQUIRED), content))["lark"]
+    assert not Answers(tokenizer, required).may_end('{"b": 1}')
+
+
+@pytest.mark.parametrize("name", ["json", "llama3_json"])
+def test_calls_without_marks_are_told_apart_from_the_content(name: str) -> None:
+    tokenizer = byte_tokenizer(tuple(sorted(FORMATS[name].markers)))
+    spec = OutputSpec(tool_format=name, tools=(tool("add"),), is_forced=True)
+    grammars = ToolGrammars(special_tokens(tokenizer))
+    content = '{"type": "object", "properties": {"b": {"const": 1}}, "required": ["b"]}'
+    lark = json.loads(grammars.text(spec, spec.tools, ToolChoice(), content))["lark"]
+    name_key, arguments_key = FORMATS[name].json_keys or ("", "")
+    text = f'{{"{name_key}": "add", "{arguments_key}": {{"a": 1}}}}'
+    assert Answers(tokenizer, lark).may_end(text)
+    assert [part.kind for part in parse(spec.parser(), text)] == [PartKind.CALL, PartKind.ARGUMENTS]
+    assert [part.kind for part in parse(spec.parser(), '{"b": 1}')] == [PartKind.CONTENT]
+    with pytest.raises(GrammarError, match="no references"):
+        grammars.text(spec, spec.tools, ToolChoice(), '{"$ref": "#/$defs/a", "$defs": {"a": {}}}')
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tools_that_an_answer_may_call() -> None:
+    assert ToolChoice(ToolMode.NONE).callable_tools(TOOLS) == []
+    assert ToolChoice().callable_tools(TOOLS) == ToolChoice(ToolMode.REQUIRED).callable_tools(TOOLS) == TOOLS
+    assert ToolChoice(ToolMode.NAMED, "clock").callable_tools(TOOLS) == [CLOCK]
+
+
+def test_a_tool_whose_schema_no_grammar_can_follow() -> None:
+    relaxed = WEATHER.with_any_arguments()
+    assert (relaxed.name, relaxed.description, relaxed.parameters) == (WEATHER.name, WEATHER.description, ANY_ARGUMENTS)

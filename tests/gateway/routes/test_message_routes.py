@@ -99,13 +99,11 @@ CASES: dict[str, tuple[bytes, int, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("data", "status", "kind", "code"), CASES.values(), ids=CASES)
-async def test_errors_before_a_call_is_accepted(
-    server: RunningGateway, data: bytes, status: int, kind: str, code: str
-) -> None:
-    reply = await server.send(data)
-    error = error_of(reply)
-    assert (reply.status, error["type"], error["details"]["error_code"]) == (status, kind, code)
+async def test_errors_before_a_call_is_accepted(server: RunningGateway) -> None:
+    for data, status, kind, code in CASES.values():
+        reply = await server.send(data)
+        error = error_of(reply)
+        assert (reply.status, error["type"], error["details"]["error_code"]) == (status, kind, code)
 
 
 async def test_other_paths_keep_the_shape_of_openai(server: RunningGateway) -> None:
@@ -115,9 +113,8 @@ async def test_other_paths_keep_the_shape_of_openai(server: RunningGateway) -> N
     assert "request-id" not in reply.headers
 
 
-@pytest.mark.parametrize(
-    ("tools", "param", "says"),
-    [
+async def test_a_tool_that_is_refused_is_named(server: RunningGateway) -> None:
+    for tools, param, says in [
         ([{**WEATHER, "name": f"t{n}"} for n in range(3)], "tools", "at most 2"),
         (
             [{"type": "web_search_20250305"}, {**WEATHER, "input_schema": {"type": "object", "title": "x" * 300}}],
@@ -129,12 +126,10 @@ async def test_other_paths_keep_the_shape_of_openai(server: RunningGateway) -> N
             "tools[0].input_schema",
             "cannot be followed",
         ),
-    ],
-)
-async def test_a_tool_that_is_refused_is_named(server: RunningGateway, tools: Any, param: str, says: str) -> None:
-    error = error_of(await server.post(PATH, body(tools=tools)))
-    assert error["details"]["param"] == param
-    assert says in error["message"]
+    ]:
+        error = error_of(await server.post(PATH, body(tools=tools)))
+        assert error["details"]["param"] == param
+        assert says in error["message"]
 
 
 async def test_the_sdk_raises_the_class_of_each_error(server: RunningGateway) -> None:

@@ -212,11 +212,11 @@ async def test_the_tokens_of_the_input_are_counted(gateway: RunningGateway, clie
     assert await gateway.accepted() == 1
 
 
-@pytest.mark.parametrize("path", ["compact", "other", "resp_/x"])
-async def test_other_paths_are_unknown(gateway: RunningGateway, path: str) -> None:
-    reply = await gateway.post(f"{PATH}/{path}", {"model": MODEL, "input": "Hello"})
-    assert (reply.status, reply.error["code"]) == (404, "not_found")
-    assert f"There is nothing at {PATH}/{path}." in reply.error["message"]
+async def test_other_paths_are_unknown(gateway: RunningGateway) -> None:
+    for path in ["compact", "other", "resp_/x"]:
+        reply = await gateway.post(f"{PATH}/{path}", {"model": MODEL, "input": "Hello"})
+        assert (reply.status, reply.error["code"]) == (404, "not_found")
+        assert f"There is nothing at {PATH}/{path}." in reply.error["message"]
 
 
 async def test_the_handshake_of_a_websocket_is_refused(gateway: RunningGateway) -> None:
@@ -241,28 +241,26 @@ async def test_the_input_may_be_absent_only_after_a_previous_response(gateway: R
 HARD_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "x-guidance": {}}
 
 
-@pytest.mark.parametrize("strict", [{}, {"strict": None}, {"strict": False}], ids=str)
-async def test_a_function_that_is_not_strict_follows_its_schema_as_given(
-    gateway: RunningGateway, strict: dict[str, Any]
-) -> None:
-    easy = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
-    grammars = []
-    for schema, flags in (
-        (easy, strict),
-        (easy, {"strict": True}),
-        (HARD_SCHEMA, strict),
-        ({"type": "object"}, strict),
-    ):
-        tool = {"type": "function", "name": "f", "parameters": schema, **flags}
-        async with gateway.worker(answering("x")) as worker:
-            reply = await gateway.post(PATH, {"model": MODEL, "input": "Hello", "tools": [tool]})
-            assert reply.status == 200, reply.json
-            assert reply.json["tools"][0]["strict"] == flags.get("strict")
-            assert reply.json["tools"][0]["parameters"] == schema
-        [claimed] = worker.claimed
-        grammars.append(claimed.sampling.grammar)
-    as_given, as_strict, hard, any_object = grammars
-    assert as_given == as_strict != any_object == hard
+async def test_a_function_that_is_not_strict_follows_its_schema_as_given(gateway: RunningGateway) -> None:
+    for strict in [{}, {"strict": None}, {"strict": False}]:
+        easy = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
+        grammars = []
+        for schema, flags in (
+            (easy, strict),
+            (easy, {"strict": True}),
+            (HARD_SCHEMA, strict),
+            ({"type": "object"}, strict),
+        ):
+            tool = {"type": "function", "name": "f", "parameters": schema, **flags}
+            async with gateway.worker(answering("x")) as worker:
+                reply = await gateway.post(PATH, {"model": MODEL, "input": "Hello", "tools": [tool]})
+                assert reply.status == 200, reply.json
+                assert reply.json["tools"][0]["strict"] == flags.get("strict")
+                assert reply.json["tools"][0]["parameters"] == schema
+            [claimed] = worker.claimed
+            grammars.append(claimed.sampling.grammar)
+        as_given, as_strict, hard, any_object = grammars
+        assert as_given == as_strict != any_object == hard
 
 
 async def test_a_strict_function_that_no_grammar_can_follow_is_refused(gateway: RunningGateway) -> None:

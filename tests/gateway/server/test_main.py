@@ -1,4 +1,4 @@
-"""The gateway as a process: how it starts, what it says when it cannot, how it ends, what it never loads."""
+"""The gateway as a process: how it starts, what keeps it from starting, how it ends, what it never loads."""
 
 from __future__ import annotations
 
@@ -10,19 +10,30 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quire.gateway.server import commands
 from quire.gateway.server.main import serve
+from quire.gateway.server.start_check import check_start, make_first_key
 from quire.gateway.settings import GatewaySettings
+from quire.ops.paths import PROJECT_ROOT
+from quire.shared.accounts.secret import key_id_of
+from quire.shared.command_line import CommandError
 from quire.shared.errors import StartError
 from quire.shared.settings import to_environ
+from tests.support.gateway.running import MODEL, RunningGateway
+
+# --- The gateway as a process: how it starts, what it says when it cannot, how it ends, what it never loads -----------
+
 
 START = """
 import os, sys
@@ -167,3 +178,94 @@ async def test_a_setting_that_keeps_it_from_starting_is_named(
 def test_the_redis_url_is_not_shown_to_others() -> None:
     given = GatewaySettings(redis_url="redis://:secret@host/0")
     assert "secret" not in repr(given)
+
+
+# --- The application: its log, its models, its files ------------------------------------------------------------------
+
+
+async def test_models_are_listed(gateway: RunningGateway) -> None:
+    [card] = (await gateway.get("/v1/models")).json["data"]
+    assert (card["id"], card["object"], card["owned_by"], card["max_model_len"]) == (MODEL, "model", "quire", 512)
+    assert (await gateway.get(f"/v1/models/{MODEL}")).json == card
+
+
+@pytest.mark.parametrize("project", ["pyproject.toml", "gateway/pyproject.toml"])
+def test_every_static_file_is_packaged(project: str) -> None:
+    with (PROJECT_ROOT / project).open("rb") as file:
+        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["quire.gateway"]
+    gateway = PROJECT_ROOT / "gateway"
+    packaged = {path for pattern in patterns for path in gateway.glob(pattern)}
+    static = {path for path in (gateway / "pages" / "static").rglob("*") if path.is_file()}
+    assert static
+    assert static <= packaged
+
+
+# --- The commands of the gateway: the model's folder becomes absolute, and examples name the program ------------------
+
+
+def test_the_gateway_gets_the_absolute_folder_of_the_model(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[GatewaySettings] = []
+    monkeypatch.setattr("quire.gateway.server.main.run", lambda settings: seen.append(settings) or 0)
+    monkeypatch.chdir(model_folder.parent)
+    assert commands.run_gateway(GatewaySettings(model=f"./{model_folder.name}"), {}) == 0
+    assert [Path(settings.model) for settings in seen] == [model_folder.resolve()]
+
+
+def test_a_folder_without_a_model_is_refused_before_the_gateway_starts(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"config\.json is missing"):
+        commands.run_gateway(GatewaySettings(model=str(tmp_path)), {})
+
+
+@pytest.mark.parametrize("command", [commands.GATEWAY, commands.DEAD_LETTERS, commands.KEYS, commands.USAGE])
+def test_each_example_begins_with_the_program(command: object) -> None:
+    assert isinstance(command, type(commands.GATEWAY))
+    assert command.examples
+    assert all(example.startswith("{prog}") for example in command.examples)
+
+
+# --- A gateway that other machines reach starts only with a key, an admin key, or permission --------------------------
+
+
+async def test_a_gateway_without_keys_does_not_start(redis_url: str) -> None:
+    public = GatewaySettings(redis_url=redis_url, host="0.0.0.0")
+    local = GatewaySettings(redis_url=redis_url, require_keys=True)
+    with pytest.raises(
+        StartError, match=r"--host 0\.0\.0\.0 lets .*quire keys create.*, or --allow-anonymous to accept"
+    ):
+        await check_start(public)
+    with pytest.raises(
+        StartError, match=r"because --require-keys is set, .*--allow-anonymous instead of --require-keys"
+    ):
+        await check_start(local)
+    await check_start(replace(public, allow_anonymous=True))
+    await check_start(replace(public, admin_key_file="/run/secrets/admin"))
+    secret = await make_first_key(redis_url)
+    assert key_id_of(secret)
+    await check_start(public)
+    await check_start(local)
+
+
+async def test_a_redis_that_does_not_answer_is_named() -> None:
+    with pytest.raises(StartError, match="--redis-url"):
+        await check_start(GatewaySettings(redis_url="redis://127.0.0.1:1/0", host="0.0.0.0"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_open"),
+    [
+        ({}, True),
+        ({"require_keys": True}, False),
+        ({"host": "::1"}, True),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": ""}, False),
+        ({"host": "gateway.example.com"}, False),
+        ({"host": "0.0.0.0", "allow_anonymous": True}, True),
+    ],
+)
+def test_only_a_loopback_address_or_permission_opens_a_gateway(settings: dict[str, object], is_open: bool) -> None:
+    assert GatewaySettings(**settings).is_open is is_open  # type: ignore[arg-type]
+
+
+def test_contradicting_settings_are_refused() -> None:
+    with pytest.raises(StartError, match="both given"):
+        _ = GatewaySettings(allow_anonymous=True, require_keys=True).is_open

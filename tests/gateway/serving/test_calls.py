@@ -1,4 +1,4 @@
-"""The request of a client that disconnects is cancelled: streaming or not, queued or running, at any time."""
+"""Calls that end early, and the doors of a served model."""
 
 from __future__ import annotations
 
@@ -6,17 +6,33 @@ import asyncio
 import json
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from quire.gateway.model.served_model import load_model
+from quire.gateway.serving.service import Gateway
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.keys import LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import FakeWorker, Steps, emit, endless
-from tests.support.gateway.running import MODEL, RunningGateway, chat_body, raw_request, running_gateway, tokens, until
+from tests.support.gateway.running import (
+    MODEL,
+    RunningGateway,
+    chat_body,
+    raw_request,
+    running_gateway,
+    tokens,
+    until,
+    write_model,
+)
+from tests.support.registrations import discovering_gateway, register
+
+# --- The request of a client that disconnects is cancelled: streaming or not, queued or running, at any time ----------
+
 
 CHAT = "/v1/chat/completions"
 
@@ -251,10 +267,10 @@ async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningG
     assert (again.status, again.json["cancelled"]) == (200, False)
 
 
-@pytest.mark.parametrize("call_id", ["chatcmpl-" + 32 * "0", "chatcmpl-x", "cmpl-" + 32 * "0", "%2e%2e"])
-async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway, call_id: str) -> None:
-    reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
-    assert (reply.status, reply.error["code"]) == (404, "not_found")
+async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway) -> None:
+    for call_id in ["chatcmpl-" + 32 * "0", "chatcmpl-x", "cmpl-" + 32 * "0", "%2e%2e"]:
+        reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
+        assert (reply.status, reply.error["code"]) == (404, "not_found")
 
 
 async def test_a_call_of_several_prompts_is_cancelled_as_a_whole(gateway: RunningGateway) -> None:
@@ -306,3 +322,76 @@ async def test_who_does_not_read_small_answers_loses_the_connection(start_gatewa
 
     await until(closed)
     writer.transport.abort()
+
+
+# --- Which model a request reaches, before its handler runs -----------------------------------------------------------
+
+
+async def test_a_broken_body_is_counted_as_a_refused_call(redis_url: str, tmp_path: Path) -> None:
+    await register(redis_url, "one", write_model(tmp_path / "one"))
+    async with discovering_gateway(redis_url) as gateway, FakeWorker(redis_url, "one", emit([5])).running():
+        await gateway.until_names("one")
+        reply = await gateway.post("/v1/chat/completions", b'{"model": ')
+        assert (reply.status, reply.error["code"]) == (400, "invalid_json")
+        assert (await gateway.complete(model="two")).error["code"] == "model_not_found"
+        reply = await gateway.complete(model=5)
+        assert (reply.status, reply.error["param"]) == (400, "model")
+        calls = gateway.directory.process.meters.calls
+        assert calls["chat", "new", "refused"] == 1
+        assert calls["completion", "new", "refused"] == 2
+        # A single model needs no name, as with a model folder.
+        assert (await gateway.post("/tokenize", {"prompt": "Hi"})).status == 200
+
+
+async def test_without_any_model_every_call_is_refused(redis_url: str) -> None:
+    async with discovering_gateway(redis_url) as gateway:
+        assert (await gateway.post("/v1/chat/completions", b"{")).error["code"] == "invalid_json"
+        assert (await gateway.chat()).error["code"] == "model_not_found"
+        assert (await gateway.get(f"/v1/responses/resp_{'a' * 32}")).status == 404
+        assert (await gateway.post(f"/v1/completions/cmpl-{'a' * 32}/cancel", {})).error["code"] == "not_found"
+        assert (await gateway.get("/status")).json["workers"] == 0
+        assert (await gateway.get("/engine/workers")).status == 404
+        assert (await gateway.get("/openapi.json")).status == 200
+
+
+# --- The wiring of a gateway: its parts live from start to close, and leave nothing behind ----------------------------
+
+
+async def test_a_gateway_that_is_closed_leaves_no_task_behind(gateway: RunningGateway) -> None:
+    settings = gateway.settings
+    before = asyncio.all_tasks()
+    other = Gateway(settings, load_model(settings.model, settings.name))
+    await other.start()
+    await asyncio.wait_for(other.subscription.ready.wait(), 10)
+    assert other.redis_problems() == []
+    await other.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() <= before
+
+
+async def test_a_request_without_a_listener_is_cancelled_unless_its_client_may_return(
+    gateway: RunningGateway,
+) -> None:
+    one, cancelled = gateway.gateway, []
+    one.canceller.cancel = cancelled.extend  # type: ignore[method-assign]
+    with one.listening(["a" * 32]) as buffer:
+        buffer.is_responsible = True
+        assert one.router.has("a" * 32)
+    assert not one.router.has("a" * 32)
+    assert cancelled == ["a" * 32]
+    with one.listening(["b" * 32]):
+        pass  # another gateway is responsible
+    one.draining = True
+    with one.listening(["c" * 32], can_return=True) as buffer:
+        buffer.is_responsible = True
+    assert cancelled == ["a" * 32]
+    with one.listening(["d" * 32], can_return=False) as buffer:
+        buffer.is_responsible = True
+    assert cancelled == ["a" * 32, "d" * 32]
+
+
+async def test_problems_are_named(gateway: RunningGateway) -> None:
+    one = gateway.gateway
+    one.worker_registry.redis_answers = False
+    one.subscription.ready.clear()
+    assert one.redis_problems() == ["Redis does not answer", "not subscribed to the workers' output"]

@@ -1,20 +1,39 @@
-"""Embedding calls from the request to the answer: many inputs, failures, lost messages, repeated keys, and counts."""
+"""Embedding calls through a gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from quire.gateway.serving.registered_model import RegistrationFault, load_registered
+from quire.gateway.settings import GatewaySettings
 from quire.shared.messages import GenerationRequest, Outcome, StepItem
+from quire.shared.messages.manifest import FileEntry, ModelManifest
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, endless
-from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, running_gateway, tokens, until
+from tests.support.gateway.running import (
+    MODEL,
+    Reply,
+    RunningGateway,
+    raw_request,
+    running_gateway,
+    tokens,
+    until,
+    write_model,
+)
 from tests.support.hand_worker import HandWorker
+from tests.support.registrations import open_registry, register
+from tests.support.tokenizers import byte_level
+
+# --- Embedding calls from the request to the answer: many inputs, failures, lost messages, repeated keys, and ---------
+
 
 PATH = "/v1/embeddings"
 
@@ -237,3 +256,22 @@ async def test_inputs_are_logged_if_the_operator_wants_it(
     async with gateway.worker(embedder):
         await embed(gateway, input=["a known input"])
     assert "a known input" in caplog.text
+
+
+# --- Loading a model from its registration ----------------------------------------------------------------------------
+
+
+async def test_a_registered_model_is_that_of_the_folder(redis_url: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    manifest = await register(redis_url, "name", folder, "alias")
+    shutil.rmtree(folder)
+    async with open_registry(redis_url) as registry:
+        model = await load_registered(registry, manifest, GatewaySettings())
+        assert (model.name, model.aliases, model.max_model_len) == ("name", ("alias",), 512)
+        assert model.tokenizer.encode("Hi").ids == byte_level().encode("Hi").ids
+        assert model.template is not None
+        assert model.eos_token_ids == {2}
+        kept = [entry for entry in manifest.files if entry.name != "tokenizer.json"]
+        lost = ModelManifest("name", (), (*kept, FileEntry("tokenizer.json", "0" * 64, 5)))
+        with pytest.raises(RegistrationFault, match="Redis has 0"):
+            await load_registered(registry, lost, GatewaySettings())

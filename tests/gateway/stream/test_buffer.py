@@ -1,4 +1,4 @@
-"""A call's output buffer is bounded in tokens. A large item is passed on in parts; the log has the remaining items."""
+"""Buffers of output: order, gaps, limits and silence."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import struct
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.gateway.stream import buffer as module
-from quire.gateway.stream.buffer import MAX_WAITING, OutputBuffer
-from quire.gateway.stream.cursor import weight
+from quire.gateway.stream.buffer import MAX_TAKEN, MAX_WAITING, OutputBuffer
+from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, split, weight
 from quire.gateway.stream.router import FrameRouter
 from quire.shared.broker import Claim
 from quire.shared.messages import Delta, Outcome, StepItem
 from tests.gateway.conftest import Start
-from tests.support.gateway.running import RunningGateway
-from tests.support.hand_worker import TEXT, HandWorker, run
+from tests.support.gateway.running import RunningGateway, until
+from tests.support.hand_worker import IDS, TEXT, HandWorker, one_each, run
+
+# --- A call's output buffer is bounded in tokens ----------------------------------------------------------------------
+
 
 # The size of the log-probability record of a token with 20 alternatives.
 SCORED = bytes(4 + 8 * 20)
@@ -319,3 +324,174 @@ async def test_a_client_that_reads_slowly_gets_everything_and_holds_little(
 
     assert await run(gateway, act) == TEXT
     assert gateway.gateway.router.stats.repairs == 0  # nothing was lost
+
+
+# --- A cursor takes every token once and in order, and cuts items without losing a token ------------------------------
+
+
+# The size of the log-probability record of a token with 20 alternatives.
+
+
+@given(st.lists(st.integers(0, len(IDS) - 1), max_size=60), st.data())
+def test_a_cursor_takes_every_token_once_and_in_order(order: list[int], data: st.DataObject) -> None:
+    """Items arrive in any order. With reads of the log where the cursor asks for them, the output is complete."""
+    log = one_each("r")
+    cursor = Cursor("r", 0.0)
+    taken: list[int] = []
+
+    def take(item: StepItem) -> None:
+        new = cursor.take(item)
+        if new is not None:
+            taken.extend(token for delta in new.deltas for token in delta.token_ids)
+
+    for index in order:
+        take(log[index])
+        if cursor.behind and data.draw(st.booleans()):
+            cursor.behind = False
+            for item in log[cursor.next : index + 1]:
+                take(item)
+    for item in log[cursor.next :]:
+        take(item)
+    assert taken == IDS
+    assert cursor.ended
+
+
+@given(st.lists(st.integers(0, 12), min_size=2, max_size=2, unique=True), st.integers(0, 12))
+def test_items_that_overlap_are_cut(bounds: list[int], have: int) -> None:
+    """After Redis lost the end of a log, a worker sends the tokens again, in other portions."""
+    start, end = sorted(bounds)
+    item = StepItem("r", start, (Delta(0, tuple(range(start, end)), "length"),), Outcome("length"))
+    cursor = Cursor("r", 0.0)
+    cursor.next = have
+    new = cursor.take(item)
+    if start > have:
+        assert new is None
+        assert cursor.behind
+    else:
+        assert new is not None
+        assert [token for delta in new.deltas for token in delta.token_ids] == list(range(have, end))
+        assert new.deltas[-1].finish_reason == "length"
+        assert cursor.next == max(have, end)
+
+
+def test_a_cut_goes_through_the_choices_in_order() -> None:
+    cursor = Cursor("r", 0.0)
+    cursor.next = 3
+    new = cursor.take(StepItem("r", 0, (Delta(0, (1, 2)), Delta(1, (3, 4)), Delta(2, (5,), "stop"))))
+    assert new is not None
+    assert (new.start, new.deltas) == (3, (Delta(1, (4,)), Delta(2, (5,), "stop")))
+
+
+def test_a_long_item_costs_each_of_its_parts_the_same() -> None:
+    """The bytes copied for all parts together grow linearly with the item's size."""
+    copied = []
+
+    class Records(bytes):
+        def __getitem__(self, key: Any) -> Any:
+            found = Records(super().__getitem__(key))
+            copied.append(len(found))
+            return found
+
+    count = 10_000
+    rest = [StepItem("r", 0, (Delta(0, tuple(range(count)), "length", logprobs=Records(SCORED * count)),), None)]
+    parts = []
+    while rest:
+        some, rest = cut(rest, MAX_TAKEN)
+        parts += some
+    assert sum(copied) < 20 * len(SCORED) * count
+    assert [token for part in parts for token in part.deltas[0].token_ids] == list(range(count))
+    assert [part.start for part in parts[1:]] == [part.end for part in parts[:-1]]
+
+
+def test_an_item_is_cut_in_two_only_inside() -> None:
+    item = StepItem("r", 3, (Delta(0, (1, 2)), Delta(1, (3,), "stop")), Outcome("stop"))
+    for at in (0, 3, 6, 9):
+        assert split(item, at) == (item,)
+    for at in (4, 5):
+        first, second = split(item, at)
+        assert (first.start, first.end, second.start, second.end) == (3, at, at, 6)
+        assert (first.outcome, second.outcome) == (None, item.outcome)
+        assert all(delta.finish_reason is None for delta in first.deltas)
+        assert second.deltas[-1].finish_reason == "stop"
+
+
+# --- Silence of a request reveals lost frames, and costs little while nothing is lost ---------------------------------
+
+
+def the_cursor(gateway: RunningGateway) -> Cursor:
+    [buffer] = gateway.gateway.router._open
+    [cursor] = buffer.cursors.values()
+    return cursor
+
+
+async def test_when_the_last_frame_is_lost_silence_reveals_it(gateway: RunningGateway) -> None:
+    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
+        await worker.log(claim, items)
+        for item in items[:-1]:
+            await worker.publish(item.encode())
+
+    began = asyncio.get_running_loop().time()
+    assert await run(gateway, act) == TEXT
+    assert asyncio.get_running_loop().time() - began < 2
+
+
+async def test_when_no_frame_comes_at_all_the_log_is_enough(gateway: RunningGateway) -> None:
+    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
+        await worker.log(claim, items)
+
+    assert await run(gateway, act) == TEXT
+
+
+@pytest.mark.slow
+async def test_a_silent_request_is_not_read_and_what_is_lost_after_it_is_found_soon(gateway: RunningGateway) -> None:
+    loop = asyncio.get_running_loop()
+    since = 0.0
+
+    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
+        nonlocal since
+
+        async def is_patient() -> bool:
+            return the_cursor(gateway).silence_s >= 8 * SILENCE_S
+
+        await until(is_patient)
+        assert gateway.gateway.router.stats.log_reads == 0
+        await worker.log(claim, items)
+        await worker.publish(items[0].encode())
+        since = loop.time()
+
+    assert await run(gateway, act) == TEXT
+    # The interval starts over: it is not the one that had grown before.
+    assert loop.time() - since < 4 * SILENCE_S
+    assert gateway.gateway.router.stats.repairs == 1
+
+
+async def test_what_was_never_published_is_found_however_many_are_silent(gateway: RunningGateway) -> None:
+    """More than are asked about at once."""
+    streams = [asyncio.create_task(gateway.complete(max_tokens=5)) for _ in range(70)]
+    worker = HandWorker(gateway)
+    claims = [await worker.claim() for _ in streams]
+    for claim in claims:
+        await worker.log(claim, [StepItem(claim.request_id, 0, (Delta(0, (), "stop"),), Outcome("stop"))])
+    replies = await asyncio.wait_for(asyncio.gather(*streams), 20)
+    assert {reply.status for reply in replies} == {200}
+    assert gateway.gateway.router.stats.log_reads <= 2 * len(streams)
+
+
+async def test_a_call_that_is_over_is_not_fed_and_not_checked() -> None:
+    router, buffer = open_one([])
+    router.close(buffer)
+    router.feed(steps(1, 1), 0.0)
+    await asyncio.sleep(0)
+    assert buffer.take() == []
+    buffer.check = pytest.fail  # type: ignore[method-assign,assignment]
+    router.silence._tick(asyncio.get_running_loop().time() + 3600)
+
+
+async def test_a_request_that_redis_forgot_ends_with_an_error(gateway: RunningGateway) -> None:
+    worker = HandWorker(gateway)
+    call = asyncio.create_task(gateway.complete(max_tokens=5))
+    await worker.claim()
+    await worker.broker.client.flushall()
+    reply = await asyncio.wait_for(call, 20)
+    assert (reply.status, reply.error["code"]) == (500, "generation_failed")
+    assert "lost" in reply.error["message"]

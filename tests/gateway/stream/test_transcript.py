@@ -1,21 +1,40 @@
-"""A transcript is the text of a call: choices and tokens are counted over its requests, and a failure ends it."""
+"""From tokens to the texts of an answer."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from quire.gateway.errors import api_errors
 from quire.gateway.model.served_model import ServedModel, load_model
-from quire.gateway.stream.answer_options import AnswerOptions
+from quire.gateway.model.token_texts import TokenTexts
+from quire.gateway.output.formats import FORMATS
+from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id
+from quire.gateway.output.tools import Tool
+from quire.gateway.stream.answer_options import AnswerOptions, read_answer_options
 from quire.gateway.stream.call_metadata import CallMetadata
-from quire.gateway.stream.choice_text import ScoredTokens
+from quire.gateway.stream.choice_parts import ChoiceParts
+from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
+from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.messages import Delta, MessageError, Outcome, PromptReport, StepItem
+from quire.shared.messages.codec import pack_token_ids
+from quire.shared.prompt_logprobs import PromptTokenLogprobs
+from quire.shared.text.detokenizer import drops_first_space
+from quire.shared.validators import InvalidValue
 from tests.support.gateway.running import MODEL, tokens
+from tests.support.tokenizers import byte_fallback, byte_level
+
+# --- A transcript is the text of a call: choices and tokens are counted over its requests, and a failure ends ---------
+
 
 COMPLETION = CallMetadata("completion", 0, 1, True, (), 3, 1, False)
 
@@ -111,3 +130,256 @@ def test_only_a_text_of_its_own_loses_its_first_space(
     transcript = Transcript(metadata, replace(model, drops_first_space=True), ["a"])
     deltas = transcript.feed(item("a", 0, " a", reason="stop"))
     assert "".join(delta.text + delta.rest for delta in deltas) == text
+
+
+# --- The options of an answer survive the way through Redis, and other values are refused -----------------------------
+
+
+OPTIONS = AnswerOptions(True, 20, 0, True, True, False, True, True, "fp_abc_1")
+
+
+@pytest.mark.parametrize("options", [AnswerOptions(), OPTIONS])
+def test_options_come_back_as_they_were(options: AnswerOptions) -> None:
+    assert read_answer_options("answer", list(options)) == options
+
+
+@pytest.mark.parametrize("index", range(len(OPTIONS)))
+def test_every_option_is_checked(index: int) -> None:
+    values: list[Any] = list(OPTIONS)
+    values[index] = 21 if type(values[index]) is int else 1
+    with pytest.raises(InvalidValue, match=AnswerOptions._fields[index]):
+        read_answer_options("answer", values)
+
+
+@pytest.mark.parametrize("value", [None, [], list(OPTIONS)[1:], [*OPTIONS, 1], {}])
+def test_other_shapes_are_refused(value: Any) -> None:
+    with pytest.raises(InvalidValue, match="answer"):
+        read_answer_options("answer", value)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (AnswerOptions(), False),
+        (AnswerOptions(logprobs=3), False),
+        (AnswerOptions(echo=True), True),
+        (AnswerOptions(prompt_logprobs=0), True),
+        (AnswerOptions(return_token_ids=True), True),
+    ],
+)
+def test_some_answers_need_the_prompt(options: AnswerOptions, expected: bool) -> None:
+    assert options.needs_prompt is expected
+
+
+# --- Call metadata survives its message; everything else is refused ---------------------------------------------------
+
+
+ABOUT = CallMetadata("chat", 1_700_000_000, 3, True, ("x", "stop😀"), 17, 1, True)
+LABELS = {f"{n:02}" + "😀" * 62: "😀" * 512 for n in range(16)}
+
+
+def test_what_is_noted_about_a_call_survives_the_way() -> None:
+    assert CallMetadata.decode(ABOUT.encode()) == ABOUT
+
+
+def test_whether_the_stop_string_is_text_survives_the_way() -> None:
+    metadata = replace(ABOUT, include_stop_str_in_output=True)
+    assert CallMetadata.decode(metadata.encode()) == metadata != ABOUT
+
+
+def test_the_largest_labels_survive_the_way() -> None:
+    metadata = replace(
+        ABOUT,
+        stop=("😀" * 1024,) * 16,
+        metadata=tuple(LABELS.items()),
+        service_tier="flex",
+        prompt_cache_key="😀" * 512,
+    )
+    assert CallMetadata.decode(metadata.encode()) == metadata
+
+
+@given(st.binary(max_size=64))
+def test_bytes_that_are_no_note_are_refused(data: bytes) -> None:
+    with pytest.raises(MessageError):
+        CallMetadata.decode(data)
+
+
+@pytest.mark.parametrize("position", range(13))
+@pytest.mark.parametrize("value", [None, -1, "x" * 2000, b"x", 1.5, [1], ["x"] * 17, [["a", 1]], {}, 2**63])
+def test_no_field_of_a_note_takes_anything(position: int, value: Any) -> None:
+    fields = msgpack.unpackb(ABOUT.encode())
+    fields[position] = value
+    with pytest.raises(MessageError):
+        CallMetadata.decode(msgpack.packb(fields, use_bin_type=True))
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+REQUEST = "0" * 32
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+class Scripted:
+    """A parser that returns the parts of a script for its texts."""
+
+    def __init__(self, **script: list[AnswerPart]) -> None:
+        self._script = script
+
+    def push(self, text: str) -> list[AnswerPart]:
+        return self._script[text]
+
+    def finish(self) -> list[AnswerPart]:
+        return self._script["finish"]
+
+
+def test_plain_text_is_content() -> None:
+    parts = ChoiceParts(PlainText(), REQUEST, 0)
+    assert parts.push("a", 1) == (AnswerPart(PartKind.CONTENT, "a"),)
+    assert parts.push("", 1) == ()
+    assert parts.finish("b") == (AnswerPart(PartKind.CONTENT, "b"),)
+    assert parts.finish("") == ()
+    assert not parts.ends_with_call
+
+
+def test_the_id_of_a_call_follows_from_its_token_and_its_number() -> None:
+    two = [
+        AnswerPart(PartKind.CALL, "f", 0),
+        AnswerPart(PartKind.ARGUMENTS, "{}", 0),
+        AnswerPart(PartKind.CALL, "g", 1),
+    ]
+    parts = ChoiceParts(Scripted(a=[], b=two, c=[AnswerPart(PartKind.CALL, "h", 2)], finish=[]), REQUEST, 1)
+    assert parts.push("a", 3) == ()
+    assert not parts.ends_with_call
+    first, arguments, second = parts.push("b", 1)
+    assert first == AnswerPart(PartKind.CALL, "f", 0, call_id(REQUEST, 1, 4))
+    assert arguments == two[1]
+    assert second.id == call_id(REQUEST, 1, 5)
+    assert parts.push("c", 1) == (AnswerPart(PartKind.CALL, "h", 2, call_id(REQUEST, 1, 7)),), "one part that is a call"
+
+
+def test_a_choice_ends_with_a_call_if_the_last_call_is_complete() -> None:
+    first = [AnswerPart(PartKind.CALL, "f", 0), AnswerPart(PartKind.ARGUMENTS, "{}", 0)]
+    second, begun = AnswerPart(PartKind.CALL, "g", 1), AnswerPart(PartKind.ARGUMENTS, '{"a"', 1)
+    script = {"first": first, "second": [second, begun], "more": [AnswerPart(PartKind.ARGUMENTS, ": 1}", 1)]}
+    parts = ChoiceParts(Scripted(**script, finish=[]), REQUEST, 0)
+    found = []
+    for text in ("first", "second", "more"):
+        parts.push(text, 1)
+        found.append(parts.ends_with_call)
+    assert found == [True, False, True]
+
+
+def test_reasoning_has_the_tokens_since_the_part_before() -> None:
+    thought, said = AnswerPart(PartKind.REASONING, "x"), AnswerPart(PartKind.CONTENT, "y")
+    parts = ChoiceParts(Scripted(a=[], b=[thought], c=[said], finish=[]), REQUEST, 0)
+    parts.push("a", 1)
+    parts.push("", 1)
+    parts.push("b", 1)
+    assert parts.reasoning_tokens == 3
+    parts.push("c", 2)
+    parts.push("b", 1)
+    assert parts.reasoning_tokens == 4
+
+
+def test_the_id_of_a_call_depends_on_its_request_choice_and_token_alone() -> None:
+    def ids(portions: list[str], request_id: str = "a" * 32, index: int = 0) -> list[str]:
+        parts = ChoiceParts(FORMATS["hermes"].parser([Tool("f")]), request_id, index)
+        found = [part for text in portions for one in text for part in parts.push(one, 1)] + [*parts.finish("")]
+        assert parts.ends_with_call
+        return [part.id for part in found if part.kind == PartKind.CALL and part.id]
+
+    whole = ids([CALL])
+    assert len(whole) == 1
+    assert ids([CALL[:20], CALL[20:]]) == whole
+    assert whole[0] not in (*ids([CALL], index=1), *ids([CALL], "b" * 32), *ids(["Yes. " + CALL]))
+
+
+# --- The text of one choice: what its tokens make certain, and where each token begins --------------------------------
+
+
+def test_a_possible_stop_string_is_held_back_until_the_choice_ends(model: ServedModel) -> None:
+    choice = ChoiceText(model, replace(COMPLETION, stop=("<end>",)))
+    assert choice.push(Delta(0, tuple(tokens("one <e")))) == "one "
+    assert choice.finish("length") == "<e"
+    assert choice.finish_reason == "length"
+
+
+def test_each_scored_token_has_the_place_where_it_begins(model: ServedModel) -> None:
+    choice = ChoiceText(model, COMPLETION)
+    ids = tuple(tokens("abc"))
+    assert choice.push_scored(Delta(0, ids), b"") == ("abc", ScoredTokens(ids, b"", (0, 1, 2)))
+    more = tuple(tokens("d"))
+    assert choice.push_scored(Delta(0, more), b"") == ("d", ScoredTokens(more, b"", (3,)))
+
+
+def test_the_end_token_is_no_text_but_has_a_place(model: ServedModel) -> None:
+    choice = ChoiceText(model, COMPLETION)
+    ids = (*tokens("ab"), *model.eos_token_ids)
+    text, scored = choice.push_scored(Delta(0, ids, "stop"), b"")
+    assert (text, scored.offsets) == ("ab", (0, 1, 2))
+
+
+def test_parts_of_scored_tokens_are_joined_in_order() -> None:
+    joined = ScoredTokens.join([ScoredTokens((1,), b"a", (0,)), ScoredTokens((2, 3), b"bc", (1, 2))])
+    assert joined == ScoredTokens((1, 2, 3), b"abc", (0, 1, 2))
+
+
+# --- The text of a prompt, and where in it each token begins ----------------------------------------------------------
+
+
+TOKENIZERS = {"byte level": byte_level(), "byte fallback": byte_fallback()}
+TEXTS = {name: TokenTexts(tokenizer) for name, tokenizer in TOKENIZERS.items()}
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def prompt_text(name: str, token_ids: list[int], skips: bool = True, records: bytes | None = None) -> PromptText:
+    tokenizer = TOKENIZERS[name]
+    silent = special_ids(tokenizer) if skips else ()
+    report = PromptReport(0, pack_token_ids(token_ids), records)
+    return PromptText(report, tokenizer, TEXTS[name], silent, drops_first_space(tokenizer), is_echoed=True)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("text", ["Hello you", " Hello you", "a 😀 b", "", "line\n\nline", "é"])
+def test_a_text_is_echoed_as_it_was_sent(name: str, text: str) -> None:
+    token_ids = TOKENIZERS[name].encode(text).ids
+    if not token_ids:
+        return
+    prompt = prompt_text(name, token_ids)
+    assert prompt.text == text
+    assert len(prompt.offsets) == len(token_ids) + 1
+    assert (prompt.offsets[0], prompt.offsets[-1]) == (0, len(text))
+
+
+@given(st.sampled_from(list(TOKENIZERS)), st.text("ab é😀.\n", min_size=1, max_size=20))
+def test_a_token_begins_where_the_text_of_those_before_it_ends(name: str, text: str) -> None:
+    token_ids = TOKENIZERS[name].encode(text, add_special_tokens=False).ids
+    prompt = prompt_text(name, token_ids)
+    assert prompt.offsets == sorted(prompt.offsets)
+    for at, offset in enumerate(prompt.offsets):
+        before = TOKENIZERS[name].decode(token_ids[:at])
+        if "\ufffd" not in before and prompt.text.startswith(before):
+            assert offset == len(before)
+
+
+def test_special_tokens_have_a_text_only_if_it_is_asked_for() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    [special, *_] = sorted(special_ids(tokenizer))
+    name = tokenizer.id_to_token(special)
+    token_ids = [*tokenizer.encode("ab", add_special_tokens=False).ids, special, *tokenizer.encode("c").ids]
+    assert prompt_text("byte level", token_ids).text == "abc"
+    shown = prompt_text("byte level", token_ids, skips=False)
+    assert shown.text == f"ab{name}c"
+    assert shown.offsets[-3:] == [2, 2 + len(name), 3 + len(name)]
+
+
+def test_the_first_token_has_no_score() -> None:
+    records = struct.pack("<fIfI", -0.5, 1, -1.5, 7)
+    prompt = prompt_text("byte level", [5, 6, 7], records=records)
+    assert prompt.is_scored
+    assert list(prompt.scores()) == [None, PromptTokenLogprobs(-0.5, 1, ()), PromptTokenLogprobs(-1.5, 7, ())]
+    assert not prompt_text("byte level", [5]).is_scored

@@ -17,10 +17,10 @@ from quire.ops.cli.batches import ProgressLine, batch, first_url, summary
 from quire.ops.cli.settings import BatchCommandSettings
 from quire.shared.command_line import CommandError
 from tests.gateway.conftest import Start, model_folder, redis_server, redis_url
-from tests.gateway.files.test_folder_storage import names
 from tests.support.gateway.batch_calls import chat_line, jsonl
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import RunningGateway
+from tests.support.gateway.storage_contract import names
 
 __all__ = ["model_folder", "redis_server", "redis_url"]
 

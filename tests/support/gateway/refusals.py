@@ -1,8 +1,7 @@
-"""Refusals: an error in the shape of the OpenAI API that names the field, at once."""
+"""Refusals: an error in the shape of the OpenAI API that names the field."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from tests.support.gateway.running import RunningGateway
@@ -13,11 +12,8 @@ USER = {"role": "user", "content": "Hello"}
 
 
 async def check(gateway: RunningGateway, path: str, body: Any, status: int, param: str | None, says: str = "") -> None:
-    began = asyncio.get_running_loop().time()
     reply = await gateway.post(path, body)
-    took = asyncio.get_running_loop().time() - began
-    assert (reply.status, reply.error["param"]) == (status, param), reply.error
-    assert says in reply.error["message"]
+    assert (reply.status, reply.error["param"]) == (status, param), (body, reply.error)
+    assert says in reply.error["message"], body
     assert reply.headers["content-type"].startswith("application/json")
     assert len(reply.headers["x-request-id"]) == 32
-    assert took < 1.0

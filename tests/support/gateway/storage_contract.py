@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from quire.gateway.files.storage import CHUNK, Storage, StorageError
 
 FILE = "0" * 32
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
 async def put(storage: Storage, name: str, *pieces: bytes, file_id: str = FILE) -> None:

@@ -1,8 +1,9 @@
-"""Messages with the `anthropic` SDK, unmodified: whole, streamed, resumed; tools, thinking, stop sequences, usage."""
+"""Answers of the Messages API: whole, streamed and resumed, with their headers."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from typing import Any
 
@@ -10,10 +11,17 @@ import anthropic
 import pytest
 from anthropic.types import Message, MessageDeltaUsage, TextBlock, ThinkingBlock, ToolUseBlock, Usage
 from anthropic.types.raw_message_delta_event import Delta as MessageDelta
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire.gateway.api.messages.answer import MessageAnswer
+from quire.gateway.api.messages.events import BlockWriter, blocks, tool_use_id
+from quire.gateway.api.messages.headers import KNOWN_BETAS, MAX_BETAS, check_headers
+from quire.gateway.api.messages.signature import hidden_text, sign
+from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.model.served_model import load_model
-from quire.gateway.output.parts import AnswerPart, PartKind
+from quire.gateway.output.parts import AnswerPart, PartKind, merged
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.transcript import Choice
 from quire.shared.messages import Delta, Outcome
@@ -30,6 +38,9 @@ from tests.support.gateway.agents import (
 )
 from tests.support.gateway.fake_worker import endless
 from tests.support.gateway.running import CONTEXT, MODEL, RunningGateway, byte_level, tokens, until
+
+# --- Messages with the `anthropic` SDK, unmodified: whole, streamed, resumed; tools, thinking, stop sequences ---------
+
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
@@ -337,3 +348,194 @@ def test_the_fields_are_those_of_the_types_of_the_sdk(agent_model: Any) -> None:
     [delta, _] = parse_message_events("".join(form.ending(usage)))
     assert set(MessageDeltaUsage.model_fields) == set(delta.data["usage"])
     assert set(MessageDelta.model_fields) == set(delta.data["delta"])
+
+
+# --- The blocks of a message, streamed and whole ----------------------------------------------------------------------
+
+
+PARTS = [
+    AnswerPart(PartKind.REASONING, "Hm"),
+    AnswerPart(PartKind.REASONING, "."),
+    AnswerPart(PartKind.CONTENT, "I look. "),
+    AnswerPart(PartKind.CALL, "read", 0, "call_00ff"),
+    AnswerPart(PartKind.ARGUMENTS, '{"path": ', 0, ""),
+    AnswerPart(PartKind.ARGUMENTS, '"\u00e9\\n"}', 0, ""),
+    AnswerPart(PartKind.CALL, "now", 1, "call_00fe"),
+    AnswerPart(PartKind.ARGUMENTS, "{}", 1, ""),
+]
+DIRECT = {"caller": {"type": "direct"}}
+
+
+def data_of(events: list[str]) -> list[dict[str, Any]]:
+    found = []
+    for event in events:
+        name, data, *end = event.split("\n")
+        assert end == ["", ""]
+        assert event.isascii()
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def assembled_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The blocks that a client makes of the events."""
+    found: list[dict[str, Any]] = []
+    inputs: dict[int, str] = {}
+    open_block: int | None = None
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert open_block is None
+            assert event["index"] == len(found)
+            open_block = event["index"]
+            found.append(event["content_block"])
+        else:
+            assert event["index"] == open_block
+            if event["type"] == "content_block_stop":
+                open_block = None
+                continue
+            delta = {key: item for key, item in event["delta"].items() if key != "type"}
+            [(field, text)] = delta.items()
+            if field == "partial_json":
+                inputs[event["index"]] = inputs.get(event["index"], "") + text
+            else:
+                found[-1][field] += text
+    assert open_block is None
+    for index, text in inputs.items():
+        found[index]["input"] = json.loads(text)
+    return found
+
+
+def test_the_events_of_an_answer() -> None:
+    writer = BlockWriter()
+    events = data_of([*writer.parts(PARTS), *writer.close()])
+    assert [event.get("delta", event.get("content_block", {})).get("type") for event in events] == [
+        *("thinking", "thinking_delta", "thinking_delta", "signature_delta", None),
+        *("text", "text_delta", None),
+        *("tool_use", "input_json_delta", "input_json_delta", None),
+        *("tool_use", "input_json_delta", None),
+    ]
+    assert events[8]["content_block"] == {
+        "type": "tool_use",
+        "id": "toolu_00ff",
+        "name": "read",
+        "input": {},
+        "caller": {"type": "direct"},
+    }
+    assert writer.close() == []
+
+
+def test_the_whole_message_has_the_same_blocks() -> None:
+    writer = BlockWriter()
+    events = data_of([*writer.parts(PARTS), *writer.close()])
+    whole = blocks(merged(PARTS))
+    assert assembled_events(events) == whole
+    assert whole == [
+        {"type": "thinking", "thinking": "Hm.", "signature": "sha256-" + hashlib.sha256(b"Hm.").hexdigest()},
+        {"type": "text", "text": "I look. ", "citations": []},
+        {"type": "tool_use", "id": "toolu_00ff", "name": "read", "input": {"path": "\u00e9\n"}, **DIRECT},
+        {"type": "tool_use", "id": "toolu_00fe", "name": "now", "input": {}, **DIRECT},
+    ]
+
+
+def test_a_call_that_the_answer_ended_in_is_not_in_the_whole_message() -> None:
+    cut = merged([*PARTS[:-1], AnswerPart(PartKind.ARGUMENTS, '{"zone": "U', 1)])
+    assert blocks(cut) == blocks(merged(PARTS))[:-1]
+
+
+def test_hidden_thinking_has_its_signature_and_no_text() -> None:
+    writer = BlockWriter(hides_thinking=True)
+    found = assembled_events(data_of([*writer.parts(PARTS[:3]), *writer.close()]))
+    assert found == blocks(merged(PARTS[:3]), hides_thinking=True)
+    assert found[0]["thinking"] == ""
+    assert hidden_text(found[0]["signature"]) == "Hm."
+
+
+def call_parts(pieces: list[str]) -> list[AnswerPart]:
+    texts = ['{"a": "', *(json.dumps(piece)[1:-1] for piece in pieces), '"}']
+    return [
+        AnswerPart(PartKind.CALL, "tool", 0, "call_1"),
+        *(AnswerPart(PartKind.ARGUMENTS, text, 0) for text in texts),
+    ]
+
+
+kinds = st.sampled_from([PartKind.CONTENT, PartKind.REASONING])
+groups = st.builds(lambda kind, text: [AnswerPart(kind, text)], kinds, st.text(max_size=5)) | st.builds(
+    call_parts, st.lists(st.text(max_size=3), max_size=3)
+)
+answers = st.lists(groups, max_size=6).map(lambda found: [part for group in found for part in group])
+
+
+@given(answers, st.integers(1, 4))
+def test_streamed_and_whole_agree_however_the_parts_are_grouped(parts: list[AnswerPart], size: int) -> None:
+    numbered, number = [], -1
+    for part in parts:
+        number += part.kind == PartKind.CALL
+        numbered.append(part._replace(call=number) if part.call >= 0 else part)
+    one, many = BlockWriter(), BlockWriter()
+    single = [event for part in numbered for event in one.parts([part])] + one.close()
+    grouped = [event for at in range(0, len(numbered), size) for event in many.parts(numbered[at : at + size])]
+    assert single == grouped + many.close()
+    whole = blocks(merged([part for part in numbered if part.text or part.kind == PartKind.CALL]))
+    assert assembled_events(data_of(single)) == whole
+
+
+def test_the_id_of_a_tool_use_follows_from_the_id_of_the_call() -> None:
+    assert tool_use_id(AnswerPart(PartKind.CALL, "x", 0, "call_12")) == "toolu_12"
+
+
+# --- The signatures of thinking blocks --------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_a_hidden_text_comes_back(text: str) -> None:
+    assert hidden_text(sign(text, True)) == text
+    assert hidden_text(sign(text, False)) == ""
+
+
+def test_a_shown_text_is_signed_by_its_hash() -> None:
+    assert sign("Hm.", False) == "sha256-" + hashlib.sha256(b"Hm.").hexdigest()
+
+
+@pytest.mark.parametrize("signature", ["", "EqQBCgIYAhIM", "sha256-00"])
+def test_other_signatures_carry_no_text(signature: str) -> None:
+    assert hidden_text(signature) == ""
+
+
+@pytest.mark.parametrize("signature", ["base64-*", "base64-/w=="])
+def test_a_damaged_text_is_an_error(signature: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        hidden_text(signature)
+
+
+# --- The headers of the Messages API ----------------------------------------------------------------------------------
+
+
+def check(*pairs: tuple[str, str]) -> list[str]:
+    return check_headers(CIMultiDictProxy(CIMultiDict(pairs)))
+
+
+def test_the_version_may_be_missing_or_any_date() -> None:
+    assert check() == []
+    assert check(("anthropic-version", "2023-06-01"), ("x-api-key", "secret")) == []
+    assert check(("anthropic-version", "2031-01-01")) == []
+
+
+@pytest.mark.parametrize("version", ["latest", "", "2023-6-1", "2023-06-01x", "v" * 500])
+def test_a_version_that_is_no_date_is_refused(version: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(("anthropic-version", version))
+    assert caught.value.param == "anthropic-version"
+    assert len(caught.value.message) < 300
+
+
+def test_unknown_betas_are_named_once_and_known_ones_are_not() -> None:
+    known = min(KNOWN_BETAS)
+    found = check(("anthropic-beta", f"claude-code-20250219, {known},claude-code-20250219"), ("anthropic-beta", "x-1,"))
+    assert found == ["claude-code-20250219", "x-1"]
+
+
+@pytest.mark.parametrize("value", ["two words", "a\u00e9", "x" * 101, ",".join(["b"] * (MAX_BETAS + 1))])
+def test_betas_that_are_no_names_are_refused(value: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check(("anthropic-beta", value))
+    assert caught.value.param == "anthropic-beta"

@@ -216,14 +216,14 @@ async def test_retention(start_gateway: Start, folder: Path) -> None:
     assert (await gateway.get(f"{PATH}/resp_{stored}")).status == 404
 
 
-@pytest.mark.parametrize("path", ["", "?stream=true", "/input_items"])
-async def test_a_response_that_is_not_stored_cannot_be_read(gateway: RunningGateway, path: str) -> None:
-    async with gateway.worker(answering("x")):
-        reply = await create(gateway, store=False)
-    assert reply.json["store"] is False
-    found = await gateway.get(f"{PATH}/{reply.json['id']}{path}")
-    assert found.status == 404
-    assert found.error["code"] == "not_found"
+async def test_a_response_that_is_not_stored_cannot_be_read(gateway: RunningGateway) -> None:
+    for path in ["", "?stream=true", "/input_items"]:
+        async with gateway.worker(answering("x")):
+            reply = await create(gateway, store=False)
+        assert reply.json["store"] is False
+        found = await gateway.get(f"{PATH}/{reply.json['id']}{path}")
+        assert found.status == 404
+        assert found.error["code"] == "not_found"
 
 
 async def test_a_chat_is_no_response(gateway: RunningGateway) -> None:
@@ -234,17 +234,17 @@ async def test_a_chat_is_no_response(gateway: RunningGateway) -> None:
     assert (await gateway.get(f"/v1/chat/completions/chatcmpl-{response}/stream")).status == 404
 
 
-@pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_repeated_idempotency_key_gives_the_same_response(gateway: RunningGateway, is_stream: bool) -> None:
-    body = {"model": MODEL, "input": "Hello", "stream": is_stream}
-    bodies = []
-    async with gateway.worker(answering(TEXT)) as worker:
-        for _ in range(2):
-            async with gateway.stream(PATH, body, Idempotency_Key="k") as stream:
-                bodies.append(await stream.response.text())
-    assert bodies[0] == bodies[1]
-    assert json.dumps(TEXT) in bodies[0]
-    assert len(worker.claimed) == 1
+async def test_a_repeated_idempotency_key_gives_the_same_response(gateway: RunningGateway) -> None:
+    for is_stream in [True, False]:
+        body = {"model": MODEL, "input": "Hello", "stream": is_stream}
+        bodies = []
+        async with gateway.worker(answering(TEXT)) as worker:
+            for _ in range(2):
+                async with gateway.stream(PATH, body, Idempotency_Key=f"k{is_stream}") as stream:
+                    bodies.append(await stream.response.text())
+        assert bodies[0] == bodies[1]
+        assert json.dumps(TEXT) in bodies[0]
+        assert len(worker.claimed) == 1
 
 
 async def test_a_repeated_background_call_tells_the_status_now(gateway: RunningGateway) -> None:
@@ -261,9 +261,8 @@ async def test_a_repeated_background_call_tells_the_status_now(gateway: RunningG
     assert first.json["id"] == second.json["id"]
 
 
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
+async def test_wrong_queries_are_refused(gateway: RunningGateway) -> None:
+    for query, param in [
         ("?stream=maybe", "stream"),
         ("?starting_after=3", "starting_after"),
         ("?stream=true&starting_after=-1", "starting_after"),
@@ -276,10 +275,8 @@ async def test_a_repeated_background_call_tells_the_status_now(gateway: RunningG
         ("/input_items?order=up", "order"),
         ("/input_items?after=nothing", "after"),
         ("/input_items?stream=true", "stream"),
-    ],
-)
-async def test_wrong_queries_are_refused(gateway: RunningGateway, query: str, param: str) -> None:
-    async with gateway.worker(answering("x")):
-        response_id = (await create(gateway)).json["id"]
-    reply = await gateway.get(f"{PATH}/{response_id}{query}")
-    assert (reply.status, reply.error["param"]) == (400, param)
+    ]:
+        async with gateway.worker(answering("x")):
+            response_id = (await create(gateway)).json["id"]
+        reply = await gateway.get(f"{PATH}/{response_id}{query}")
+        assert (reply.status, reply.error["param"]) == (400, param)
