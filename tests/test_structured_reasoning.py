@@ -53,7 +53,9 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
 USER: Any = {"role": "user", "content": "How is the weather?"}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["special marks", "plain marks"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(True, marks=pytest.mark.soak), False], ids=["special marks", "plain marks"]
+)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
     """The URL of a server, and the id of the mark at the end of the reasoning. Qwen3's marks are not special."""
     model = tmp_path_factory.mktemp("models") / "thinker"

@@ -240,7 +240,8 @@ def test_a_released_and_a_killed_request_are_recoveries_linked_to_what_they_foll
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("fault", ["refuses", pytest.param("is silent", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", ["refuses", "is silent"])
 def test_a_collector_that_is_away_costs_nothing_that_can_be_seen(stack: FaultStack, fault: str) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -85,8 +85,6 @@ def test_a_missing_model_folder(tmp_path: Path) -> None:
     assert f"model: there is none at {tmp_path}/nope;" in refusal(1, "serve", "./nope", cwd=tmp_path)
     (tmp_path / "models").mkdir()
     assert f"model: there is none at {tmp_path}/models/x;" in refusal(1, "serve", "models/x", cwd=tmp_path)
-    assert "config.json is missing" in refusal(1, "worker", str(tmp_path))
-    assert "config.json is missing" in refusal(1, "gateway", str(tmp_path))
 
 
 def test_a_port_in_use_names_one_that_is_free(tmp_path: Path, tiny_model: Path) -> None:

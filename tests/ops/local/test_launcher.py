@@ -277,6 +277,7 @@ def wait_until_ready(url: str, path: str = "/readyz") -> None:
     raise AssertionError("not ready again")
 
 
+@pytest.mark.soak
 def test_a_hub_that_does_not_answer_is_named_with_the_remedy(start_quire: StartQuire, tmp_path: Path) -> None:
     unreachable = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}
     flags = ["--port", "0", "--state-dir", str(tmp_path / "state")]

@@ -93,7 +93,7 @@ SMALL = {
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-@pytest.mark.slow
+@pytest.mark.soak
 def test_every_case_runs(monkeypatch):
     ops = make_triton_ops(torch.float16, monkeypatch)
     for case in gpu.CASES:
