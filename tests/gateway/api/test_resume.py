@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -26,7 +24,6 @@ from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer
 from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
-from tests.gateway.server.test_main import running, settings
 from tests.support.gateway.fake_worker import Script, Steps, emit, endless
 from tests.support.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, texts, tokens, until
 
@@ -102,42 +99,6 @@ async def test_every_event_id_of_a_stream_gives_the_events_after_it(start_gatewa
     for index, place in enumerate([BEGINNING, *(event.id for event in whole)]):
         assert await resumed((here, there)[index % 2], target, place) == [event for event in whole if event.id > place]
     assert here.gateway.router.calls == there.gateway.router.calls == 0
-
-
-@pytest.mark.slow
-async def test_a_gateway_that_is_killed_is_replaced_by_another(redis_url: str, model_folder: Path) -> None:
-    go_on = asyncio.Event()
-    given_ = settings(redis_url, model_folder)
-    with running(given_) as (first, first_url, _), running(given_) as (second, second_url, _):
-        here, there = (_at(given_, url) for url in (first_url, second_url))
-        async with here.worker(halting(6, go_on)):
-            begun = []
-            async with here.stream(CHAT, body(CHAT, n=1)) as one, here.stream(CHAT, body(CHAT, n=2)) as two:
-                for stream in (one, two):
-                    begun.append([await stream.next()])
-                    while begun[-1][-1].id.tokens < 4:
-                        begun[-1].append(await stream.next())
-                first.kill()
-            targets = [stream_path(CHAT, events[0]) for events in begun]
-            calls = [
-                asyncio.create_task(resumed(there, target, events[-1].id))
-                for target, events in zip(targets, begun, strict=True)
-            ]
-            go_on.set()
-            rests = [await call for call in calls]
-            wholes = [await resumed(there, target, BEGINNING) for target in targets]
-        second.send_signal(signal.SIGTERM)
-    for had, rest, whole in zip(begun, rests, wholes, strict=True):
-        assert had + rest == whole
-        assert "".join(texts(whole)) == "a😀b <sto"
-        assert whole[-1].data == "[DONE]"
-    assert "".join(texts(wholes[1], 1)) == "two <s"
-
-
-def _at(given_: Any, url: str) -> Any:
-    """Return a client of a gateway in another process."""
-    served: Any = SimpleNamespace(model=SimpleNamespace(name=MODEL))
-    return RunningGateway(given_, served, int(url.rsplit(":", 1)[1]))
 
 
 async def test_the_sdk_reads_a_stream_that_is_taken_up_again(gateway: RunningGateway) -> None:

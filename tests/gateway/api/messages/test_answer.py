@@ -119,7 +119,7 @@ async def test_a_round_trip_of_a_tool(client: anthropic.AsyncAnthropic, agent_ga
     assert "<think>\nThey ask for the weather." in prompt
 
 
-@pytest.mark.parametrize("step", [1, 2, 7, 1000])
+@pytest.mark.parametrize("step", [1, 1000])
 async def test_streamed_whole_and_resumed_are_the_same_message(
     agent_gateway: RunningGateway, start_gateway: Any, agent_model: Any, step: int
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import pytest
 from quire.shared.keys import RETENTION_S
 from quire.shared.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import answering
-from tests.gateway.api.test_resume import _at
 from tests.gateway.conftest import Start
-from tests.gateway.server.test_main import running, settings
 from tests.support.gateway.fake_worker import Steps, endless
 from tests.support.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, raw_events
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
@@ -102,49 +99,6 @@ async def test_every_place_of_a_stream_gives_the_events_after_it(start_gateway: 
     assert await raw_events(there, path, **{"Last-Event-ID": "4"}) == whole[5:]
     late = await there.get(f"{path}&starting_after={len(whole)}")
     assert (late.status, late.error["param"], late.error["code"]) == (400, "starting_after", "invalid_event_id")
-
-
-@pytest.mark.slow
-async def test_a_gateway_that_is_killed_in_mid_stream_is_replaced(redis_url: str, folder: Path) -> None:
-    """Also a response in the background, which no client listens to, survives its gateway."""
-    go_on = asyncio.Event()
-
-    async def script(request: GenerationRequest) -> Steps:
-        for index, token in enumerate(tokens(TEXT)):
-            if index == 6:
-                await go_on.wait()
-            yield (Delta(0, (token,)),), None
-        yield (Delta(0, (2,), "stop"),), Outcome("stop")
-
-    given = settings(redis_url, folder)
-    with running(given) as (first, first_url, _), running(given) as (second, second_url, _):
-        async with (
-            openai.AsyncOpenAI(base_url=f"{first_url}/v1", api_key="x", max_retries=0) as here,
-            openai.AsyncOpenAI(base_url=f"{second_url}/v1", api_key="x", max_retries=0) as there,
-        ):
-            async with _at(given, first_url).worker(script):
-                quiet = await here.responses.create(model=MODEL, input="Hello", background=True)
-                stream = await here.responses.create(model=MODEL, input="Hello", stream=True)
-                begun: list[Any] = []
-                async for event in stream:
-                    begun.append(event)
-                    if event.type == "response.output_text.delta" and len(begun) > 6:
-                        break
-                first.kill()
-                go_on.set()
-                after = begun[-1].sequence_number
-                rest = await events_of(
-                    await there.responses.retrieve(begun[0].response.id, stream=True, starting_after=after)
-                )
-
-                async def has_ended() -> bool:
-                    return (await there.responses.retrieve(quiet.id)).status == "completed"
-
-                await until(has_ended)
-            assert rest[0].sequence_number == after + 1
-            assert rest[-1].response.output_text == TEXT
-            assert (await there.responses.retrieve(quiet.id)).output_text == TEXT
-        second.send_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("is_running", [True, False])
