@@ -41,6 +41,9 @@ ON_CUDA = torch.cuda.is_available()
 # Families that Quire computes itself, and some that Transformers computes.
 TRIED = ("llama3-rope", "mistral", "qwen3", "gpt2", "gemma3", "deepseek-v3", "qwen3-moe")
 GRAPHS = [False, True]
+# Without a device, CI tries two of the families.
+IN_CI = TRIED if ON_CUDA else ("qwen3", "gpt2")
+FAMILIES_TRIED = [pytest.param(one, marks=() if one in IN_CI else pytest.mark.soak) for one in TRIED]
 # Parameters that need the logits of a step, or the tokens before it.
 KINDS: list[dict[str, Any]] = [
     {},
@@ -77,7 +80,7 @@ def make_engine(path: Path, graphs: bool, **limits: object) -> Engine:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", GRAPHS)
-@pytest.mark.parametrize("family", TRIED)
+@pytest.mark.parametrize("family", FAMILIES_TRIED)
 def test_greedy_outputs_equal_those_of_hugging_face(family: str, graphs: bool, tmp_path: Path) -> None:
     path = (make_checkpoint if family in FAMILIES else make_kind)(tmp_path / family, family)
     engine = make_engine(path, graphs)
@@ -160,7 +163,8 @@ def test_log_probabilities_are_those_of_hugging_face(graphs: bool, tmp_path: Pat
             assert top.double().numpy() == pytest.approx(expected.topk(4).values.numpy(), abs=1e-3)
 
 
-@pytest.mark.slow
+# Without a device, tests/worker/ranks has more cases.
+@(pytest.mark.slow if ON_CUDA else pytest.mark.soak)
 def test_ranks_give_what_hugging_face_gives(tmp_path: Path) -> None:
     """On a machine with one card there is one rank, which still does every exchange between ranks, also in graphs."""
     path = make_checkpoint(tmp_path / "qwen3", "qwen3")

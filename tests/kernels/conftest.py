@@ -1,8 +1,8 @@
 """Every implementation that this machine runs, at every instruction-set level and in every dtype, as one fixture.
 
-Without a GPU, Triton's kernels run in its interpreter, in an emulator of PTX, or are only compiled: gpu/, ptx/ and
-static/. CI then runs the first case of each slow test there, and `make test-all` runs all. In gpu/, shapes are made for
-the interpreter; tests that all implementations share run there with `make test-all` only.
+Without a GPU, Triton's kernels run in its interpreter, in an emulator of PTX, or are only compiled: gpu/, self_test/,
+ptx/ and static/. CI then runs the first case of each slow test there, and `make test-all` runs all. Shapes in gpu/ are
+made for the interpreter; tests that all implementations share run there with `make test-all` only.
 """
 
 import gc
@@ -32,7 +32,7 @@ def has_param(item: pytest.Function, values: tuple[torch.dtype, ...]) -> bool:
 
 
 HERE = Path(__file__).parent
-WITHOUT_GPU = {HERE / "gpu", HERE / "ptx", HERE / "static"}
+WITHOUT_GPU = {HERE / name for name in ("gpu", "ptx", "static", "self_test")}
 COMPILES = {"compiler", "served"}  # fixtures
 
 

@@ -17,7 +17,7 @@ from quire.shared.messages import SamplingParams
 from quire.worker.engine.blocks import BlockManager
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from tests.support.kernels import oracle
-from tests.support.kernels.implementations import implementations, make_ops, make_triton_ops
+from tests.support.kernels.implementations import ON_CUDA, implementations, make_ops, make_triton_ops
 from tests.support.kernels.oracle import assert_close, slack
 from tests.support.kernels.paged import GARBAGE
 
@@ -223,8 +223,17 @@ def name_of(param: tuple) -> str:
     return "-".join(str(part).removeprefix("torch.") for part in param if part).replace("triton-", "gpu-")
 
 
+def in_ci(param: tuple) -> bool:
+    """Return whether CI tries an implementation: on a device all, in the interpreter one dtype."""
+    return ON_CUDA or param[0] != "triton" or param[2] is torch.float32
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("param", [p.values[0] for p in implementations()], ids=name_of)
+@pytest.mark.parametrize(
+    "param",
+    [pytest.param(p.values[0], marks=() if in_ci(p.values[0]) else pytest.mark.soak) for p in implementations()],
+    ids=name_of,
+)
 def test_a_step_touches_its_own_slots_only(param, monkeypatch):
     # Triton's interpreter is slow. On a device nearly every example has a new shape, which Triton must compile first.
     fuzz(param, 10 if param[0] == "triton" else 40, monkeypatch)

@@ -28,8 +28,7 @@ def plain_bytes(ops: Ops, caches: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
     return torch.stack([cache.view(torch.uint8) for cache in ops.plain_kv_cache(*caches)])
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 64])
-@pytest.mark.parametrize("d", [16, 48, 64, 256])
+@pytest.mark.parametrize(("block_size", "d"), [(8, 16), (16, 48), (64, 64), (8, 256)])
 def test_rows_are_stored_as_defined_and_nothing_else_is_written(narrow_ops, block_size, d):
     ops, blocks, kv_heads, tokens = narrow_ops, 128 // block_size, 2, 50
     caches = ops.alloc_kv_cache(blocks, kv_heads, block_size, d)
@@ -69,13 +68,12 @@ def check(paged: Paged) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(1, 1, 32), (9, 3, 64), (5, 1, 96), (12, 2, 128), (8, 1, 256)])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(1, 1, 32), (9, 3, 64), (8, 1, 256)])
 def test_attention_over_the_stored_values(narrow_ops, heads, kv_heads, d):
     check(Paged(narrow_ops, [1, 150, 40, 129, 37, 600], [1, 1, 40, 3, 20, 1], heads, kv_heads, d))
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32, 128])
-@pytest.mark.parametrize("window", [0, 13, 130])
+@pytest.mark.parametrize(("block_size", "window"), [(8, 0), (8, 130), (16, 13), (32, 130), (128, 13)])
 def test_block_sizes_and_windows(narrow_ops, block_size, window):
     check(Paged(narrow_ops, [290, 131, 9, 128, 15], [18, 1, 9, 33, 1], 6, 2, 64, block_size, window))
 

@@ -63,12 +63,17 @@ def test_one_call_equals_single_operations_with_experts_sinks_and_more_norms(cpu
         assert torch.equal(one[1], other[1])
 
 
+LAST, ALL = [0, 5, 35], list(range(36))
+
+
 @pytest.mark.parametrize(
-    "rows",
-    [[0, 5, 35], [], [3, 3], list(range(36)), [4, 5, 34, 35], [0, 5, 34], [35, 5], [35]],
-    ids=["last", "none", "twice", "all", "last two", "not last", "out of order", "one sequence"],
+    ("num_shared", "rows"),
+    [
+        *((2, rows) for rows in (LAST, [], [3, 3], ALL, [4, 5, 34, 35], [0, 5, 34], [35, 5], [35])),
+        *((num_shared, rows) for num_shared in (0, 4) for rows in (LAST, ALL)),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("num_shared", [0, 2, 4])
 def test_one_call_equals_single_operations_for_layers_of_several_shapes(cpu_ops, rows, num_shared):
     """Layers that share keys and values compute the wanted rows alone, if these are the last of each sequence."""
     made, final_norm, caches, cos_sin = gemma4_arguments(cpu_ops, num_shared)

@@ -40,6 +40,7 @@ def started(script: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", script], cwd=PROJECT_ROOT, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_importing_the_kernels_calls_each_function_on_one_value() -> None:
     output, _ = started(CALLED).communicate(timeout=120)
     called = Counter(output.splitlines())

@@ -64,8 +64,12 @@ def test_frequencies_are_the_probabilities(drawing_ops, settings):
         assert observed == [draws]
 
 
-@pytest.mark.parametrize("settings", FILTERS, ids=str)
-@pytest.mark.parametrize("vocabulary", [3, 255, 5000, 49152])
+@pytest.mark.parametrize(
+    ("vocabulary", "settings"),
+    [*((255 if i % 2 else 5000, one) for i, one in enumerate(FILTERS)), *((3, one) for one in FILTERS[-2:])]
+    + [(49152, FILTERS[i]) for i in (0, 4, 5, 8, 10)],
+    ids=str,
+)
 def test_draws_equal_the_reference(cpu_ops, settings, vocabulary):
     rows = 4 if vocabulary > 10000 else 40
     logits = torch.randn(rows, vocabulary) * 3

@@ -96,6 +96,7 @@ def test_processes_that_build_at_the_same_time_compile_each_unit_once(sources):
     assert {path.suffix for path in (sources / "_build").iterdir()} == {".so", ""}
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_one_line_with_the_number_of_units_and_the_time(sources):
     ours, its_own = pty.openpty()
     (sources / "compiler").write_text((sources / "compiler").read_text() + "sleep 0.1\n")

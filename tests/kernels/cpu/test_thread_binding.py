@@ -43,6 +43,7 @@ print(jobs() == [cpus, cpus])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
 def test_bound_threads_run_on_their_cpus() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
@@ -56,6 +57,7 @@ def test_a_thread_needs_a_cpu() -> None:
         library.bind_threads([])
 
 
+@pytest.mark.slow
 def test_memory_can_be_spread_over_the_nodes_of_this_machine() -> None:
     """In a container the system may refuse; a node that does not exist is always refused."""
     program = (

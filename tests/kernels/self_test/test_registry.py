@@ -145,6 +145,7 @@ def without_scales_of_rows(x: torch.Tensor, packed: object, *rest: object) -> to
     return fp8_matmul((x * (factors[0] / factors)).to(x.dtype), packed, *rest)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [scaled, lambda _: not_supported, lambda _: without_scales_of_rows])
 def test_wrong_fp8_products_are_replaced_by_those_that_do_not_round(wrong, fp8_uses: KernelUses, monkeypatch, caplog):
     ops = make_triton_ops(torch.float32, monkeypatch, fp8_activations=True)
@@ -207,6 +208,7 @@ def wrong_last_query(wanted: int) -> Callable:
     return wrapped
 
 
+@pytest.mark.slow
 def test_wrong_attention_is_noticed_and_replaced(uses: KernelUses, triton: kernels.Ops, monkeypatch):
     from quire.kernels.gpu import attention
     from quire.kernels.gpu.prefill_plan import CACHED, FRESH

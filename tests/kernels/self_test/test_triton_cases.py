@@ -78,6 +78,7 @@ def split_extend(ops, monkeypatch, use=PLAIN) -> list[KernelCase]:
     return [*triton_cases.split_extend_cases(CaseInputs(ops, QUICK), [use], 16, 4096)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [PLAIN, replace(ODD, window=170)], ids=["", "odd"])
 def test_programs_share_the_keys_of_a_case(triton, monkeypatch, use):
     from quire.kernels.gpu import prefill
@@ -88,6 +89,7 @@ def test_programs_share_the_keys_of_a_case(triton, monkeypatch, use):
     assert {int(count) for count in summed[0]} == ({0, 2, 3} if use is PLAIN else {0, 2})
 
 
+@pytest.mark.slow
 def test_a_chunk_that_is_left_out_of_the_sum_is_noticed(triton, monkeypatch):
     from quire.kernels.gpu import prefill
 

@@ -186,8 +186,17 @@ def test_prompts_are_embedded_next_to_answers(runner: Callable[..., Runner]) -> 
             assert embedding(items, name) == expected(prompt, pooling), (name, pooling)
 
 
-@pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
-@pytest.mark.parametrize("feature", FEATURES)
+# Requests with all features are always tried. CI tries each alone, too, and `make test-all` also without graphs.
+@pytest.mark.parametrize(
+    ("feature", "runner"),
+    [
+        *(pytest.param(one, graphed, marks=() if one == "all" else pytest.mark.slow, id=one) for one in FEATURES),
+        *(
+            pytest.param(one, DeviceRunner, marks=() if one == "all" else pytest.mark.soak, id=f"{one}, launched")
+            for one in FEATURES
+        ),
+    ],
+)
 def test_a_late_device_gives_the_results_of_an_engine_that_waits_for_each_step(
     runner: Callable[..., Runner], feature: str
 ) -> None:
@@ -311,6 +320,6 @@ class EngineOnALateDevice(EngineUnderLoad):
 
 TestEngineOnALateDevice = pytest.mark.slow(EngineOnALateDevice.TestCase)
 TestEngineOnALateDevice.settings = settings(
-    max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=10, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 del EngineUnderLoad  # it runs where it is defined

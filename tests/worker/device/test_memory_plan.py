@@ -74,7 +74,6 @@ def plan(**settings: object) -> memory_plan.CudaMemory:
     return memory_plan.plan_cuda_memory(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, 4096)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("card")
 def test_the_cache_takes_the_memory_that_weights_step_graphs_and_other_processes_leave(
     monkeypatch: pytest.MonkeyPatch,
@@ -84,7 +83,6 @@ def test_the_cache_takes_the_memory_that_weights_step_graphs_and_other_processes
     assert plan(cuda_graphs=False).cache == int(0.9 * 80 * GIB) - (2 + 16 + 3) * GIB
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("card")
 def test_a_step_that_does_not_fit_is_halved_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = steps(monkeypatch, 2500, torch.OutOfMemoryError("no"))
@@ -100,7 +98,6 @@ def test_if_no_step_fits_the_error_names_the_settings_to_lower(monkeypatch: pyte
         plan(max_num_seqs=300)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("card")
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 def test_a_kernel_that_does_not_fit_the_gpu_is_one_line_with_the_remedy(
@@ -184,7 +181,6 @@ def limits(**settings: object) -> EngineLimits:
     return choose_limits(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, CUDA)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("card")
 def test_a_cache_that_is_too_small_names_only_remedies_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 8192, RuntimeError())
@@ -200,7 +196,6 @@ def test_a_cache_that_is_too_small_names_only_remedies_that_help(monkeypatch: py
     assert "--max-model-len" not in str(none.value)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("card")
 def test_a_cache_of_a_given_size_must_fit_in_addition_to_step_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     steps(monkeypatch, 8192, RuntimeError())

@@ -68,18 +68,7 @@ def runner_of(engine: Engine) -> DeviceRunner:
 
 @pytest.mark.slow
 def test_a_worker_starts_and_gives_the_texts_of_a_cpu(checkpoint: Path, texts: list[list[list[int]]]) -> None:
-    with simulated_cuda() as driver:
-        engine = make_engine(checkpoint, swap_gb=0.001)
-        graphs = runner_of(engine).graphs
-        assert not graphs.num_missing
-        assert graphs.num_captured == 5
-        before = driver.num_replays
-        assert generate(engine, PROMPTS, GREEDY) == texts
-        assert driver.num_replays > before + 10
-
-
-@pytest.mark.slow
-def test_requests_that_need_logits_give_the_results_of_a_cpu_and_wait_once_in_a_step(checkpoint: Path) -> None:
+    """Greedy ones from graphs, then of requests that need logits, for which the engine waits once in a step."""
     kinds: list[dict[str, Any]] = [
         {"logprobs": True, "top_logprobs": 2},
         {"logit_bias": ((7, 3.0),), "min_tokens": 3, "logprobs": True},
@@ -88,7 +77,13 @@ def test_requests_that_need_logits_give_the_results_of_a_cpu_and_wait_once_in_a_
     params = [SamplingParams(max_tokens=6, temperature=0.0, **one) for one in kinds]
     expected = complete(make_engine(checkpoint, "cpu"), PROMPTS, params)
     with simulated_cuda() as driver:
-        engine = make_engine(checkpoint)
+        engine = make_engine(checkpoint, swap_gb=0.001)
+        graphs = runner_of(engine).graphs
+        assert not graphs.num_missing
+        assert graphs.num_captured == 5
+        before = driver.num_replays
+        assert generate(engine, PROMPTS, GREEDY) == texts
+        assert driver.num_replays > before + 10
         waits, steps = driver.num_waits, engine.num_steps
         found = complete(engine, PROMPTS, params)
         assert driver.num_waits - waits <= engine.num_steps - steps
@@ -209,24 +204,23 @@ def test_a_device_that_refuses_captures_serves_without_graphs(
     assert "cannot be captured: no more are" in caplog.text
 
 
-@pytest.mark.slow
-def test_a_step_without_memory_is_launched_again_with_fewer_tokens(
-    checkpoint: Path, texts: list[list[list[int]]]
+@pytest.mark.parametrize(
+    "reason",
+    [
+        pytest.param("an illegal memory access was encountered", marks=pytest.mark.slow),
+        pytest.param("uncorrectable ECC error encountered", marks=pytest.mark.soak),
+    ],
+)
+def test_a_step_without_memory_is_launched_again_with_fewer_tokens_and_a_lost_device_ends_the_engine(
+    checkpoint: Path, texts: list[list[list[int]]], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The engine thread then ends the process, and other workers continue its requests (worker/queue/engine_thread)."""
+    caplog.set_level(logging.ERROR)
     with simulated_cuda() as driver:
         engine = make_engine(checkpoint, cuda_graphs=False)
         failed = fail_once(driver, least=4096)
         assert generate(engine, PROMPTS, GREEDY) == texts
         assert failed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reason", ["an illegal memory access was encountered", "uncorrectable ECC error encountered"])
-def test_a_lost_device_ends_the_engine(checkpoint: Path, reason: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The engine thread then ends the process, and other workers continue its requests (worker/queue/engine_thread)."""
-    caplog.set_level(logging.ERROR)
-    with simulated_cuda() as driver:
-        engine = make_engine(checkpoint, cuda_graphs=False)
         engine.runner.check()
         driver.devices[0].fault = (driver.devices[0].num_run + 100, reason)
         with pytest.raises(RuntimeError, match=f"CUDA error: {reason}"):
