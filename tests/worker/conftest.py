@@ -19,7 +19,7 @@ def cpu_kernels() -> None:
         pytest.skip(str(missing))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Run torch on one thread, for models so small that threads cost more time than they save."""
     threads = torch.get_num_threads()

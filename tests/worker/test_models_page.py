@@ -12,7 +12,6 @@ from quire.ops.paths import PROJECT_ROOT
 from tests.support.architectures import ARCHITECTURES
 from tests.support.served_models import PAGE, REFUSED, VISION, Served, measure, tables
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 # Their computation takes as long as that of ten others.
 SLOWEST = ("qwen4_exp_text", "qwen4_exp", "kolibri1")
 

@@ -112,12 +112,14 @@ def worker(start_quire: StartQuire, tiny_model: Path, redis_url: str) -> QuirePr
     return start_quire("worker", str(tiny_model), "--redis-url", redis_url)
 
 
+@pytest.mark.slow
 def test_a_worker_logs_each_phase_of_its_start(worker: QuireProcess) -> None:
     worker.wait_for("ready: worker")
     assert re.findall(r"starting: (.*)", worker.stderr) == PHASES
     assert worker.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_worker_on_a_terminal_redraws_one_line(tiny_model: Path, redis_url: str) -> None:
     controller, terminal = pty.openpty()
     command = [sys.executable, "-m", "quire", "worker", str(tiny_model), "--redis-url", redis_url]

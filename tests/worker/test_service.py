@@ -1,4 +1,4 @@
-"""The worker service between a real Redis and an engine over the mock model; the test plays the gateway."""
+"""The worker service, also while it drains, between a real Redis and a mock model; the test plays the gateway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, StepReply, new_id
+from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from quire.shared.keys import GROUP, LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
 from quire.shared.redis.clients import command_client, pubsub_client
@@ -20,12 +20,16 @@ from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.service import EngineDied, WorkerService
+from quire.worker.queue.consumer import Consumer
+from quire.worker.service import EngineDied, LeaseTimes, WorkerService
 from tests.support.mock_model import EOS, MockModel, continuation
 
 MODEL = "mock"
+
 KEYS = LaneKeys(MODEL)
+
 BOUNDS = QueueBounds(requests=100, tokens=100_000)
+
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 
 
@@ -422,3 +426,67 @@ async def test_a_redis_that_came_back_older_is_given_the_request_again(redis_url
         tokens = [token for item in log for delta in item.deltas for token in delta.token_ids]
         alone = Engine(MockModel(), LIMITS, (EOS,), None)
         assert [[tokens]] == generate(alone, [(4, 2)], SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0))
+
+
+ANSWER_S = 0.1
+
+
+@pytest.mark.parametrize(("deaths", "state"), [(0, b"done"), (2, b"queued")])
+async def test_what_was_being_taken_over_ends_or_is_handed_back(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, deaths: int, state: bytes
+) -> None:
+    """Redis answers the claim only after the worker has read for the last time."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+    claim: Any = Broker.claim
+    run: Any = Consumer.run
+
+    async def late(*args: Any) -> Claim | None:
+        found: Claim | None = await claim(*args)
+        asked.set()
+        await answer.wait()
+        return found
+
+    async def run_to_the_end(consumer: Consumer) -> None:
+        await run(consumer)
+        asyncio.get_running_loop().call_later(ANSWER_S, answer.set)
+
+    async with Gateway(redis_url) as gateway:
+        await gateway.broker.create_groups()
+        request_id = await gateway.submit((3, 4))
+        [delivery] = await QueueReader(gateway.client, MODEL, "dead").read(1, 0)
+        for index in range(deaths):
+            await gateway.broker.claim(delivery, "dead", new_id(), f"process {index}")
+        monkeypatch.setattr(Broker, "claim", late)
+        monkeypatch.setattr(Consumer, "run", run_to_the_end)
+        engine = Engine(MockModel(), LIMITS, (EOS,), None)
+        leases = LeaseTimes(lease_s=0.2)
+        service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases)
+        task = asyncio.create_task(service.run(5.0))
+        await asyncio.wait_for(asked.wait(), 10)
+        service.stop()
+        await asyncio.wait_for(task, 10)
+        assert await gateway.client.hget(KEYS.request(request_id), "state") == state
+
+
+async def test_a_worker_parks_what_still_runs_if_it_is_asked_to(redis_url: str) -> None:
+    async with Gateway(redis_url) as gateway:
+        model = MockModel()
+        forward = model.forward
+
+        def slow(*arguments: Any) -> torch.Tensor:
+            time.sleep(0.01)
+            return forward(*arguments)
+
+        model.forward = slow  # type: ignore[method-assign]
+        engine = Engine(model, LIMITS, (EOS,), None)
+        service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url)
+        task = asyncio.create_task(service.run(0.05, park_s=500))
+        request_id = await gateway.submit((3, 4), max_tokens=120, ignore_eos=True)
+        await gateway.listen()
+        service.stop()
+        await asyncio.wait_for(task, 10)
+        assert await gateway.client.hget(KEYS.request(request_id), "state") == b"parked"
+        [parked] = await gateway.broker.read_parked(5)
+        assert 0 < parked.emitted < 120
+        assert 490 < parked.left_s <= 500
+        engine.check_integrity()

@@ -40,6 +40,15 @@ SMALL_TALK = (
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Run torch on one thread: threads that wait for each other cost more than they save in a model so small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @cache
 def loaded() -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
@@ -116,7 +125,12 @@ FIRST, *OTHERS = STORIES
 
 
 @pytest.mark.parametrize(
-    "prompt", [FIRST, *SMALL_TALK, *STRANGE, *(pytest.param(prompt, marks=pytest.mark.soak) for prompt in OTHERS)]
+    "prompt",
+    [
+        FIRST,
+        *(pytest.param(prompt, marks=pytest.mark.slow) for prompt in STRANGE),
+        *(pytest.param(prompt, marks=pytest.mark.soak) for prompt in (*OTHERS, *SMALL_TALK)),
+    ],
 )
 def test_an_answer_is_whole_and_ends(prompt: str):
     text = reply(prompt)
@@ -130,11 +144,13 @@ def test_the_story_is_about_what_was_asked_for(prompt: str):
     assert [word for word in STORIES[prompt] if word not in reply(prompt)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", STRANGE)
 def test_a_strange_prompt_gets_an_offer_of_a_story(prompt: str):
     assert "stor" in reply(prompt) or "poem" in reply(prompt) or "subject" in reply(prompt)
 
 
+@pytest.mark.slow
 def test_plain_text_is_continued_to_an_end():
     model, tokenizer = loaded()
     new = answer(model, tokenizer.encode("Once upon a time"), temperature=0, limit=250)
@@ -159,6 +175,7 @@ def test_a_question_for_a_tool_becomes_a_call_with_its_argument():
     assert call_of(text) == ("get_weather", {"location": "Paris"}), text
 
 
+@pytest.mark.slow
 def test_other_prompts_are_answered_without_a_call():
     model = TrialModel(str(MODEL))
     for prompt in ("Tell me a joke", "Hello!", "Write a poem about the sea"):

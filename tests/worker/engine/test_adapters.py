@@ -20,7 +20,6 @@ from quire.worker.models.decoder import Decoder
 from tests.support.adapters import merge_adapter, write_adapter
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 MAX_TOKENS = 12
 ADAPTERS: dict[str, dict[str, Any]] = {
     "plain": {"seed": 1, "size": 1.0},
@@ -52,7 +51,15 @@ def make_engine(path: Path, prefer: str = "auto", bits: int = 0, **limits: Any) 
     return engine
 
 
-@pytest.fixture(scope="module", params=["llama-bias", "qwen3", "gemma2", "gemma3"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3",
+        pytest.param("gemma3", marks=pytest.mark.slow),
+        pytest.param("llama-bias", marks=pytest.mark.soak),
+        pytest.param("gemma2", marks=pytest.mark.soak),
+    ],
+)
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A checkpoint, adapters for it, and the greedy outputs of the checkpoint merged with each."""
     folder = tmp_path_factory.mktemp("adapters")

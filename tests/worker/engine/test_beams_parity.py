@@ -22,8 +22,6 @@ from quire.worker.engine.offline import Completion, complete
 from quire.worker.models.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MAX_TOKENS = 12
 WIDTHS = (2, 3, 4, 6)
 EARLY_STOPPING: dict[str, bool | str] = {"false": False, "true": True, "never": "never"}
@@ -130,14 +128,19 @@ def assert_equal(got: list[list[Completion]], expected: list[list[Completion]]) 
 @pytest.mark.parametrize(
     ("end", "limits"),
     [
-        pytest.param("one", {}, id="one end token, roomy"),
-        pytest.param("some", {"block_size": 16, "num_blocks": 30}, id="some end tokens, large blocks"),
+        pytest.param("one", {}, id="one end token, roomy", marks=pytest.mark.slow),
+        pytest.param(
+            "some", {"block_size": 16, "num_blocks": 30}, id="some end tokens, large blocks", marks=pytest.mark.slow
+        ),
         pytest.param("some", {"num_blocks": 36, "num_host_blocks": 200, "preemption": "swap"}, id="forced swap"),
-        pytest.param("many", {"num_blocks": 36, "preemption": "recompute"}, id="forced recomputation"),
+        pytest.param(
+            "many", {"num_blocks": 36, "preemption": "recompute"}, id="forced recomputation", marks=pytest.mark.slow
+        ),
         pytest.param(
             "many",
             {"num_blocks": 36, "num_host_blocks": 20, "prefix_caching": False},
             id="little host memory, no caching",
+            marks=pytest.mark.slow,
         ),
     ],
 )

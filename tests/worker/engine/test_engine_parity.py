@@ -31,8 +31,6 @@ from tests.support.parity import (
 )
 from tests.support.transformers_checkpoints import make_kind
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # A model of each kind of layers; those that others of the row stand for are left to `soak`.
 OWN = ("llama", "gpt-oss", "gemma4")
 OWN_SLOW = ("mixtral-window", "qwen3-moe-mixed", "gemma3", "gemma2")

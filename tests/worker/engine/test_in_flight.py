@@ -30,7 +30,7 @@ from tests.support.mock_model import (
 )
 
 
-@pytest.fixture(params=[DeviceRunner, graphed], ids=["launched", "replayed"])
+@pytest.fixture(params=[DeviceRunner, pytest.param(graphed, marks=pytest.mark.slow)], ids=["launched", "replayed"])
 def ahead(request: pytest.FixtureRequest) -> Callable[..., Engine]:
     """Return a function that makes an engine that runs ahead, kernel by kernel or by graphs."""
     return partial(make_engine, runner=request.param)
@@ -141,8 +141,10 @@ def test_a_step_with_this_request_is_launched_before_the_tokens_of_the_previous_
     assert found == ["launch", *["launch", "read"] * 8]
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize(
+    ("feature", "preemption"),
+    [("all", "recompute"), *((one, ("swap", "recompute")[at % 2]) for at, one in enumerate(FEATURES))],
+)
 def test_results_are_those_of_an_engine_that_waits_for_each_step(
     ahead: Callable[..., Engine], feature: str, preemption: str
 ) -> None:
@@ -152,8 +154,10 @@ def test_results_are_those_of_an_engine_that_waits_for_each_step(
     assert results(items) == results(expected)
 
 
-@pytest.mark.parametrize("feature", [one for one in FEATURES if one not in ("ranked", "dead ends")])
-@pytest.mark.parametrize("cut", [1, 4])
+@pytest.mark.parametrize(
+    ("feature", "cut"),
+    [("all", 1), *((one, 1 + 3 * (at % 2)) for at, one in enumerate(FEATURES) if one not in ("ranked", "dead ends"))],
+)
 def test_another_attempt_continues_a_text_as_it_would_have_gone_on(
     ahead: Callable[..., Engine], feature: str, cut: int
 ) -> None:

@@ -198,7 +198,6 @@ def vectors(found: list[bytes]) -> list[torch.Tensor]:
     return [torch.frombuffer(bytearray(data), dtype=torch.float32) for data in found]
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 @pytest.mark.parametrize("prefer", ["auto", "reference"])
@@ -210,7 +209,6 @@ def test_embeddings_are_those_of_transformers(prefer: str, family: str, pooling:
         assert (one - other).abs().max() < 1e-4
 
 
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_embeddings_in_bfloat16_point_in_the_same_direction(pooling: str, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "llama", initializer_range=0.1)
@@ -220,7 +218,7 @@ def test_embeddings_in_bfloat16_point_in_the_same_direction(pooling: str, tmp_pa
         assert torch.cosine_similarity(one, other, dim=0) > 0.999
 
 
-@pytest.mark.usefixtures("one_thread", "cpu_kernels")
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_the_bits_do_not_depend_on_batch_and_chunks(pooling: str, dtype: torch.dtype, tmp_path: Path) -> None:

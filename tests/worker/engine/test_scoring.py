@@ -39,8 +39,6 @@ from tests.support.mock_model import (
     steps,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MAX_TOKENS = 16
 TOP = 5
 

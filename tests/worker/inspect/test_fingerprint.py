@@ -100,7 +100,7 @@ def test_a_context_that_is_too_short_has_no_results(llama: Path) -> None:
 
 
 @pytest.mark.usefixtures("cpu_kernels")
-@pytest.mark.parametrize("kind", ["gemma3", "gpt2", "olmo2"])
+@pytest.mark.parametrize("kind", ["gemma3", "gpt2", pytest.param("olmo2", marks=pytest.mark.soak)])
 def test_tables_of_any_shape_are_counted_in(kind: str, tmp_path: Path) -> None:
     folder = make_kind(tmp_path, kind)
     weights, results = digests(folder)
@@ -109,6 +109,7 @@ def test_tables_of_any_shape_are_counted_in(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cpu_kernels")
+@pytest.mark.slow
 def test_models_of_transformers_have_both(tmp_path: Path) -> None:
     weights, results = digests(PROJECT_ROOT / "models/demo", model_impl="transformers")
     assert (weights, results) == digests(PROJECT_ROOT / "models/demo", model_impl="transformers")

@@ -1,18 +1,31 @@
-"""A snapshot agrees with the bookkeeping of the engine, whatever runs."""
+"""What an engine shows: its snapshot, report of blocks, log of steps, and metrics."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from redis.asyncio import Redis
 
+from quire.shared.broker import Broker
 from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.telemetry.loop_lag import LoopLag
+from quire.shared.views import MAX_MOVES, MAX_STEPS, Move
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.step import Step
 from quire.worker.inspect.block_report import read_blocks
+from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.inspect.snapshot import EngineUsage, take_snapshot
+from quire.worker.inspect.step_log import RecentSteps, StepLog
+from quire.worker.queue.committer import Committer
+from quire.worker.queue.counts import ClaimCounts
+from quire.worker.queue.engine_thread import EngineThread
 from tests.support.mock_model import EOS, MockModel
 from tests.support.stateful_model import StatefulModel
 
@@ -153,3 +166,133 @@ def test_the_slots_of_states_are_counted_by_use() -> None:
             assert now.state_snapshots + now.state_slots_held + now.state_slots_free == 10
     assert (now.state_slots_held, now.states_restored, now.state_evictions) == (0, 1, 0)
     assert now.state_snapshots == 3, "after 8 and 16 tokens of the prompt, and 24 with the answer"
+
+
+def steps_of(log: StepLog, **params: int) -> list[Step]:
+    """The steps of one request with a log as the engine's observer."""
+    seen: list[Step] = []
+    engine = make_engine()
+
+    def observe(step: Step) -> None:
+        seen.append(step)
+        log(step)
+
+    engine.observer = observe
+    add(engine, "a", tuple(range(1, 21)), **params)
+    while engine.has_work:
+        engine.step()
+    return seen
+
+
+def test_steps_are_reported_once_with_the_latest_prefill_as_the_batch() -> None:
+    log = StepLog()
+    steps = steps_of(log, max_tokens=4)
+    found = log.take()
+    assert found.steps == ((0, 16), (0, 4), (1, 0), (1, 0), (1, 0))
+    assert found.shown is steps[1]
+    assert log.take() == RecentSteps()
+
+
+def test_only_the_latest_steps_are_kept() -> None:
+    log = StepLog()
+    steps_of(log, max_tokens=MAX_STEPS + 20)
+    assert log.take().steps == ((1, 0),) * MAX_STEPS
+
+
+def test_moves_beyond_the_limit_are_counted() -> None:
+    log = StepLog()
+    engine = make_engine()
+    add(engine, "a", (1, 2, 3))
+    step = engine.scheduler.schedule()
+    step.copies = [(block, block + 1) for block in range(MAX_MOVES + 3)]
+    log(step)
+    found = log.take()
+    assert (len(found.moves), found.hidden_moves) == (MAX_MOVES, 3)
+    assert found.moves[-1] == Move("copy", MAX_MOVES + 2, MAX_MOVES + 3)
+
+
+def expected_blocks(engine: Engine) -> dict[int, tuple[list[str], int]]:
+    """Owners and filled slots of each block that is not free, from the bookkeeping of the engine."""
+    blocks = engine.scheduler.blocks
+    found: dict[int, tuple[list[str], int]] = {block: ([], SIZE) for block in blocks.known_blocks()}
+    held = [
+        (f"{group.request_id}/{one.choice}", one.block_table, max(one.num_computed, one.num_stored))
+        for group in engine.groups.all_groups()
+        for one in group.unfinished
+    ]
+    held += [("", prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned]
+    for block in {block for _, table, _ in held for block in table}:
+        owners = [name for name, table, _ in held if block in table and name]
+        slots = [tokens - SIZE * table.index(block) for _, table, tokens in held if block in table]
+        found[block] = owners, max(0, min(SIZE, max(slots)))
+    return found
+
+
+def test_each_block_has_its_owners_and_slots_whatever_runs() -> None:
+    engine = make_engine(24, 24, preemption="swap")
+    engine.pin("p", (7, 7, 7, 7, 7, 7))
+    for i in range(4):
+        add(engine, f"n{i}", (7, 7, 7, 7, 7, 7, i + 1), n=2, temperature=1.0, max_tokens=16)
+    add(engine, "beam", (5, 4, 3), beam_width=3, max_tokens=12)
+    num_shared = 0
+    while engine.has_work:
+        engine.step()
+        report = json.loads(json.dumps(read_blocks(engine).render()))
+        shown = {one["id"]: (one["sequences"], one["filled"]) for one in report["blocks"]}
+        assert shown == expected_blocks(engine)
+        ref_counts = engine.scheduler.blocks.ref_counts
+        assert [one["refs"] for one in report["blocks"]] == [ref_counts[one["id"]] for one in report["blocks"]]
+        num_shared += sum(one["shared"] for one in report["blocks"])
+    assert num_shared > 0
+    assert [one["id"] for one in report["blocks"] if one["pinned"]] == engine.scheduler.blocks.pinned[0].blocks
+
+
+def test_a_waiting_sequence_has_no_blocks_yet() -> None:
+    engine = make_engine(max_num_seqs=1)
+    add(engine, "first", (1, 2, 3))
+    add(engine, "second", (4, 5, 6))
+    engine.step()
+    states = {one["request"]: (one["state"], len(one["blocks"])) for one in read_blocks(engine).render()["sequences"]}
+    assert states == {"first": ("running", 1), "second": ("waiting", 0)}
+
+
+def families() -> Iterator[Metric]:
+    """The metrics of a worker whose engine has taken two steps."""
+    engine = make_engine(host := 64, num_host_blocks=host // 8)
+    add(engine, "a", tuple(range(1, 11)), n=4, temperature=1.0)
+    engine.step()
+    engine.step()
+    broker = Broker(Redis(), "mock")
+    thread = EngineThread(engine, lambda commits, computed: None, lambda: None)
+    committer = Committer(broker, "w1", on_lost=lambda: None)
+    metrics = WorkerMetrics(thread, broker, ClaimCounts(), committer, LoopLag(), {"model": "mock"}, 2)
+    text = metrics.render(take_snapshot(engine).usage(), engine.times.read())
+    yield from (one for one in text_string_to_metric_families(text.decode()) if one.name.startswith("quire_"))
+
+
+def test_metrics_show_the_figures_of_the_engine() -> None:
+    found = {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for family in families()
+        for sample in family.samples
+    }
+    expected = {
+        "quire_kv_block_size_slots": 4,
+        "quire_kv_capacity_blocks": 64,
+        "quire_kv_blocks used": 6,
+        "quire_kv_blocks shared": 2,
+        "quire_kv_slots filled": 20,
+        "quire_kv_slots waste": 0,
+        "quire_host_blocks free": 8,
+        "quire_sequences running": 4,
+        "quire_engine_steps_total": 2,
+        "quire_engine_tokens_total prefill": 10,
+        "quire_engine_tokens_total decode": 4,
+        "quire_prefix_cache_query_tokens_total": 10,
+        "quire_block_copies_total": 3,
+        "quire_forks_total": 3,
+        "quire_step_seconds_count decode": 1,
+        "quire_worker_info mock": 1,
+        "quire_replaced_kernels": 2,
+    }
+    assert {name: found[name] for name in expected} == expected

@@ -1,8 +1,10 @@
-"""The loader honours or refuses a configuration. A refusal names the unsupported field and the supported values."""
+"""Configurations of checkpoints: supported values, fields, names of layers, and refusals in one line."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 from quire.worker.models.config import read_config
 from quire.worker.models.errors import CheckpointError
+from quire.worker.models.fields import Fields, config_fields, read_json, special_token_ids
+from quire.worker.models.layer_names import MAX_PATTERNS, LayerNames, PatternError
 
 COMMON = {
     "vocab_size": 100,
@@ -20,8 +24,11 @@ COMMON = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+
 CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
 CLASSES |= {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe"}
+
 OTHER_CLASSES = {"gpt_oss": "GptOss", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}  # of several kinds of layers
 
 
@@ -209,3 +216,97 @@ def test_windows_of_layer_types_need_a_window(tmp_path):
 def test_missing_epsilons_of_mixtral_are_those_of_its_class(tmp_path):
     found = read_config(write(tmp_path, "mixtral"))
     assert (found.rms_norm_eps, found.rope.theta, found.sliding_windows) == (1e-5, 1e6, (0, 0))
+
+
+FIELDS = Fields({"size": 7, "zero": 0, "rate": 0.5, "tied": True, "null": None, "eos": [3, 4], "rope": {}}, "here")
+
+
+def test_present_fields_are_read_and_absent_ones_have_their_defaults() -> None:
+    assert (FIELDS.integer("size"), FIELDS.integer("none", 3), FIELDS.integer("null", 3)) == (7, 3, 3)
+    assert (FIELDS.number("rate"), FIELDS.flag("tied", False), FIELDS.flag("none", True)) == (0.5, True, True)
+    assert (FIELDS.token_ids("eos"), FIELDS.token_ids("size"), FIELDS.token_ids("none")) == ((3, 4), (7,), ())
+    assert (FIELDS.has("null"), FIELDS.has("none"), FIELDS.get("null", 5)) == (True, False, 5)
+    assert FIELDS.section("rope").where == "here, rope"
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: FIELDS.integer("none"), "here: none is missing; supported: an integer from 1 to 2147483647"),
+        (lambda: FIELDS.integer("zero"), "here: zero is 0; supported: an integer from 1 to"),
+        (lambda: FIELDS.integer("tied"), "here: tied is true; supported: an integer"),
+        (lambda: FIELDS.number("zero"), "here: zero is 0; supported: a number above 0"),
+        (lambda: FIELDS.flag("size", False), "here: size is 7; supported: true or false"),
+        (lambda: FIELDS.section("eos"), r"here: eos is \[3, 4\]; supported: a JSON object"),
+        (lambda: Fields({"eos": [-1]}, "x").token_ids("eos"), r"x: eos is \[-1\]; supported: a token id or a list"),
+    ],
+)
+def test_wrong_values_are_named(read: Callable[[], Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read()
+
+
+def test_long_values_are_cut() -> None:
+    error = Fields({"text": "x" * 500}, "here").fault("text", "nothing")
+    assert len(str(error)) < 180
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "this file is missing"), ("{", "not valid JSON"), ("[1]", "holds a list and not a JSON object")],
+)
+def test_files_without_a_json_object_are_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(CheckpointError, match=f"{message}.*; repair it"):
+        read_json(path, "repair it")
+
+
+def test_special_tokens_are_those_of_the_generation_config_then_of_the_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
+    config = config_fields(tmp_path)
+    assert special_token_ids(tmp_path, config, "eos_token_id", 9) == (2,)
+    assert special_token_ids(tmp_path, config, "bos_token_id", 9) == (9,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6], "bos_token_id": None}))
+    assert special_token_ids(tmp_path, config, "eos_token_id", 9) == (5, 6)
+    assert special_token_ids(tmp_path, config, "bos_token_id", 9) == (9,)
+
+
+UP = "model.layers.1.mlp.up_proj"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "closeness"),
+    [
+        ([UP, "Linear"], 3),
+        (["re:.*up_proj$", "Linear"], 2),
+        (["Linear"], 1),
+        (["re:.*lm_head", "model.layers.1.mlp"], 0),
+        (["re:mlp"], 0),
+        (["re:model\\.layers\\.(0|1)\\.mlp.*"], 2),
+        ([], 0),
+    ],
+)
+def test_the_closest_pattern_counts(patterns, closeness):
+    assert LayerNames(patterns).match(UP) == closeness
+
+
+@pytest.mark.parametrize(
+    "pattern", ["re:(a*)*b", "re:(a|b)+c", "re:" + "a*" * 7, "re:(", "re:(a)\\1", "re:" + "x" * 600, "re:((a){2,})+"]
+)
+def test_an_expression_that_could_take_long_is_refused(pattern):
+    with pytest.raises(PatternError, match="has the expression"):
+        LayerNames([pattern])
+
+
+def test_too_many_patterns_are_refused():
+    with pytest.raises(PatternError, match="entries"):
+        LayerNames(["a"] * (MAX_PATTERNS + 1))
+
+
+def test_the_worst_expression_that_is_allowed_is_fast():
+    names = LayerNames(["re:" + ".*" * 6 + "X"])
+    started = time.process_time()
+    assert names.match("model.layers.100.self_attn.q_proj") == 0
+    assert time.process_time() - started < 5

@@ -137,8 +137,16 @@ MIXED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["reference", "cpu"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *((family, "cpu") for family in FAMILIES),
+        *(
+            pytest.param(family, "reference", marks=() if family in ("llama", "gemma4-moe") else pytest.mark.soak)
+            for family in FAMILIES
+        ),
+    ],
+)
 def test_logits_are_those_of_transformers(family, name, checkpoints, expected):
     decoder = Decoder.load(checkpoints(family), operations(name), torch.float32, "cpu", 256)
     prompts, logits = expected(family)

@@ -210,6 +210,7 @@ def test_stored_keys_and_values_of_sharing_layers_are_not_used(
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_weights_are_quantised_on_load(family: str, bits: int, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, family, initializer_range=0.1)
     seen: list[tuple[int, int]] = []

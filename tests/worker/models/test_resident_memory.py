@@ -36,14 +36,10 @@ def measure(folder: Path, bits: str, tiny: Path) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        # All take minutes, so CI measures two.
-        pytest.param("bf16", ("0", "4"), marks=pytest.mark.slow),
-        pytest.param("bf16", ("8", "fp8"), marks=pytest.mark.soak),
-        *(
-            pytest.param(kind, ("0",), marks=pytest.mark.slow if kind == "gptq-4" else pytest.mark.soak)
-            for kind in ALL
-            if kind != "bf16"
-        ),
+        # All take minutes, so CI measures one.
+        pytest.param("bf16", ("4",), marks=pytest.mark.slow),
+        pytest.param("bf16", ("0", "8", "fp8"), marks=pytest.mark.soak),
+        *(pytest.param(kind, ("0",), marks=pytest.mark.soak) for kind in ALL if kind != "bf16"),
     ],
 )
 def test_the_peak_is_the_packed_weights_and_a_tenth(kind: str, settings: tuple[str, ...], tmp_path: Path) -> None:

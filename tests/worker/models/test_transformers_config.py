@@ -1,18 +1,33 @@
-"""The configuration of a model that Transformers computes: sizes, end tokens and the longest context."""
+"""Which checkpoints Transformers computes, and what their configurations must say."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from quire.shared.errors import StartError
 from quire.shared.model.folder import WEIGHTS
-from quire.worker.models.errors import NotSupported
-from quire.worker.models.transformers_config import read_transformers_config
-from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
+from quire.worker.device import devices
+from quire.worker.models.choice import choose_model
+from quire.worker.models.config import ModelConfig
+from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.worker.models.families import (
+    FAMILIES,
+    _words_of_transformers,
+    family_of,
+    is_unknown_to_transformers,
+    refuse_unsupported,
+)
+from quire.worker.models.fields import Fields
+from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
+from quire.worker.settings import WorkerSettings
+from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
 from tests.support.parity import load, refusal
 from tests.support.transformers_checkpoints import (
     YARN,
@@ -106,3 +121,189 @@ def test_a_type_with_two_classes_is_that_of_the_class_that_the_checkpoint_names(
     assert found() == ("Qwen3_5ForConditionalGeneration", "qwen3_5")
     with pytest.raises(NotSupported, match="supported: Qwen3_5ForCausalLM or Qwen3_5ForConditionalGeneration, as"):
         found("Qwen3_5")
+
+
+def test_quires_own_decoder_is_chosen_wherever_it_knows_the_model(tmp_path: Path) -> None:
+    own, other = make_checkpoint(tmp_path / "llama", "llama"), make_kind(tmp_path / "gpt2", "gpt2")
+    assert isinstance(choose_model(own), ModelConfig)
+    assert isinstance(choose_model(own, "quire"), ModelConfig)
+    assert isinstance(choose_model(own, "transformers"), TransformersConfig)
+    assert isinstance(choose_model(other), TransformersConfig)
+    with pytest.raises(NotSupported, match="architectures"):
+        choose_model(other, "quire")
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("llama-yarn", {"head_dim": 24}), ("llama-gelu", {})])
+def test_a_known_family_with_a_field_that_the_decoder_lacks_goes_to_transformers(
+    kind: str, fields: dict[str, int], tmp_path: Path
+) -> None:
+    assert isinstance(choose_model(make_kind(tmp_path / kind, kind, **fields)), TransformersConfig)
+
+
+def test_what_is_wrong_with_a_checkpoint_is_said_and_not_tried_otherwise(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    change(path, num_key_value_heads=3)
+    with pytest.raises(CheckpointError, match="num_key_value_heads is 3; supported: a divisor") as caught:
+        choose_model(path)
+    assert not isinstance(caught.value, NotSupported)
+
+
+def test_without_transformers_the_error_says_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_kind(tmp_path / "gpt2", "gpt2")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(NotSupported, match=r"GPT2LMHeadModel.*Llama.*; install Transformers"):
+        choose_model(path)
+    assert isinstance(choose_model(Path("models/demo")), ModelConfig)
+
+
+def test_ranks_must_divide_the_heads(tmp_path: Path) -> None:
+    config = choose_model(make_kind(tmp_path / "gpt2", "gpt2"))
+    device = torch.device("cpu")
+    devices.check_ranks(WorkerSettings(), device, config)
+    devices.check_ranks(WorkerSettings(tensor_parallel_size=2), device, config)
+    with pytest.raises(StartError, match=r"--tensor-parallel-size 3: 3 ranks cannot share 4 heads; 1, 2, 4 can"):
+        devices.check_ranks(WorkerSettings(tensor_parallel_size=3), device, config)
+
+
+@pytest.mark.parametrize("kind", ["internlm3", "iquestcoder"])
+def test_a_type_that_transformers_computes_as_llama_goes_to_transformers(kind: str, tmp_path: Path) -> None:
+    path = make_kind(tmp_path / kind, kind)
+    config = choose_model(path)
+    assert isinstance(config, TransformersConfig)
+    assert config.architecture == "LlamaForCausalLM"
+    with pytest.raises(NotSupported, match=f'model_type is "{kind}"; supported: llama'):
+        choose_model(path, "quire")
+
+
+def test_another_name_of_a_class_is_taken_only_if_it_is_named_after_the_type(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "phimoe", "phimoe")
+    for name in ("PhimoeForCausalLM", "PhiMoEForCausalLM"):
+        change(path, architectures=[name])
+        assert choose_model(path).architecture == "PhimoeForCausalLM"
+    others = ("PhiMoEForSequenceClassification", "PhiMoEModel", "PhiForCausalLM", "BitnetForCausalLM", 3)
+    for names in [*([name] for name in others), ["PhiMoEForCausalLM"] * 2, "PhiMoEForCausalLM", []]:
+        change(path, architectures=names)
+        with pytest.raises(NotSupported, match=r"supported: PhimoeForCausalLM, as model_type is phimoe; correct the"):
+            read_transformers_config(path)
+
+
+def test_another_name_is_not_taken_for_a_model_with_more_tensors(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "phimoe", "phimoe")
+    save_file(load_file(path / WEIGHTS) | {"extra.weight": torch.zeros(2)}, path / WEIGHTS, {"format": "pt"})
+    load(path)
+    change(path, architectures=["PhiMoEForCausalLM"])
+    said = refusal(path)
+    assert "1 tensors are not part of PhimoeForCausalLM, which its model_type is: extra.weight" in said
+    assert 'set architectures to ["PhimoeForCausalLM"] in config.json' in said
+
+
+def test_a_type_that_transformers_does_not_know_says_which_field_to_set(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "llama", "llama")
+    change(path, model_type="mine")
+    with pytest.raises(NotSupported, match=r'model_type is "mine", which Transformers .* set model_type to "llama"'):
+        choose_model(path)
+    change(path, model_type="llama")
+    assert isinstance(choose_model(path), ModelConfig)
+
+
+def fields(architecture: str, **values: Any) -> Fields:
+    return Fields({"architectures": [architecture], "model_type": FAMILIES[architecture].model_type} | values, "here")
+
+
+def test_architecture_and_model_type_must_agree() -> None:
+    assert family_of(fields("MixtralForCausalLM"))[0] == "MixtralForCausalLM"
+    assert family_of(Fields({"model_type": "qwen3_moe"}, "here"))[0] == "Qwen3MoeForCausalLM"
+    with pytest.raises(NotSupported, match="model_type"):
+        family_of(fields("MixtralForCausalLM", model_type="mistral"))
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shared_expert_intermediate_size", 32),
+        ("experts_implementation", "other"),
+        ("final_logit_softcapping", 30.0),
+        ("attention_chunk_size", 128),
+        ("hidden_act", "gelu"),
+    ],
+)
+def test_a_field_that_a_family_does_not_know_is_refused(architecture: str, name: str, value: Any) -> None:
+    refuse_unsupported(fields(architecture), FAMILIES[architecture])
+    refuse_unsupported(fields(architecture, **{name: None}), FAMILIES[architecture])
+    with pytest.raises(CheckpointError, match=f"{name} is "):
+        refuse_unsupported(fields(architecture, **{name: value}), FAMILIES[architecture])
+
+
+@pytest.mark.parametrize("architecture", [name for name, family in FAMILIES.items() if family.own_fields is not None])
+def test_a_field_that_transformers_does_not_know_either_is_left_out(
+    architecture: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rope = {"rope_scaling": {"rope_type": "yarn"}} if architecture == "GptOssForCausalLM" else {}
+    refuse_unsupported(fields(architecture, unsloth_version="2026.9.1", **rope), FAMILIES[architecture])
+    assert "here: unsloth_version is not used: Transformers does not read this field, either" in caplog.text
+
+
+def test_without_transformers_no_field_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_unknown_to_transformers("unsloth_version", "gemma2")
+    assert not is_unknown_to_transformers("unsloth-version", "gemma2")
+    _words_of_transformers.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert not is_unknown_to_transformers("unsloth_version", "gemma2")
+    _words_of_transformers.cache_clear()
+
+
+def test_fields_of_training_and_of_the_hub_are_no_fault() -> None:
+    found = fields(
+        "MixtralForCausalLM",
+        router_aux_loss_coef=0.02,
+        output_router_logits=False,
+        router_jitter_noise=0.1,
+        initializer_range=0.02,
+        transformers_version="4.36.0",
+        torch_dtype="bfloat16",
+        use_cache=True,
+        attention_dropout=0.0,
+        num_local_experts=8,
+        is_encoder_decoder=False,
+    )
+    refuse_unsupported(found, FAMILIES["MixtralForCausalLM"])
+
+
+def test_windows_of_all_layers_of_qwen3_moe_are_left_to_transformers() -> None:
+    family = FAMILIES["Qwen3MoeForCausalLM"]
+    refuse_unsupported(fields("Qwen3MoeForCausalLM", use_sliding_window=False, sliding_window=4096), family)
+    with pytest.raises(NotSupported, match="use_sliding_window is true"):
+        refuse_unsupported(fields("Qwen3MoeForCausalLM", use_sliding_window=True), family)
+
+
+GPT_OSS = {"rope_scaling": {"rope_type": "yarn"}, "experts_per_token": 4, "initial_context_length": 4096}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "name"),
+    [
+        ("GptOssForCausalLM", GPT_OSS | {"swiglu_limit": 5.0}, "swiglu_limit"),
+        ("GptOssForCausalLM", GPT_OSS | {"swiglu_alpha": 1.0}, "swiglu_alpha"),
+        ("GptOssForCausalLM", GPT_OSS | {"experts_per_token": 3}, "experts_per_token"),
+        ("GptOssForCausalLM", GPT_OSS | {"rope_scaling": None}, "rope_parameters"),
+        ("GptOssForCausalLM", GPT_OSS | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Gemma3ForCausalLM", {"hidden_activation": "silu"}, "hidden_activation"),
+        ("Gemma2ForCausalLM", {"embedding_multiplier": 2.0}, "embedding_multiplier"),
+        ("Gemma2ForCausalLM", {"attn_implementation": "x"}, "attn_implementation"),
+    ],
+)
+def test_values_that_the_kernels_do_not_compute_are_refused(
+    architecture: str, values: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(CheckpointError, match=f"{name} is "):
+        refuse_unsupported(fields(architecture, **values), FAMILIES[architecture])
+
+
+def test_published_fields_of_gpt_oss_and_gemma_are_read() -> None:
+    refuse_unsupported(fields("GptOssForCausalLM", swiglu_limit=7.0, **GPT_OSS), FAMILIES["GptOssForCausalLM"])
+    gemma = {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid", "query_pre_attn_scalar": 256}
+    refuse_unsupported(fields("Gemma2ForCausalLM", **gemma), FAMILIES["Gemma2ForCausalLM"])
+    gemma3 = {"rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6, "sliding_window": 512}
+    refuse_unsupported(fields("Gemma3ForCausalLM", **gemma3), FAMILIES["Gemma3ForCausalLM"])

@@ -27,8 +27,6 @@ from tests.support.vision_checkpoints import make_vision
 
 LIMITS: dict[str, Any] = SMALL | {"max_model_len": 256, "prefix_caching": True}
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def answers(path: Path) -> list[list[int]]:
     config = choose_model(path)

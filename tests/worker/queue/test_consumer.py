@@ -1,4 +1,4 @@
-"""The consumer takes requests off the queue, between a real Redis and a fake engine that records its calls."""
+"""A worker takes requests off its queue: isolated ones, turns of classes, wide ones, and their counts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from quire.shared.redis.clients import blocking_client, command_client
 from quire.shared.text.grammar import ANY_OBJECT
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.consumer import Consumer
+from quire.worker.queue.counts import ClaimCounts
 
 KEYS = LaneKeys("lane")
+
 BOUNDS = QueueBounds(requests=100, tokens=1000)
 
 
@@ -235,7 +237,10 @@ async def until_left(lane: Lane, request_id: str) -> None:
             lane.reader.too_wide = ""
 
 
-@pytest.mark.parametrize("priority_class", PRIORITY_CLASSES)
+@pytest.mark.parametrize(
+    "priority_class",
+    [pytest.param(one, marks=() if one == "standard" else pytest.mark.slow) for one in PRIORITY_CLASSES],
+)
 async def test_a_request_that_is_too_wide_is_left_to_others_and_then_taken_in_any_case(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, priority_class: str
 ) -> None:
@@ -448,3 +453,21 @@ async def test_a_grammar_is_made_beside_the_loop_and_a_cancel_meanwhile_is_obeye
     assert thread is not threading.main_thread()
     assert [name for name, _ in started] == ["plain"]
     assert lane.engine.finished == [("json", "cancelled")]
+
+
+async def test_what_was_handed_back_before_its_first_token_is_a_migration_and_waited_once(redis_url: str) -> None:
+    client = command_client(redis_url)
+    try:
+        broker = Broker(client, "lane")
+        await broker.create_groups()
+        await broker.submit("r", b"body", gateway="g", cost=1, bounds=BOUNDS)
+        counts = ClaimCounts()
+        for worker in ("first", "second"):
+            [delivery] = await QueueReader(client, "lane", worker).read(1, 0)
+            claim = await broker.claim(delivery, worker, new_id())
+            assert claim is not None
+            counts.note(claim)
+            assert await broker.release([("r", claim.attempt)]) == 1
+        assert (counts.first, counts.migrated, counts.waited_s["standard"].count) == (1, 1, 1)
+    finally:
+        await client.aclose()

@@ -1,4 +1,4 @@
-"""Two workers under one name: the second is refused while the first lives, and takes the name of one that is dead."""
+"""Leases of workers, and the watchdog."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from quire.shared.broker import Broker, new_id
 from quire.shared.redis.clients import command_client
 from quire.worker.engine.engine import Engine
+from quire.worker.interpreter import FAILED
 from quire.worker.queue.leases import NameTaken, check_name, home, is_gone, take_name
+from quire.worker.queue.watchdog import Watchdog
 from quire.worker.service import LeaseTimes, WorkerService
 from tests.support.mock_model import EOS, MockModel, continuation
 from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway, Slow
@@ -153,3 +157,43 @@ async def test_the_name_of_a_dead_process_is_free_at_once_and_of_a_silent_one_so
         assert holder.incarnation == "next"
     finally:
         await client.aclose()
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The exit codes of the process; exiting ends the calling thread only."""
+    codes: list[int] = []
+
+    def exit_process(code: int) -> None:
+        codes.append(code)
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", exit_process)
+    return codes
+
+
+def test_an_engine_that_does_not_tick_ends_the_process(exits: list[int]) -> None:
+    engine: Any = SimpleNamespace(ticks=3)
+    with pytest.raises(SystemExit):
+        Watchdog(engine, 0.04).run()
+    assert exits == [FAILED]
+
+
+def test_an_engine_that_ticks_is_left_alone(exits: list[int]) -> None:
+    engine: Any = SimpleNamespace(ticks=0)
+    watchdog = Watchdog(engine, 0.2)
+    watchdog.start()
+    until = time.monotonic() + 0.6
+    while time.monotonic() < until:
+        engine.ticks += 1
+        time.sleep(0.005)
+    watchdog.stop()
+    watchdog.join(10)
+    assert exits == []
+
+
+def test_zero_switches_it_off() -> None:
+    engine: Any = SimpleNamespace(ticks=0)
+    before = threading.active_count()
+    Watchdog(engine, 0.0).start()
+    assert threading.active_count() == before

@@ -21,8 +21,6 @@ from quire.worker.ranks.follower import Follower
 from quire.worker.ranks.leader import LeadingDecoder, OutOfStep
 from tests.support.checkpoints import make_checkpoint
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

@@ -31,7 +31,7 @@ from tests.support.parity import MAX_TOKENS, by_hugging_face, load_own, prompts
 from tests.support.selection import one_in
 from tests.worker.engine.test_pooling import by_engine, vectors
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -31,8 +31,6 @@ from tests.support.selection import one_in
 from tests.support.transformers_checkpoints import make_kind
 from tests.worker.engine.test_pooling import by_engine, vectors
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ASKED = prompts()[:12]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,12 +35,19 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("quantized") / "source", "llama", num_hidden_layers=2)
 
 
+@pytest.fixture(scope="session")
+def written(plain: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Return a function from the name of a format to a checkpoint in it."""
+    folder = tmp_path_factory.mktemp("formats")
+    return cache(lambda name, dtype: quantize_checkpoint(plain, folder / f"{name}-{dtype}", name, dtype))
+
+
 @pytest.fixture
-def quantized(plain: Path, tmp_path: Path):
+def quantized(written, tmp_path: Path):
     """Return a function from the name of a format to a checkpoint in it, which the test may change."""
 
     def make(name: str, dtype: torch.dtype = torch.float32) -> Path:
-        return quantize_checkpoint(plain, tmp_path / name, name, dtype)
+        return Path(shutil.copytree(written(name, dtype), tmp_path / name))
 
     return make
 

@@ -1,15 +1,25 @@
-"""Tensors of a quantised checkpoint: each fault is one line with the file, the tensor and a remedy."""
+"""Quantised checkpoints: faults of tensors are refused in one line, and tensors are read as numbers."""
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
+from quire import kernels
+from quire.ops.benchmarks.kernels.perplexity import DEMO, perplexity, read_documents
+from quire.ops.paths import PROJECT_ROOT
+from quire.worker.models.config import read_config
+from quire.worker.models.decoder import Decoder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.quantized.checkpoint import is_finite
+from quire.worker.models.quantized.dequantized_checkpoint import DequantizedCheckpoint
 from quire.worker.models.sharding import ALL
-from tests.support.quantized import edit_config, edit_tensors
+from tests.support.quantized import FORMATS, edit_config, edit_tensors, quantize_checkpoint
 from tests.worker.models.quantized.conftest import open_quantized
 
 UP = "model.layers.1.mlp.up_proj"
@@ -147,3 +157,106 @@ def test_values_of_8_bits_that_are_no_numbers_are_found():
         assert found == set(bad)
     assert is_finite(torch.tensor([1, 2]))
     assert not is_finite(torch.tensor([1.0, float("inf")]))
+
+
+FLOATS = (torch.float32, torch.bfloat16)
+
+
+def opened(folder: Path) -> DequantizedCheckpoint:
+    quantization = read_config(folder).quantization
+    assert quantization is not None
+    return DequantizedCheckpoint(folder, quantization, FLOATS)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_all_tensors_have_the_values_that_they_stand_for(quantized, name: str) -> None:
+    folder = quantized(name)
+    checkpoint, plain = opened(folder), load_file(folder / "plain" / "model.safetensors")
+    found = {at: (values, is_quantized) for at, values, is_quantized in checkpoint.tensors(torch.float32)}
+    assert found.keys() == plain.keys()
+    for at, (values, _) in found.items():
+        assert torch.equal(values.float(), plain[at]), at
+    assert sum(is_quantized for _, is_quantized in found.values()) == 14
+    assert checkpoint.num_elements() == sum(values.numel() for values in plain.values())
+
+
+def test_weights_are_rounded_to_the_asked_type_once(quantized) -> None:
+    folder = quantized("awq")
+    plain = load_file(folder / "plain" / "model.safetensors")
+    for name, values, is_quantized in opened(folder).tensors(torch.bfloat16):
+        if is_quantized:
+            assert torch.equal(values, plain[name].bfloat16())
+
+
+def test_names_stay_those_of_the_files(quantized) -> None:
+    """A wrapper of a vision-language model has other names, for which Transformers has its own rules."""
+    folder = quantized("fp8-block")
+
+    def wrap(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith("model.")]:
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+
+    edit_tensors(folder, wrap)
+    names = [name for name, _, _ in opened(folder).tensors(torch.float32)]
+    assert "model.language_model.layers.0.mlp.up_proj.weight" in names
+    assert not any(name.endswith("weight_scale_inv") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "why"),
+    [
+        ("fp8-block", "weight_scale_inv", "has the type F8_E4M3"),
+        ("w8a8", "weight_scale", "has the type I8"),
+        ("gptq", "qzeros", "qzeros is missing"),
+        ("w4a16", "weight_shape", "weight_shape is missing"),
+    ],
+)
+def test_a_layer_without_one_of_its_tensors_is_refused(quantized, name: str, end: str, why: str) -> None:
+    folder = quantized(name)
+    edit_tensors(folder, lambda tensors: [tensors.pop(at) for at in list(tensors) if at.endswith(f"up_proj.{end}")])
+    with pytest.raises(CheckpointError, match=why):
+        opened(folder)
+
+
+def test_weights_with_another_number_of_dimensions_are_refused(quantized) -> None:
+    folder = quantized("gptq")
+    edit_tensors(folder, lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.qweight": torch.ones(4).int()}))
+    with pytest.raises(CheckpointError, match=r"up_proj.qweight has the shape \[4\], expected two dimensions"):
+        opened(folder)
+
+
+def test_scales_that_are_not_finite_are_refused(quantized) -> None:
+    folder = quantized("fp8-tensor")
+    name = "model.layers.1.mlp.up_proj.weight_scale"
+    edit_tensors(folder, lambda tensors: tensors.update({name: torch.tensor(torch.nan)}))
+    with pytest.raises(CheckpointError, match=f"tensor {name} has values that are not finite"):
+        list(opened(folder).tensors(torch.float32))
+
+
+# The largest accepted ratio to the perplexity of the bfloat16 weights.
+EIGHT_BITS, FOUR_BITS = 1.001, 1.006
+
+LIMITS = {name: EIGHT_BITS if "8" in name or name == "fbgemm" else FOUR_BITS for name in FORMATS}
+
+
+@pytest.mark.soak
+def test_perplexity_of_each_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        ops = kernels.CpuOps(torch.float32)
+    except kernels.KernelsUnavailable:
+        pytest.skip("no C++ kernels")
+    monkeypatch.syspath_prepend(str(PROJECT_ROOT))
+    source = tmp_path / "demo"
+    shutil.copytree(DEMO, source, ignore=shutil.ignore_patterns("training"))
+    documents = read_documents("perplexity", Tokenizer.from_file(str(source / "tokenizer.json")), True, 64)
+
+    def measured(folder: Path) -> float:
+        model = Decoder.load(folder, ops, torch.float32, "cpu")
+        with torch.inference_mode():
+            found = perplexity(model, documents)
+        print(f"| {folder.name} | {found:.4f} | {model.weight_bytes / 2**20:.1f} MiB |")
+        return found
+
+    plain = measured(source)
+    found = {name: measured(quantize_checkpoint(source, tmp_path / name, name)) / plain for name in FORMATS}
+    assert {name: ratio for name, ratio in found.items() if not 0.99 < ratio < LIMITS[name]} == {}

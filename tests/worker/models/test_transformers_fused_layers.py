@@ -1,4 +1,4 @@
-"""The layers of a model as one operation: for models whose layers are alike, after a trial, with the same results."""
+"""Layers of Transformers that the kernels compute as a whole, one by one or as a stack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.models.llama.modeling_llama import LlamaModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
 
 from quire.kernels.interrupt import Interrupt, StepInterrupted
 from quire.shared.messages import SamplingParams
@@ -18,15 +18,67 @@ from quire.worker.engine.offline import generate
 from quire.worker.models import transformers_backend
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_fused_layer import FusedLayer
+from quire.worker.models.transformers_fused_layer import FusedLayer, fuse_layers
 from quire.worker.models.transformers_fused_stack import StackedLayer, StackedNorm
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.support.parity import load
-from tests.support.transformers_checkpoints import LLAMA_LIKE, make_other
+from tests.support.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.slow
 
 TEXTS = trial.texts(VOCAB_SIZE, 256)
+
+
+@pytest.fixture
+def without_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep single layers, which a stack would replace."""
+    monkeypatch.setattr(transformers_backend, "fuse_stack", lambda *_: False)
+
+
+def fused_layers(model: transformers_backend.TransformersModel) -> list[FusedLayer]:
+    found = (vars(layer).get("forward") for layer in model._model.model.layers)
+    return [one for one in found if isinstance(one, FusedLayer)]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "ministral"])
+@pytest.mark.usefixtures("without_stacks")
+def test_whole_layers_give_the_logits_of_single_modules(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_other(tmp_path / model_type, model_type, **(LLAMA_LIKE | {"head_dim": 16}))
+    model = load(path)
+    assert len(fused_layers(model)) == 3
+    monkeypatch.setattr(transformers_backend, "fuse_layers", lambda *_: 0)
+    plain = load(path)
+    assert fused_layers(plain) == []
+    found, expected = (trial.over_pages(one, TEXTS) for one in (model, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("without_stacks")
+def test_a_layer_that_computes_something_more_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = LlamaDecoderLayer.forward
+
+    def scaled(self: Any, *args: Any, **named: Any) -> Any:
+        return forward(self, *args, **named) * 1.01
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", scaled)
+    model = load(make_kind(tmp_path / "llama", "llama-yarn"))
+    assert fused_layers(model) == []
+    assert "forward" not in vars(model._model.model.layers[0])
+
+
+@pytest.mark.usefixtures("without_stacks")
+def test_layers_that_fail_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(make_kind(tmp_path / "llama", "llama-yarn"))
+    for layer in model._model.model.layers:
+        del layer.forward
+    monkeypatch.setattr(FusedLayer, "__call__", lambda *_, **__: 1 / 0)
+    args = (model._model, model.ops, model._fused.rotations, lambda: trial.over_pages(model, TEXTS))
+    assert fuse_layers(*args) == 0
+    assert fused_layers(model) == []
+
+
 FIELDS = LLAMA_LIKE | {"head_dim": 16}
 
 

@@ -1,4 +1,4 @@
-"""Layers with keys of several shapes share their blocks: a block moves in all of them."""
+"""Caches and states of a model, and the batches that use them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from quire import kernels
+from quire.worker.models.batch import ForwardBatch, send
 from quire.worker.models.mixed_cache import KVShape, LatentShape, MixedKVCache, alloc_layers, bytes_per_block
 from quire.worker.models.paged import KVCache
+from quire.worker.models.states import ALIGNMENT, StateKey, StateLayout, StatePool
 
 SHAPES = [KVShape(2, 16), KVShape(1, 48), KVShape(2, 16), KVShape(1, 16)]
 
@@ -45,7 +47,7 @@ def test_blocks_are_copied_in_all_layers(ops: kernels.Ops) -> None:
     assert_blocks(cache, before, [0, 1, 1, 0])
 
 
-def test_swapped_blocks_come_back_into_other_blocks(ops: kernels.Ops) -> None:
+def test_swapped_blocks_of_two_shapes_come_back_into_other_blocks(ops: kernels.Ops) -> None:
     cache = alloc_layers(ops, SHAPES, 4, 16, num_host_blocks=2)
     before = fill(cache)
     cache.swap_out([1, 2], [1, 0])
@@ -82,3 +84,53 @@ def test_latent_rows_move_with_the_keys_and_values_of_other_layers(ops: kernels.
         for one in layer:
             assert one.flatten(1).unique(dim=1).flatten().tolist() == [number, *[10 + number] * 3]
     assert bytes_per_block(ops, shapes, 16) == 16 * 4 * (2 * 2 * 16 + 48 + 48)
+
+
+CONV, SCAN = StateKey(0, "conv", 0), StateKey(3, "recurrent", 0)
+
+LAYOUT = StateLayout({CONV: ((3, 5), torch.bfloat16), SCAN: ((2, 7), torch.float32)})
+
+
+def filled() -> StatePool:
+    """A pool of three slots; slot s has the value s in all its states."""
+    pool = StatePool(LAYOUT, 3, "cpu")
+    for states in pool.states.values():
+        states.copy_(torch.arange(3).view(3, *[1] * (states.dim() - 1)))
+    return pool
+
+
+def test_states_have_their_shapes_and_begin_on_whole_vectors() -> None:
+    pool = StatePool(LAYOUT, 3, "cpu")
+    assert [(one.shape, one.dtype) for one in pool.states.values()] == [
+        ((3, 3, 5), torch.bfloat16),
+        ((3, 2, 7), torch.float32),
+    ]
+    assert LAYOUT.nbytes == 2 * ALIGNMENT, "30 and 56 bytes"
+    assert all(one.storage_offset() * one.element_size() % ALIGNMENT == 0 for one in pool.states.values())
+    assert not any(one.any() for one in pool.states.values())
+
+
+def test_a_copy_has_all_states_of_a_slot_and_changes_no_other_slot() -> None:
+    pool = filled()
+    pool.copy(2, 0)
+    for states in pool.states.values():
+        assert [one.unique().tolist() for one in states] == [[2], [1], [2]]
+
+
+def test_single_states_can_be_copied() -> None:
+    pool = filled()
+    pool.copy_states({SCAN}, 1, 0)
+    assert pool.states[SCAN][0].unique().tolist() == [1]
+    assert pool.states[CONV][0].unique().tolist() == [0]
+
+
+def test_pooled_rows_are_the_last_part_if_there_are_any() -> None:
+    tensors = [torch.full((number + 1,), number) for number in range(8)]
+    batch = ForwardBatch(*tensors)
+    assert batch.parts()[-1] is batch.pooled_rows is tensors[-1]
+    assert torch.equal(batch.to(torch.device("cpu")).parts()[-1], tensors[-1])
+
+
+def test_nothing_is_copied_on_a_cpu() -> None:
+    values = torch.arange(4)
+    assert send(values, torch.device("cpu")).data_ptr() == values.data_ptr()

@@ -1,0 +1,163 @@
+"""Tensors of GGUF files: names, codes, blocks, and the order of rotated rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from quire.kernels.grouped_weight import UINT8
+from quire.kernels.k_quant_weight import K_QUANT4, K_QUANT6
+from quire.ops.tools.gguf_writer import write_gguf
+from quire.ops.tools.k_quants import QUANTIZERS
+from quire.shared.gguf.file import open_gguf
+from quire.shared.gguf.types import TENSOR_TYPES
+from quire.worker.models.config import read_config
+from quire.worker.models.errors import CheckpointError
+from quire.worker.models.gguf.blocks import EXPANSIONS, K_BLOCKS, int4_values
+from quire.worker.models.gguf.codes import KINDS, codes_of, common_kind
+from quire.worker.models.gguf.names import row_order, stored_name
+from quire.worker.models.gguf.quantization import GGUFQuantization, quantization_of
+from quire.worker.models.rope import inverse_frequencies
+
+
+@pytest.mark.parametrize("architecture", ["LLAMA", "QWEN2", "QWEN3"])
+def test_names_are_those_of_the_published_package(architecture: str) -> None:
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture], 3)
+    parts = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    parts += ["q_norm", "k_norm"] if architecture == "QWEN3" else []
+    modules = ["model.embed_tokens", "model.norm", "lm_head"]
+    modules += [f"model.layers.2.self_attn.{part}" for part in parts]
+    modules += [f"model.layers.2.mlp.{part}_proj" for part in ("gate", "up", "down")]
+    modules += [f"model.layers.2.{part}_layernorm" for part in ("input", "post_attention")]
+    for module in modules:
+        assert stored_name(f"{module}.weight") == names.get_name(f"{module}.weight", (".weight",))
+    assert stored_name("model.layers.1.self_attn.q_proj.bias") == "blk.1.attn_q.bias"
+
+
+def test_the_order_of_rows_undoes_that_of_llama_cpp() -> None:
+    rows = np.arange(3 * 8)
+    stored = rows.reshape(3, 2, 4).swapaxes(1, 2).flatten()
+    assert stored[:4].tolist() == [0, 4, 1, 5]
+    assert torch.from_numpy(stored)[row_order(3, 24)].tolist() == rows.tolist()
+
+
+ROWS = 6
+
+
+def random_blocks(kind: str, count: int) -> torch.Tensor:
+    """Return blocks of any bytes with finite scales."""
+    size = next(one.nbytes for one in TENSOR_TYPES.values() if one.name == kind)
+    raw = np.random.default_rng(0).integers(0, 256, (count, size), dtype=np.uint8)
+    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(kind, (0,))
+    for at in places:
+        raw[:, at + 1] &= 0xBF  # exponents below that of 2
+    return torch.from_numpy(raw)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_those_of_the_expansion(kind: str) -> None:
+    blocks = random_blocks(kind, ROWS * 2)
+    expected = EXPANSIONS[kind](blocks).reshape(ROWS, -1)
+    assert torch.equal(codes_of(kind, blocks, ROWS, KINDS[kind]).dequantized(), expected)
+    if kind in K_BLOCKS:
+        assert torch.equal(codes_of(kind, blocks, ROWS, K_QUANT6).dequantized(), expected)
+
+
+def test_scales_that_are_not_finite_are_refused() -> None:
+    for kind, at in (("Q8_0", 0), ("Q4_K", 2), ("Q6_K", 208)):
+        blocks = random_blocks(kind, ROWS)
+        blocks[1, at], blocks[1, at + 1] = 0, 0x7C
+        with pytest.raises(ValueError, match="must be finite"):
+            codes_of(kind, blocks, ROWS, KINDS[kind])
+
+
+@pytest.mark.parametrize(
+    ("types", "kind"),
+    [
+        (["Q8_0", "Q8_0"], UINT8),
+        (["Q8_0", "Q5_0"], UINT8),
+        (["Q4_K", "Q2_K"], K_QUANT4),
+        (["Q4_K", "Q6_K", "Q4_K"], K_QUANT6),
+        (["Q4_K", "Q8_0"], None),
+        (["F16"], None),
+        (["Q4_1", "Q4_1"], None),
+    ],
+)
+def test_weights_side_by_side_have_a_kind_that_holds_all(types: list[str], kind: str | None) -> None:
+    assert common_kind(types) == kind
+
+
+QUANTIZED = [one for one in TENSOR_TYPES.values() if one.is_quantized]
+
+
+@pytest.mark.parametrize("kind", [one.name for one in QUANTIZED])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_any_bytes_are_expanded_as_by_the_published_package(kind: str) -> None:
+    number = gguf.GGMLQuantizationType[kind]
+    raw = np.random.default_rng(0).integers(0, 256, (300, gguf.GGML_QUANT_SIZES[number][1]), dtype=np.uint8)
+    expected = gguf.quants.dequantize(raw, number)
+    found = EXPANSIONS[kind](torch.from_numpy(raw)).numpy()
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("kind", QUANTIZERS)
+def test_the_simple_k_quants_of_the_tools_are_near_the_weights(kind: str) -> None:
+    values = np.random.default_rng(1).standard_normal((4, 512)).astype(np.float32)
+    raw = torch.from_numpy(QUANTIZERS[kind](values))
+    blocks = raw.reshape(-1, next(one.nbytes for one in QUANTIZED if one.name == kind))
+    error = float((EXPANSIONS[kind](blocks).reshape(4, 512) - torch.from_numpy(values)).square().mean().sqrt())
+    assert error < {"Q2_K": 0.4, "Q3_K": 0.2, "Q4_K": 0.1, "Q5_K": 0.05, "Q6_K": 0.03}[kind]
+
+
+def test_the_integers_of_q4_0_are_those_of_the_weights() -> None:
+    values = np.random.default_rng(2).standard_normal((8, 32)).astype(np.float32)
+    raw = torch.from_numpy(gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q4_0))
+    scales = raw[:, :2].contiguous().view(torch.float16).float()
+    assert torch.equal(int4_values(raw) * scales, EXPANSIONS["Q4_0"](raw))
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_a_file_without_quantised_weights_has_none(kind: str, gguf_files) -> None:  # type: ignore[no-untyped-def]
+    assert quantization_of(open_gguf(gguf_files("llama", kind)[1])) is None
+
+
+def test_the_label_names_all_types(gguf_files) -> None:  # type: ignore[no-untyped-def]
+    found = quantization_of(open_gguf(gguf_files("llama", "Q8_0")[1]))
+    assert found is not None
+    assert found.label == "GGUF, Q8_0"
+    assert found.layer("model.layers.0.mlp.up_proj", lambda name: None) is None
+
+
+def test_activations_are_rounded_if_most_weights_stay_integers() -> None:
+    assert GGUFQuantization((("Q4_0", 600), ("Q6_K", 400))).rounds_activations
+    assert not GGUFQuantization((("Q6_K", 600), ("Q4_0", 400))).rounds_activations
+    assert not GGUFQuantization((("Q8_0", 600),)).rounds_activations
+
+
+def test_the_memory_is_that_of_the_types_as_they_are_kept() -> None:
+    types = GGUFQuantization((("Q4_0", 320), ("Q6_K", 512), ("Q4_1", 100), ("F32", 10)))
+    assert types.kept_bytes(has_integers=True) == 320 * 18 // 32 + 512 * 58 // 64 + 200 + 40
+    assert types.kept_bytes(has_integers=False) == 320 * 5 // 8 + 512 * 58 // 64 + 200 + 40
+    assert GGUFQuantization((("Q8_0", 64), ("Q4_K", 512))).kept_bytes(has_integers=False) == 72 + 512 * 42 // 64
+
+
+def test_the_frequencies_of_llama_3_are_those_of_the_checkpoint(gguf_files) -> None:  # type: ignore[no-untyped-def]
+    folder, file = gguf_files("llama3-rope")
+    rope = read_config(file).rope
+    assert len(rope.divisors) == 16
+    assert max(rope.divisors) == 8
+    expected = inverse_frequencies(read_config(folder).rope, 32)
+    torch.testing.assert_close(inverse_frequencies(rope, 32), expected, rtol=1e-6, atol=0)
+
+
+def test_divisors_for_another_head_size_are_refused(gguf_files, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder, _ = gguf_files("llama3-rope")
+    sizes = {f"llama__{key}": 64 for key in ("attention__key_length", "attention__value_length")}
+    file = write_gguf(folder, tmp_path / "a.gguf", **sizes, llama__rope__dimension_count=64)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight has 16 numbers, expected 32"):
+        read_config(file)
