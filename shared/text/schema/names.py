@@ -79,7 +79,7 @@ def exclude_other_spellings(schemas: Sequence[dict[str, Any]]) -> bool:
 def _has_plain_names(schema: dict[str, Any]) -> bool:
     """True if any further name may have any value, and no listed name has a control character."""
     others = schema.get("additionalProperties", True)
-    lists = [found for keyword in _LISTS if type(found := schema.get(keyword)) in (dict, list)]
+    lists = [found for keyword in _LISTS if isinstance(found := schema.get(keyword), dict | list)]
     is_plain = not any(type(name) is str and _CONTROL.search(name) for names in lists for name in names)
     return is_plain and (others is True or others == {})
 
