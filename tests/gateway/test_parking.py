@@ -263,6 +263,7 @@ async def test_unknown_calls_are_not_found(gateway: RunningGateway) -> None:
                 assert (await gateway.post(f"{path}/{prefix}{call_id}/{verb}", b"")).status == 404
 
 
+@pytest.mark.slow
 async def test_after_its_retention_a_parked_call_has_ended(start_gateway: Start) -> None:
     gateway = await start_gateway(parking_retention_s=1)
     made = await gateway.post(RESPONSES, body(RESPONSES, background=True))

@@ -88,6 +88,7 @@ async def test_a_submission_whose_reply_was_lost_is_made_again_and_accepted_once
     assert await gateway.accepted() == 1
 
 
+@pytest.mark.slow
 async def test_a_submission_that_stays_unknown_is_cancelled(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def own_redis() -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.mark.slow
 async def test_without_redis_new_calls_get_503_and_later_ones_are_served_again(
     own_redis: RedisServer, start_gateway: Start
 ) -> None:
@@ -216,6 +218,7 @@ async def test_who_leaves_while_an_earlier_cancellation_is_under_way_is_not_forg
             assert await broker.client.hget(KEYS.request(name), "outcome") == b"cancelled"
 
 
+@pytest.mark.slow
 async def test_who_came_with_the_same_key_has_the_answer_though_the_first_call_was_given_up(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +304,7 @@ async def background(gateway: RunningGateway, key: str, **parameters: Any) -> Re
     return await send(gateway, "POST", RESPONSES, key, body)
 
 
+@pytest.mark.slow
 async def test_the_sweep_ends_what_was_parked_for_too_long_and_survives_redis(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -422,6 +422,7 @@ async def test_a_wrong_place_named_last_does_not_keep_a_request_alive(
         await asyncio.wait_for(worker.cancelled.get(), 10)
 
 
+@pytest.mark.slow
 async def test_when_redis_fails_while_a_stream_is_taken_up_nothing_is_cancelled(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -353,6 +353,7 @@ async def test_a_limit_that_one_line_alone_exceeds_fails_this_line(gateway: Runn
     assert [one["response"]["status_code"] for one in errors] == [429]
 
 
+@pytest.mark.slow
 async def test_lines_of_a_key_that_was_revoked_are_refused(gateway: RunningGateway) -> None:
     client, key_id = await with_key(gateway)
     gateway.gateway.draining = True  # no line is submitted before

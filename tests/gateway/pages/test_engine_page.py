@@ -129,6 +129,7 @@ async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: Run
     assert len(slow) < sent, "some were skipped"
 
 
+@pytest.mark.slow
 async def test_who_does_not_read_loses_the_connection(start_gateway: Start) -> None:
     gateway = await start_gateway(write_timeout_s=0.2)
     large = replace(VIEW, sequences=VIEW.sequences + VIEW.sequences[1:] * 250)

@@ -207,6 +207,7 @@ def test_a_heartbeat_is_overdue_after_two_of_them() -> None:
     assert summary(beats) == {"redis": True, "workers": 3, "responding": 2, "silent_s": 1.9}
 
 
+@pytest.mark.slow
 async def test_a_redis_that_does_not_answer_is_told_in_time(start_gateway: Start) -> None:
     with running_redis() as server:
         gateway = await start_gateway(redis_url=server.url)

@@ -125,6 +125,7 @@ def test_ctrl_c_does_not_wait_for_load_balancers(redis_url: str, model_folder: P
     assert "Traceback" not in "".join(lines)
 
 
+@pytest.mark.slow
 def test_no_import_of_the_gateway_brings_torch_or_transformers() -> None:
     code = (
         "import pkgutil, importlib, sys\n"

@@ -208,6 +208,7 @@ async def test_a_whole_answer_that_takes_longer_than_the_gateway_has_gets_a_503(
         assert await asyncio.wait_for(worker.cancelled.get(), 10) == worker.claimed[0].id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_calls_of_a_revoked_key_end(start_gateway: Start, stream: bool) -> None:
     gateway = await start_gateway()

@@ -117,6 +117,7 @@ async def test_an_outcome_without_an_embedding_is_an_error_that_is_logged(
     assert "input 1 without an embedding (1 of 3 inputs" in record.getMessage()
 
 
+@pytest.mark.slow
 async def test_a_call_without_a_worker_ends_at_its_deadline(gateway: RunningGateway) -> None:
     reply = await embed(gateway, timeout=0.2)
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")

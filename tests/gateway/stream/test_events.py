@@ -311,6 +311,7 @@ async def test_a_connection_is_not_given_up_before_it_was_pinged(
         assert one.subscribes == 1
 
 
+@pytest.mark.slow
 async def test_an_answer_within_a_tick_of_the_clock_is_one(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks of event loops have milliseconds, and a Redis on the same machine answers a ping in less."""
     monkeypatch.setattr("quire.gateway.stream.subscription.PING_AFTER_S", 0.2)
