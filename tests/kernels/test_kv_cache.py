@@ -1,4 +1,4 @@
-"""KV caches of another type than the activations: stored bytes, attention over them, and moves of their blocks."""
+"""KV caches of another type than the activations: values, stored bytes, attention over them, moves of blocks."""
 
 import pytest
 import torch
@@ -10,6 +10,8 @@ from tests.support.kernels import oracle
 from tests.support.kernels.implementations import make_ops
 from tests.support.kernels.oracle import assert_close, slack
 from tests.support.kernels.paged import GARBAGE, Paged
+
+# --- kV caches of another type than the activations: stored bytes, attention over them, and moves of their blocks -----
 
 FP8 = torch.float8_e4m3fn
 EDGES = [0.0, 2**-9, 2**-10, 3 * 2**-10, -(2**-6), 0.0155, 447.0, 464.0, -465.0, 1e30, 1e-30, 6.5e-41, 0.996, 1.0]
@@ -171,3 +173,44 @@ def test_narrow_types_are_close_to_the_exact_attention(narrow_ops):
 def test_other_types_are_refused(monkeypatch):
     with pytest.raises(TypeError, match="float16"):
         kernels.CpuOps(torch.float32, torch.float16)
+
+
+# --- the stored bytes of a key or a value, and the values that are read back ------------------------------------------
+
+INT8 = torch.int8
+
+
+def round_trip(rows: torch.Tensor, kv_dtype: torch.dtype) -> torch.Tensor:
+    return kv_values.decode(kv_values.encode(rows, kv_dtype), torch.float64)
+
+
+def test_int8_values_are_off_by_half_a_step_at_most():
+    rows = torch.randn(50, 3, 64) * torch.logspace(-20, 20, 50)[:, None, None]
+    step = rows.double().abs().amax(-1, keepdim=True) / 127
+    assert ((round_trip(rows, INT8) - rows).abs() <= 0.501 * step).all()
+
+
+def test_the_scale_of_an_int8_row_follows_its_integers():
+    stored = kv_values.encode(torch.tensor([[127.0, -63.5, 0.0, 2.5, 3.5]]), INT8)
+    assert stored[0, :5].tolist() == [127, -64, 0, 2, 4]  # ties go to even
+    assert stored[0, 5:].clone().view(torch.float32).tolist() == [1.0]
+
+
+def test_int8_rows_without_a_scale_are_zero():
+    assert not kv_values.encode(torch.zeros(2, 16), INT8).any()
+
+
+def test_nan_does_not_hide_the_other_values_of_an_int8_row():
+    rows = torch.tensor([[float("nan"), 1.0, -2.0, 0.5]])
+    assert round_trip(rows, INT8)[0, 1:].tolist() == pytest.approx([1.0, -2.0, 0.5], abs=0.01)
+
+
+def test_fp8_saturates():
+    rows = torch.tensor([1e9, 449.0, 448.0, 0.3, -1e-9, -float("inf")])
+    assert round_trip(rows, FP8).tolist() == [448.0, 448.0, 448.0, 0.3125, -0.0, -448.0]
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+def test_other_types_are_rounded(kv_dtype):
+    rows = torch.randn(4, 16)
+    assert torch.equal(kv_values.decode(kv_values.encode(rows, kv_dtype), torch.float32), rows.to(kv_dtype).float())

@@ -1,4 +1,6 @@
-"""A whole stack of layers in one call is the single operations, one after the other."""
+"""A whole stack of layers in one call is the single operations, and can be interrupted between two layers."""
+
+from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels import layers
+from quire.kernels import Interrupt, ReferenceOps, StepInterrupted, layers
 from quire.kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
 from quire.kernels.stack import Stack
 from tests.support.kernels.stacks import (
@@ -26,6 +28,8 @@ from tests.support.kernels.stacks import (
     stack_arguments,
     step,
 )
+
+# --- a whole stack of layers in one call is the single operations, one after the other --------------------------------
 
 
 @pytest.mark.parametrize(("norms", "biases"), [(False, False), (True, True)])
@@ -176,3 +180,109 @@ def test_the_reference_runs_the_same_operations():
     stack = ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2)
     actual = ops.decoder_layers(residual.clone(), stack, **arguments)
     assert torch.equal(actual, layers.run_layers(ops, residual, stack, **arguments))
+
+
+# --- layers and caches that do not fit together are refused -----------------------------------------------------------
+
+
+def test_layers_that_do_not_fit_are_refused(ops):
+    made, final_norm, caches, cos_sin = stack_arguments(ops, [0, 0])
+    rest = HEADS, KV_HEADS, 1e-5, 0.2
+    with pytest.raises(ValueError, match="2 layers and 1 caches"):
+        ops.stack_layers(made, final_norm, caches[:1], cos_sin, *rest)
+    with pytest.raises(ValueError, match="final_norm"):
+        ops.stack_layers(made, final_norm[1:], caches, cos_sin, *rest)
+    made[1].o, made[1].down = made[1].down, made[1].o
+    with pytest.raises(ValueError, match="o of layer 1"):
+        ops.stack_layers(made, final_norm, caches, cos_sin, *rest)
+
+
+def test_layers_of_several_shapes_that_do_not_fit_are_refused(ops):
+    made, final_norm, caches, cos_sin = gemma4_arguments(ops)
+    rest = cos_sin, HEADS, KV_HEADS, 1e-5, 0.2
+    stack = ops.stack_layers(made, final_norm, caches, *rest)
+    arguments = step() | {"rows": torch.tensor([0])}
+    residual = random(len(arguments["positions"]), HIDDEN, dtype=ops.dtype)
+    with pytest.raises(ValueError, match="layer_inputs is missing"):
+        ops.decoder_layers(residual, stack, **arguments)
+    with pytest.raises(ValueError, match="layer_inputs has shape"):
+        ops.decoder_layers(residual, stack, **arguments, layer_inputs=residual)
+    with pytest.raises(ValueError, match="q_norm of layer 0"):
+        ops.stack_layers(made, final_norm, [caches[1], *caches[1:]], cos_sin, HEADS, 1, 1e-5, 0.2)
+    smaller = ops.alloc_kv_cache(3, *caches[1][0].shape[1:])
+    with pytest.raises(ValueError, match="the caches of layer 1 do not have the blocks"):
+        ops.stack_layers(made, final_norm, [caches[0], smaller, *caches[2:]], *rest)
+    made[1].moe = None
+    with pytest.raises(ValueError, match="layer 1 has norms of experts, and no experts"):
+        ops.stack_layers(made, final_norm, caches, *rest)
+    made[0].shares_kv = True
+    with pytest.raises(ValueError, match="layer 0 has no earlier layer"):
+        ops.stack_layers(made, final_norm, caches, *rest)
+
+
+# --- a request of another thread ends the layers of a step early, and the same step can be computed again -------------
+
+
+def test_a_flag_is_set_and_cleared() -> None:
+    interrupt = Interrupt()
+    assert not interrupt.is_requested
+    interrupt.check()
+    interrupt.request()
+    assert interrupt.is_requested
+    with pytest.raises(StepInterrupted):
+        interrupt.check()
+    interrupt.clear()
+    interrupt.check()
+
+
+def test_a_step_that_was_interrupted_gives_the_same_output_when_it_is_computed_again(cpu_ops: kernels.Ops) -> None:
+    check_it_can_be_computed_again(cpu_ops)
+
+
+def test_the_definition_in_torch_can_be_interrupted_too() -> None:
+    check_it_can_be_computed_again(ReferenceOps("cpu", torch.float32))
+
+
+def check_it_can_be_computed_again(ops: kernels.Ops) -> None:
+    stack, caches = make_stack(ops, [0, 20])
+    residual = random(sum(QUERIES), HIDDEN, dtype=ops.dtype)
+    arguments = step() | {"rows": torch.tensor([0, 35])}
+    kept = [cache.clone() for pair in caches for cache in pair]
+    expected = ops.decoder_layers(residual.clone(), stack, **arguments)
+    for cache, old in zip((cache for pair in caches for cache in pair), kept, strict=True):
+        cache.copy_(old)
+    interrupt = Interrupt()
+    interrupt.request()
+    with pytest.raises(StepInterrupted):
+        ops.decoder_layers(residual.clone(), stack, **arguments, interrupt=interrupt)
+    interrupt.clear()
+    assert torch.equal(ops.decoder_layers(residual.clone(), stack, **arguments, interrupt=interrupt), expected)
+
+
+def test_it_ends_between_two_layers_while_another_thread_computes(cpu_ops: kernels.Ops) -> None:
+    """The request arrives while a step runs: its first layer has written to the cache, and its last one never does."""
+    stack, caches = make_stack(cpu_ops, [0] * 200)
+    residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
+    arguments = step() | {"rows": torch.tensor([0])}
+    interrupt, first, last = Interrupt(), caches[0][0], caches[-1][0]
+
+    def is_interrupted() -> bool:
+        try:
+            cpu_ops.decoder_layers(residual.clone(), stack, **arguments, interrupt=interrupt)
+        except StepInterrupted:
+            return True
+        return False
+
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(20):  # a busy machine may leave this thread without time while a whole step is computed
+            interrupt.clear()
+            first.zero_()
+            last.zero_()
+            outcome = thread.submit(is_interrupted)
+            while not first.any() and not outcome.done():
+                pass
+            interrupt.request()
+            if outcome.result(60):
+                break
+    assert first.any()
+    assert not last.any()

@@ -1,14 +1,32 @@
-"""Unsupported dtypes and shapes are refused with one line that names the value and the supported ones."""
+"""Which shapes and weights the kernels compute, with which tiles, and what stands in for them."""
 
+import itertools
 import sys
+from dataclasses import fields
 
 import pytest
 import torch
 
 from quire import kernels
 from quire.kernels import select
+from quire.kernels.gpu.kernel_table import KernelTable
+from quire.kernels.gpu.stack import TritonCaches
+from quire.kernels.gpu.supported import Unsupported
+from quire.kernels.gpu.tile_sizes import (
+    MIN_ROWS,
+    AttentionTiles,
+    decode_tiles,
+    dot_precision,
+    invariant_tiles,
+    matmul_tiles,
+    power_of_2,
+    prefill_tiles,
+)
+from quire.kernels.stack import Caches
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
-from tests.support.kernels.stacks import stack_arguments
+from tests.support.kernels.stacks import HEADS, HIDDEN, INNER, KV_HEADS, make_cache_stack, stack_arguments
+
+# --- unsupported dtypes and shapes are refused with one line that names the value and the supported ones --------------
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 FP8 = torch.float8_e4m3fn
@@ -124,3 +142,140 @@ def test_a_stack_whose_cache_has_another_type(gpu_ops):
     other = [tuple(cache.double() for cache in pair) for pair in caches]
     with pytest.raises(TypeError, match=f"k_cache is torch.float64, not {gpu_ops.dtype}"):
         gpu_ops.stack_layers(made, final_norm, other, cos_sin, 6, 2, 1e-5, 0.2)
+
+
+# --- the table of tile sizes: every entry is one that the kernels can use ---------------------------------------------
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SHAPES = [*itertools.product((16, 64, 80, 128, 256), (1, 4, 20, 64), DTYPES)]
+SHAPES += [*itertools.product((272, 512), (1, 4, 16), (torch.bfloat16, torch.float16))]
+
+
+def test_powers_of_2():
+    assert [power_of_2(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
+
+
+def check(tiles: AttentionTiles) -> None:
+    assert tiles.rows >= MIN_ROWS
+    assert power_of_2(tiles.rows) == tiles.rows
+    assert power_of_2(tiles.keys) == tiles.keys >= 16
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_tiles_have_sizes_that_matrix_instructions_take(shape):
+    check(decode_tiles(*shape))
+    for window, large_shared in itertools.product((0, 100), (False, True)):
+        check(prefill_tiles(*shape, window, large_shared))
+        for tiles in invariant_tiles(*shape, window, large_shared):
+            check(tiles)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_tile_of_prefill_has_room_for_a_group(shape):
+    for large_shared in (False, True):
+        assert prefill_tiles(*shape, 0, large_shared).rows >= shape[1]
+
+
+def test_less_shared_memory_means_smaller_tiles():
+    large, small = (prefill_tiles(256, 4, torch.bfloat16, 0, large_shared) for large_shared in (True, False))
+    assert small.rows * small.keys * small.stages < large.rows * large.keys * large.stages
+
+
+def test_block_ids_are_fetched_as_long_before_the_keys_as_the_keys_before_their_use():
+    assert AttentionTiles(16, 64, 4, 3).paged_stages == 5
+
+
+def test_float32_uses_the_tensor_cores_three_times():
+    assert [dot_precision(dtype) for dtype in (torch.float32, torch.bfloat16)] == ["tf32x3", "tf32"]
+
+
+def test_few_rows_have_small_matmul_tiles():
+    few, many = (matmul_tiles(tokens, 4096, torch.bfloat16) for tokens in (8, 8192))
+    assert few.rows * few.columns < many.rows * many.columns
+
+
+# --- which kernels can be replaced, and by what -----------------------------------------------------------------------
+
+
+def test_every_kernel_of_the_table_has_a_replacement(ops):
+    from quire.kernels.gpu.kernel_table import ATTENTION, GRAPH, REPLACEMENTS, KernelTable
+
+    names = {field.name for field in fields(KernelTable)}
+    assert names | {*ATTENTION, GRAPH} == set(REPLACEMENTS)
+    for name in names:
+        function = getattr(KernelTable().with_torch(name), name)
+        assert function.__module__ in (
+            "quire.kernels.gpu.torch_kernels",
+            "quire.kernels.reference",
+            "quire.kernels.lora",
+        )
+        assert sum(getattr(KernelTable().with_torch(name), one) != getattr(KernelTable(), one) for one in names) == 1
+
+
+def test_graphs_are_captured_unless_a_replacement_reads_values_on_the_host(ops):
+    assert ops.can_capture
+    for kernel in ("rms_norm", "sample", "fresh"):
+        ops.replace_kernel(kernel)
+    assert ops.can_capture
+    assert ops.replaced == {"rms_norm", "sample", "fresh"}
+    ops.replace_kernel("prefill")
+    assert not ops.can_capture
+
+
+def test_the_batch_invariant_mode_replaces_nothing(monkeypatch):
+    ops = make_triton_ops(torch.float32, monkeypatch, batch_invariant=True)
+    assert ops.replacement("rms_norm") == ""
+    with pytest.raises(AssertionError, match="nothing can replace the kernel rms_norm"):
+        ops.replace_kernel("rms_norm")
+
+
+# --- argument checks of TritonOps: the use of packed weights, ids on request, and host memory -------------------------
+
+
+def test_weights_of_another_kind_are_refused(ops):
+    x, weight = torch.randn(3, 16), torch.randn(8, 16)
+    with pytest.raises(ValueError, match="pack_gate_up"):
+        ops.linear(x, ops.pack_gate_up(weight))
+    with pytest.raises(ValueError, match="pack_gate_up"):
+        ops.linear_silu_mul(x, ops.pack_linear(weight))
+    with pytest.raises(ValueError, match="pack_gate_up"):
+        ops.linear(x, kernels.ReferenceOps().pack_linear(weight))
+
+
+def test_ids_are_checked_only_on_request(ops):
+    logits, ids = torch.randn(2, 8), torch.tensor([0, 8])
+    with pytest.raises(IndexError, match=r"ids\[1\] is 8"):
+        ops.logprobs_of(logits, ids)
+    ops.check_ids = False
+    assert ops.logprobs_of(logits, ids)[1].isnan()
+
+
+def test_host_blocks_have_the_dtype_of_the_cache(ops):
+    stack, caches = make_cache_stack(ops, 2)
+    host = ops.alloc_host_blocks(stack, 3)
+    assert host.shape == (3, 2, 2, *caches[0][0].shape[1:])
+    assert (host.dtype, host.device.type) == (ops.kv_dtype, "cpu")
+    with pytest.raises(TypeError, match="host is"):
+        ops.swap_out(stack, host.half(), torch.tensor([0], device="cpu"), torch.tensor([0], device="cpu"))
+
+
+# --- a stack of Triton layers refuses weights and caches that its kernels cannot use ----------------------------------
+
+
+def test_weights_that_were_packed_for_another_use_are_refused(ops):
+    layers, final_norm, caches, cos_sin = stack_arguments(ops, [0])
+    layers[0].gate_up = ops.pack_linear(torch.zeros(2 * INNER, HIDDEN))
+    with pytest.raises(ValueError, match="gate_up was packed for another use"):
+        ops.stack_layers(layers, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2)
+
+
+def test_caches_are_refused_that_no_kernel_reads():
+    k, v = torch.zeros(2, 3, 1, 16, 320)
+    with pytest.raises(Unsupported, match="head_dim is 320"):
+        TritonCaches(Caches([(k, v)]), torch.float32, torch.float32, KernelTable())
+
+
+def test_a_stack_moves_blocks_of_all_its_caches(ops):
+    stack, caches = make_cache_stack(ops, 2)
+    assert len(stack.mover.addresses) == 4
+    assert stack.block_shape == (2, 2, *caches[0][0].shape[1:])

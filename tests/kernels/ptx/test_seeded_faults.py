@@ -13,14 +13,14 @@ from quire import kernels
 from quire.kernels.gpu import moe, tile_sizes
 from quire.kernels.grouped_weight import FP8
 from quire.kernels.moe import Routing
-from tests.kernels.gpu import test_decode_plan, test_logits, test_prefill_plan, test_sampling
+from tests.kernels.gpu import test_attention_parts, test_logits
 from tests.kernels.gpu.test_attention import share_keys
 from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.ptx.fault import PtxFault
 from tests.kernels.ptx.test_attention import LONG, Case, check, make
-from tests.kernels.ptx.test_lora import test_input_features_of_several_tiles as check_adapters
-from tests.kernels.ptx.test_moe import test_experts_give_the_sum_of_the_reference as check_experts
-from tests.kernels.ptx.test_moe import test_experts_of_codes_give_the_sum_of_the_reference as check_coded_experts
+from tests.kernels.ptx.test_kernels import test_experts_give_the_sum_of_the_reference as check_experts
+from tests.kernels.ptx.test_kernels import test_experts_of_codes_give_the_sum_of_the_reference as check_coded_experts
+from tests.kernels.ptx.test_kernels import test_input_features_of_several_tiles as check_adapters
 from tests.support.kernels import oracle
 from tests.support.kernels.implementations import make_triton_ops
 from tests.support.kernels.oracle import assert_close, slack
@@ -68,16 +68,16 @@ def shared_prefill(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decode_plan(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    test_decode_plan.test_keys_are_cut_so_that_every_program_has_work_and_no_more(monkeypatch, [1024] * 256, 256)
+    test_attention_parts.test_keys_are_cut_so_that_every_program_has_work_and_no_more(monkeypatch, [1024] * 256, 256)
 
 
 def prefill_plan(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    test_prefill_plan.test_every_query_of_a_prompt_is_in_one_tile(make_triton_ops(torch.float32, monkeypatch), 0)
+    test_attention_parts.test_every_query_of_a_prompt_is_in_one_tile(make_triton_ops(torch.float32, monkeypatch), 0)
 
 
 def chunk_plan(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     make_triton_ops(torch.float32, monkeypatch)
-    keys = test_prefill_plan.chunk_keys([32768, 900], [64, 32], 16)  # 15 places for two tiles: 7 and 8
+    keys = test_attention_parts.chunk_keys([32768, 900], [64, 32], 16)  # 15 places for two tiles: 7 and 8
     assert (len(keys), keys[0]) == (16, 4736)
 
 
@@ -93,7 +93,7 @@ def argmax(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sample(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     ops: kernels.Ops = make_triton_ops(torch.float32, monkeypatch)
-    test_sampling.test_every_row_is_drawn_by_its_own_settings(ops, 300)
+    test_logits.test_every_row_is_drawn_by_its_own_settings(ops, 300)
 
 
 def matmul(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""The online softmax: a merge of two ranges of keys gives what one range gives, and float16 holds what it has to."""
+"""Functions that kernels call: the binary search of work lists, and the online softmax.
+
+A merge of two ranges of keys gives what one range gives, and float16 holds what it has to.
+"""
 
 import math
 
@@ -15,6 +18,7 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 from quire.kernels.gpu.online_softmax import computes_in_float16, fold, merge, to_float16
+from quire.kernels.gpu.search import owner
 
 SIZE = 16
 
@@ -107,3 +111,22 @@ def test_only_products_of_bfloat16_with_fp8_are_computed_in_float16():
     assert not computes_in_float16(torch.bfloat16, fp8, 256)
     for pair in ((torch.bfloat16, torch.bfloat16), (torch.float16, fp8), (torch.float32, fp8)):
         assert not computes_in_float16(*pair, 128)
+
+
+LANES = 64
+
+
+@triton.jit if ON_CUDA else InterpretedFunction
+def owner_kernel(starts, out, count, steps, STRIDE: tl.constexpr, LANES: tl.constexpr):
+    at = tl.arange(0, LANES)
+    tl.store(out + at, owner(starts, at, count, steps, STRIDE))
+
+
+@pytest.mark.parametrize("starts", [[0], [0, 10], [0, 0, 3, 3, 7, 63], list(range(40))], ids=len)
+@pytest.mark.parametrize("stride", [1, 3])
+def test_an_index_belongs_to_the_last_start_at_or_before_it(ops, starts, stride):
+    spread = torch.zeros(len(starts) * stride, dtype=torch.int32)
+    spread[::stride] = torch.tensor(starts, dtype=torch.int32)
+    out = torch.full((LANES,), -1, dtype=torch.int32)
+    owner_kernel[(1,)](spread, out, len(starts), len(starts).bit_length(), STRIDE=stride, LANES=LANES)
+    assert out.tolist() == [max(i for i, start in enumerate(starts) if start <= at) for at in range(LANES)]
