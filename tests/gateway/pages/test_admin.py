@@ -151,6 +151,8 @@ PATHS = [
     ("PUT", "/admin/keys/0123456789abcdef/limits"),
     ("PUT", "/admin/projects/a/b/limits"),
     ("PUT", "/admin/organisations/a/limits"),
+    ("GET", "/admin/adapters"),
+    ("POST", "/admin/adapters"),
 ]
 
 
