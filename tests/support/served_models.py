@@ -32,7 +32,7 @@ from tests.support.vision_checkpoints import VISION, make_vision
 OWN_DECODER, TRANSFORMERS, REFUSED = "Quire's decoder", "Transformers", "refused"
 PAGE = "models.md"
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
-NUM_PROMPTS = 12
+NUM_PROMPTS = 8
 
 
 class Served(NamedTuple):
