@@ -33,11 +33,11 @@ from quire.worker.models.paged import PagedModel
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from tests.support.checkpoints import FAMILIES, make_checkpoint
+from tests.support.kernels.implementations import LONG_WITHOUT_GPU, ON_CUDA
 from tests.support.mock_model import record
 from tests.support.transformers_checkpoints import make_kind
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 
-ON_CUDA = torch.cuda.is_available()
 # Families that Quire computes itself, and some that Transformers computes.
 TRIED = ("llama3-rope", "mistral", "qwen3", "gpt2", "gemma3", "deepseek-v3", "qwen3-moe")
 GRAPHS = [False, True]
@@ -164,7 +164,7 @@ def test_log_probabilities_are_those_of_hugging_face(graphs: bool, tmp_path: Pat
 
 
 # Without a device, tests/worker/ranks has more cases.
-@(pytest.mark.slow if ON_CUDA else pytest.mark.soak)
+@LONG_WITHOUT_GPU
 def test_ranks_give_what_hugging_face_gives(tmp_path: Path) -> None:
     """On a machine with one card there is one rank, which still does every exchange between ranks, also in graphs."""
     path = make_checkpoint(tmp_path / "qwen3", "qwen3")

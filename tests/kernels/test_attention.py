@@ -1,8 +1,11 @@
 """Paged attention against dense attention in float64."""
 
+import itertools
+
 import pytest
 import torch
 
+from tests.support.kernels.implementations import few_without_gpu
 from tests.support.kernels.oracle import assert_close, slack
 from tests.support.kernels.paged import GARBAGE, Paged
 
@@ -29,8 +32,9 @@ def test_a_plan_does_for_all_layers_of_a_step(ops, window):
         assert torch.equal(found, rows)
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
-@pytest.mark.parametrize("window", [0, 1, 13, 130])
+@pytest.mark.parametrize(
+    ("block_size", "window"), few_without_gpu(itertools.product([8, 16, 32, 64, 128], [0, 1, 13, 130]))
+)
 def test_block_sizes_and_windows(ops, block_size, window):
     check(Paged(ops, [290, 131, 9, 128], [18, 1, 9, 33], 6, 2, 64, block_size, window))
 

@@ -61,11 +61,8 @@ def test_a_process_that_is_held_to_a_level_computes_with_it(level: str) -> None:
     assert json.loads(done.stdout) == EXPECTED[level]
 
 
-# CI runs models with plain torch; the kernels of each level have tests of their own.
-@pytest.mark.parametrize(
-    "level",
-    [pytest.param(level, marks=pytest.mark.slow if level == levels.NONE else pytest.mark.soak) for level in EXPECTED],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("level", EXPECTED)
 def test_models_are_right_with_lower_levels_too(level: str) -> None:
     done = run(level, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *THIN)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,7 @@ import torch
 
 from quire.kernels.gpu import attention, prefill_plan
 from quire.kernels.gpu.decode_plan import MIN_CHUNK
-from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES, make_triton_ops
+from tests.support.kernels.implementations import LONG_WITHOUT_GPU, ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.interpreter import make_dot_row_invariant
 from tests.support.kernels.oracle import assert_close, slack
 from tests.support.kernels.paged import GARBAGE, Paged
@@ -159,7 +159,7 @@ def test_programs_share_the_keys_of_few_queries_behind_a_long_context(case, monk
     assert (3 if case.window in (0, 300) else 2 if is_cut else 0) <= most <= 12
 
 
-@pytest.mark.slow
+@LONG_WITHOUT_GPU
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
 def test_programs_share_the_keys_of_a_cache_of_fp8(monkeypatch, dtype):
     ops = make_triton_ops(dtype, monkeypatch, kv_dtype=torch.float8_e4m3fn)
@@ -342,7 +342,7 @@ def test_queries_of_any_size_give_the_same_bits_with_a_cache_of_fp8(monkeypatch,
             assert torch.equal(found, expected)
 
 
-@pytest.mark.slow
+@LONG_WITHOUT_GPU
 @pytest.mark.parametrize(("lengths", "queries"), FP8_STEPS, ids=["decode", "prefill"])
 def test_the_small_weights_of_many_keys_count_with_a_cache_of_fp8(monkeypatch, lengths, queries):
     """The first key has nearly all of the weight, and the other 571 keys 2**-28 of it each, with far larger values.
@@ -362,7 +362,7 @@ def test_the_small_weights_of_many_keys_count_with_a_cache_of_fp8(monkeypatch, l
         assert_close(found, paged.exact(0), 1e-2 * 2.0**-9)
 
 
-@pytest.mark.slow
+@LONG_WITHOUT_GPU
 @pytest.mark.parametrize(("lengths", "queries"), FP8_STEPS, ids=["decode", "prefill"])
 def test_weights_in_float16_are_more_exact_than_in_bfloat16(monkeypatch, lengths, queries):
     """Before the results are rounded to bfloat16. bfloat16 has 8 bits, float16 has 11."""
@@ -383,7 +383,7 @@ def test_weights_in_float16_are_more_exact_than_in_bfloat16(monkeypatch, lengths
     assert deviations[0] < 0.2 * deviations[1]
 
 
-@pytest.mark.slow
+@LONG_WITHOUT_GPU
 def test_a_row_has_the_same_bits_with_a_cache_of_fp8_in_batch_invariant_mode(monkeypatch):
     """Queries and weights in float16 have factors that depend on the row alone."""
     if not ON_CUDA:

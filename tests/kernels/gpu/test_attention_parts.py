@@ -342,7 +342,7 @@ print(fold_kernel.warmup(x, x, x, x, 640, 0.1, **sizes, **options).asm["ptx"])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_on_hopper_its_second_product_has_the_left_matrix_in_registers():
     """Otherwise the self-test would not cover what old assemblers compile wrongly."""
     pytest.importorskip("triton")

@@ -18,7 +18,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models.batch import send
 from tests.support.kernels import stacks
-from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, make_triton_ops
+from tests.support.kernels.implementations import HAS_TRITON, LONG_WITHOUT_GPU, ON_CUDA, make_triton_ops
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="needs Triton, interpreted or on a GPU")
 
@@ -150,7 +150,7 @@ def test_a_capture_that_fails_leaves_stream_and_memory_as_they_were():
     assert numbers.sum().item() == 2 << 20
 
 
-@pytest.mark.soak
+@LONG_WITHOUT_GPU
 def test_texts_from_graphs_are_those_of_kernels_launched_one_by_one(monkeypatch):
     ops = make_triton_ops(torch.float32, monkeypatch)
     ops.check_ids = False

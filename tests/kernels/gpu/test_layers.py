@@ -8,7 +8,7 @@ import torch
 from quire import kernels
 from quire.worker.models.decoder import Decoder
 from tests.support.checkpoints import make_checkpoint
-from tests.support.kernels.implementations import TRITON_DTYPES, make_triton_ops
+from tests.support.kernels.implementations import LONG_WITHOUT_GPU, TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.stacks import (
     BLOCK,
     BLOCKS,
@@ -66,7 +66,7 @@ def test_all_layers_of_a_mixed_step_are_those_of_the_reference(monkeypatch, wind
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@LONG_WITHOUT_GPU
 @pytest.mark.parametrize("num_shared", [2, 0])
 def test_layers_of_several_shapes_are_those_of_the_reference(monkeypatch, num_shared):
     """A decode row, and a prompt whose keys a later layer reads from the step or from the cache."""
@@ -88,7 +88,7 @@ def test_layers_of_several_shapes_are_those_of_the_reference(monkeypatch, num_sh
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.soak
+@LONG_WITHOUT_GPU
 def test_a_gemma_4_with_heads_of_512_deviates_from_float32_at_most_twice_as_far_as_in_torch(
     monkeypatch, tmp_path: Path
 ):

@@ -5,6 +5,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.reference import penalise
+from tests.support.kernels.implementations import LONG_WITHOUT_GPU
 from tests.support.kernels.oracle import kept
 
 # --- argmax of the Triton kernels -------------------------------------------------------------------------------------
@@ -70,7 +71,7 @@ def test_every_row_is_drawn_by_its_own_settings(ops, vocabulary):
         assert abs(edge - uniform[row]) < 1e-5
 
 
-@pytest.mark.slow
+@LONG_WITHOUT_GPU
 def test_draws_follow_the_uniform_numbers_through_what_is_kept(ops):
     """The cumulative distribution is inverted exactly: over a grid of uniform numbers every id gets its share."""
     draws, p = 20, torch.tensor([0.25, 0.0, 0.5, 0.125, 0.125])
@@ -141,7 +142,7 @@ def check_edges(ops, logits: torch.Tensor, settings: tuple, rank: int) -> None:
     assert drawn[2] != 0
 
 
-@pytest.mark.slow
+@LONG_WITHOUT_GPU
 @pytest.mark.parametrize("kind", ["adjacent", "normal", "negative", "huge"])
 @pytest.mark.parametrize("rank", [1500, 1, 60, 19999])
 def test_top_k_keeps_as_many_ids_as_it_says_in_rows_of_several_programs(ops, kind, rank):

@@ -11,7 +11,7 @@ from quire.kernels.grouped_weight import FP8, KINDS, MAX_ZEROS, UINT4, GroupedWe
 from quire.kernels.moe import CLAMPED, ExpertWeights, PackedMoE, Routing, route
 from tests.kernels.test_grouped_weight import random_weight
 from tests.kernels.test_moe import HIDDEN, INNER, make_moe, random
-from tests.support.kernels.implementations import ON_CUDA, TRITON_DTYPES, make_triton_ops
+from tests.support.kernels.implementations import LONG_WITHOUT_GPU, ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.interpreter import make_dot_row_invariant
 from tests.support.kernels.oracle import assert_close
 
@@ -141,7 +141,7 @@ def test_codes_in_an_order_of_their_own_are_expanded(ops):
     assert_close(found, expected.double(), 1 + expected.double().abs(), rounds=4)
 
 
-@pytest.mark.slow
+@LONG_WITHOUT_GPU
 @pytest.mark.parametrize("kind", [FP8, UINT4])
 def test_bits_of_a_row_of_codes_do_not_depend_on_the_batch(monkeypatch, kind):
     if not ON_CUDA:

@@ -147,6 +147,7 @@ def test_ties_and_broken_rows(wide_ops: kernels.Ops) -> None:
     test_logits.test_ties_and_broken_rows(wide_ops)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("rank", [1, 1500])
 def test_thresholds_of_rows_of_several_programs(emulator: Emulator, wide_ops: kernels.Ops, rank: int) -> None:
     test_logits.test_top_k_keeps_as_many_ids_as_it_says_in_rows_of_several_programs(wide_ops, "adjacent", rank)

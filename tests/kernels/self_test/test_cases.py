@@ -524,7 +524,8 @@ def failing(launch, pool):
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-@pytest.mark.parametrize("wrong", [None, stale, failing])
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [stale, None, failing])
 def test_a_graph_is_replayed_with_other_sequences_than_were_recorded(uses, triton, wrong):
     case = graph_case(CaseInputs(triton, QUICK), replace(uses, attention=(PLAIN,)), wrong or recorder())
     report = run_cases(triton, [case])

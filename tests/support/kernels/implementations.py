@@ -4,6 +4,8 @@ The Triton kernels run on a CUDA device if there is one, and else in Triton's in
 """
 
 import importlib.util
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from tests.support.kernels.accesses import Accesses
 from tests.support.kernels.interpreter import patch_once
 
 ON_CUDA = torch.cuda.is_available()
+# For tests that take long in the interpreter, and whose kernels CI tries with others.
+LONG_WITHOUT_GPU = pytest.mark.slow if ON_CUDA else pytest.mark.soak
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON and not ON_CUDA:
     # Triton, and these kernels, read it when functions are decorated, so neither may have been imported before.
@@ -99,3 +103,8 @@ def make_triton_ops(
 def fewer(ops: kernels.Ops, count: int) -> int:
     """Return the number of rows for a test that draws many: a twentieth of `count` in Triton's interpreter."""
     return count // 20 if ops.name == "triton" and not ON_CUDA else count
+
+
+def few_without_gpu(cases: Iterable[Any], step: int = 3) -> list[Any]:
+    """Return all cases on a card, which compiles a kernel for each, and otherwise one in `step`."""
+    return list(cases)[:: 1 if ON_CUDA else step]

@@ -209,7 +209,10 @@ def test_a_late_device_gives_the_results_of_an_engine_that_waits_for_each_step(
         assert results(run(engine)) == results(expected)
 
 
-@pytest.mark.parametrize("feature", [one for one in FEATURES if one != "dead ends"])
+@pytest.mark.parametrize(
+    "feature",
+    [pytest.param(one, marks=() if one == "all" else pytest.mark.slow) for one in FEATURES if one != "dead ends"],
+)
 def test_a_step_with_this_request_waits_only_for_the_results_of_the_step_before(feature: str) -> None:
     with simulated_cuda() as late:
         engine = make_late_engine(LateModel(late, branches=True))
