@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/tools/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup check test test-ci test-all test-levels lint format bench paper faults soak containers outside outside-newest gpu-check wheel clean distclean
+.PHONY: help run setup check test test-ci test-gateway test-all test-levels lint format bench paper faults soak containers outside outside-newest gpu-check wheel clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,11 @@ NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])
 
 test: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Install what tests need, then run the quick tests, two files at a time.
 	@$(IN_PARALLEL) $(ARGS)
+
+test-gateway: ## Run the quick tests of the gateway in .venv-gateway, an environment without torch.
+	@[ -x .venv-gateway/bin/pytest ] || { $(or $(PYTHON),python3) -m venv .venv-gateway \
+	  && .venv-gateway/bin/python -m pip install --quiet --no-compile -c constraints.txt -e ".[gateway,embedded,gateway-tests]"; }
+	@.venv-gateway/bin/python -m pytest -n 2 --dist loadfile tests/gateway $(ARGS)
 
 # build/tests.xml and build/tests-alone.xml have the duration of every test.
 IN_CI = not soak and (promise or not faults)
@@ -104,7 +109,7 @@ clean: ## Remove caches and compiled kernels.
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean ## Also remove the virtual environment, and the queue and logs of `quire serve`.
-	@rm -rf $(VENV) .quire
+	@rm -rf $(VENV) .venv-gateway .quire
 
 $(VENV)/.stamp-run: $(SETUP)
 	@ops/tools/install.sh gateway,worker,embedded
