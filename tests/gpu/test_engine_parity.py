@@ -176,7 +176,7 @@ def test_ranks_give_what_hugging_face_gives(tmp_path: Path) -> None:
     assert found["graphs"] == found["buckets"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(ON_CUDA, reason="the ranks run on the GPUs themselves")
 def test_ranks_on_two_simulated_devices_give_what_hugging_face_gives(tmp_path: Path) -> None:
