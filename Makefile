@@ -39,7 +39,7 @@ test: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Install what tests need, then 
 
 test-gateway: ## Run the quick tests of the gateway in .venv-gateway, an environment without torch.
 	@[ -x .venv-gateway/bin/pytest ] || { $(or $(PYTHON),python3) -m venv .venv-gateway \
-	  && .venv-gateway/bin/python -m pip install --quiet --no-compile -c constraints.txt -e ".[gateway,embedded,gateway-tests]"; }
+	  && .venv-gateway/bin/python -m pip install --quiet -c constraints.txt -e ".[gateway,embedded,gateway-tests]"; }
 	@.venv-gateway/bin/python -m pytest -n 2 --dist loadfile tests/gateway $(ARGS)
 
 # build/tests.xml and build/tests-alone.xml have the duration of every test.

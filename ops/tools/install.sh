@@ -48,7 +48,7 @@ echo "Installing quire[$extras]; the first time this takes minutes, most of them
 # The environment variable reaches the isolated build of the project too; newer versions of pip have a name of its own for that.
 : >$log
 export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
-# Python compiles the modules that it imports; pip would compile all of them, which takes half of its time.
+# pip would compile all modules in one process, which takes half of its time.
 $venv/bin/python -m pip install --no-input --progress-bar off --no-compile -e ".[$extras]" >$log 2>&1 &
 pip=$!
 trap 'kill $pip $kernels 2>/dev/null; exit 130' INT TERM
@@ -78,4 +78,5 @@ if ! wait $pip; then
   grep -avE '^(Looking in|Requirement already|WARNING: Location|Collecting|Obtaining|  [A-Z])' $log | tail -n 15 >&2
   fail "the installation failed; the whole output is in $log"
 fi
+$venv/bin/python -m compileall -q -j 0 $venv/lib/python3*/site-packages >>$log 2>&1 || true
 echo "Installed in $((SECONDS - started)) s"
