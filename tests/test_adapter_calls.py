@@ -77,7 +77,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     with quire_processes() as start:
         process = launch(
             start, base, folder / "state", "--workers", "2", "--lora", f"a={paths['a']}", "--lora", f"b={paths['b']}",
-            "--lora-dir", str(shelf), "--dtype", "float32", "--num-blocks", "128", "--lease-s", "1", "--beat-s", "0.25",
+            "--lora-dir", str(shelf), "--dtype", "float32", "--num-blocks", "128", "--lease-s", "3", "--beat-s", "0.25",
             "--admin-key", KEY,
         )  # fmt: skip
         url = process.wait_ready()

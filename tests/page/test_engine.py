@@ -72,6 +72,26 @@ RECORD = """() => {
   window.recorder.observe(document.querySelector("main"), { subtree: true, childList: true, characterData: true });
 }"""
 
+# Selects the other worker when the page names the one that took the requests, and records what the page says then.
+CHOOSE_OTHER = """() => {
+  const status = document.getElementById("try-status");
+  const picker = document.getElementById("worker");
+  const chosen = (window.chosen = { texts: [] });
+  window.chooser?.disconnect();
+  window.chooser = new MutationObserver(() => {
+    const text = status.textContent.replace(/^.*running\\. /, "");
+    if (chosen.other) {
+      if (text.includes("is shown.") && text !== chosen.texts.at(-1)) chosen.texts.push(text);
+    } else if (text.includes("is shown.")) {
+      chosen.owner = picker.value;
+      picker.selectedIndex = 1 - picker.selectedIndex;
+      chosen.other = picker.value;
+      picker.dispatchEvent(new Event("change", { bubbles: true }));
+    }
+  });
+  window.chooser.observe(status, { subtree: true, childList: true, characterData: true });
+}"""
+
 # Whether an arc is drawn; the element also has the path of a selected sequence.
 DRAWN = """() => {
   const canvas = document.getElementById("arcs");
@@ -336,17 +356,19 @@ async def test_a_press_shows_the_worker_that_takes_its_request_whichever_was_sho
 async def test_a_worker_that_was_chosen_by_hand_stays(page: Page, pair: Stack) -> None:
     """The choice holds also when a button's request runs on the other worker. The page then names that worker."""
     await open_engine(page, pair)
-    await page.evaluate(RECORD)
-    await page.click("[data-demo=prefix]")
-    status = page.locator("#try-status")
-    await expect(status).to_contain_text("is shown.", timeout=LONG_MS)
-    owner = await page.input_value("#worker")
-    [other] = {"worker-1", "worker-2"} - {owner}
-    await page.select_option("#worker", other)
-    await expect(status).to_contain_text(f"{other} is shown.")
-    await expect(status).to_contain_text(f" {owner} took ")
-    await done(page)
-    await expect(page.locator("#worker")).to_have_value(other)
+    await expect(page.locator("#worker option")).to_have_count(2)
+    for _ in range(3):  # a busy browser can skip the frames of a whole request
+        await page.evaluate(RECORD)
+        await page.evaluate(CHOOSE_OTHER)
+        await page.click("[data-demo=prefix]")
+        await done(page)
+        chosen = await page.evaluate("window.chosen")
+        if chosen["texts"]:
+            break
+    assert chosen["texts"], "the page named no other worker"
+    for text in chosen["texts"]:
+        assert re.fullmatch(f"{chosen['owner']} took (most of them|it); {chosen['other']} is shown.", text)
+    await expect(page.locator("#worker")).to_have_value(chosen["other"])
     assert await page.evaluate("window.seen.contradictions") == []
 
 

@@ -512,8 +512,14 @@ async def test_several_gateways_share_a_batch(
     gateways = [await start_gateway(files_dir=str(tmp_path), batch_lines_in_flight=8) for _ in range(2)]
     lines = [chat_line(number) for number in range(300)]
     client = BatchClient(gateways[0])
+    batch = await client.create(jsonl(lines))
+
+    async def both_have_lines() -> bool:
+        return (await gateways[0].gateway.broker.queued())[0] == 16
+
+    await until(both_have_lines)
     async with gateways[0].worker(emit([ord("a"), ord("b"), ord("c")])) as worker:
-        batch = await client.ended((await client.create(jsonl(lines)))["id"])
+        batch = await client.ended(batch["id"])
         assert len(worker.claimed) == 300
     output, _ = await client.outputs(batch)
     assert [line["custom_id"] for line in output] == [f"line-{number}" for number in range(300)]
