@@ -1,1 +1,1 @@
-"""Measures the strength of the tests: breaks one place of the code at a time and counts the mutants that tests notice."""
+"""Measures the strength of the tests: breaks the code at one place and sees whether a test fails."""

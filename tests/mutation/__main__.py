@@ -70,7 +70,12 @@ ALL_MARKS = "not soak and not faults and not alone"
 
 @dataclass(frozen=True)
 class Result:
-    """mutant: its name; outcome: killed, survived, unreached (no test runs the line) or equivalent (its reason is known)."""
+    """What became of a mutant.
+
+    mutant:  its name
+    outcome: killed, survived, unreached (no test runs the line), or equivalent (it changes nothing, for a known reason)
+    tests:   number of tests that run its line
+    """
 
     room: str
     mutant: str

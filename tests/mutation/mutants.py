@@ -1,4 +1,4 @@
-"""Mutants: copies of a source file with one small fault. Python's are made by mutmut's operators, Lua's by a few of ours."""
+"""Mutants: copies of a source file with one small fault; in Python by the operators of mutmut, in Lua by a few here."""
 
 from __future__ import annotations
 
