@@ -114,14 +114,19 @@ class Record:
 
 
 def _statement(path: Path, line: int) -> range:
-    """Return the lines of the innermost statement at this line; of a compound statement, those of its head."""
+    """Return the lines of the innermost statement at this line.
+
+    Of a compound statement they are those of its head. The head of a function runs when its module is imported, so they
+    are those of its body.
+    """
     lines = range(line, line + 1)
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (end := node.end_lineno or line):
             body = getattr(node, "body", None)
-            end = body[0].lineno - 1 if isinstance(body, list) else node.end_lineno or line
-            if line <= end:
-                lines = range(node.lineno, end + 1)
+            start = body[0].lineno if isinstance(body, list) else end + 1
+            if line < start:
+                is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                lines = range(start, end + 1) if is_function else range(node.lineno, start)
     return lines
 
 

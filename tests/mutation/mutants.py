@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # What mutmut mutates in a call of these is the wording of a log line, which no test asserts.
 LOG_CALLS = frozenset(("debug", "info", "warning", "error", "exception", "log"))
@@ -67,7 +68,13 @@ def _mutant(path: str, source: str, at: int) -> Mutant | None:
     change = _change(source, code)
     if change is None or (path.endswith(".py") and change[0] in skipped):
         return None
-    return Mutant(path, *change, code)
+    mutant = Mutant(path, *change, code)
+    return None if _has_no_effect(mutant) else mutant
+
+
+def _has_no_effect(mutant: Mutant) -> bool:
+    """Return whether only the `strict` of a `zip` differs: it states what the lines before it have made sure of."""
+    return mutant.before.replace("strict=True", "") == re.sub(r"strict=(None|False)", "", mutant.after)
 
 
 def _change(source: str, code: str) -> tuple[int, str, str] | None:
@@ -78,10 +85,10 @@ def _change(source: str, code: str) -> tuple[int, str, str] | None:
     return None
 
 
-_parsed: dict[tuple[str, str], tuple] = {}
+_parsed: dict[tuple[str, str], tuple[Any, list[Any], frozenset[int]]] = {}
 
 
-def _python_mutations(path: str, source: str) -> tuple:
+def _python_mutations(path: str, source: str) -> tuple[Any, list[Any], frozenset[int]]:
     """Return the module, mutmut's mutations inside functions but of messages, and the lines of log calls."""
     if (path, source) not in _parsed:
         from mutmut.mutation.file_mutation import create_mutations
@@ -89,16 +96,20 @@ def _python_mutations(path: str, source: str) -> tuple:
         module, mutations, *_ = create_mutations(path, source)
         _parsed[path, source] = (
             module,
-            [m for m in mutations if m.contained_by_top_level_function is not None and not _is_message(m)],
+            [m for m in mutations if _is_in_function(m) and not _is_message(m)],
             frozenset(_log_lines(source)),
         )
     return _parsed[path, source]
 
 
-def _is_message(mutation: object) -> bool:
+def _is_in_function(mutation: Any) -> bool:
+    """Return whether a function contains the place; the values of fields and constants are left out."""
+    return type(mutation.contained_by_top_level_function).__name__ == "FunctionDef"
+
+
+def _is_message(mutation: Any) -> bool:
     """Return whether the mutated node is a string with a space: text for people."""
-    value = getattr(mutation.original_node, "value", "")  # type: ignore[attr-defined]
-    return type(mutation.original_node).__name__ == "SimpleString" and " " in value  # type: ignore[attr-defined]
+    return type(mutation.original_node).__name__ == "SimpleString" and " " in mutation.original_node.value
 
 
 def _log_lines(source: str) -> Iterator[int]:
