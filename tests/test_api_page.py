@@ -1,4 +1,4 @@
-"""The tables of docs/api.md and docs/responses.md are those of the code."""
+"""The tables of docs/api.md, docs/api/ and docs/responses.md are those of the code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
-from quire.ops.tools.parameters_table import tables
+from quire.ops.tools.parameters_table import AS_IN_A_CHAT, tables
 from quire.ops.tools.responses_table import tables as responses_tables
 from quire.shared.sampling_params import MAX_ALLOWED_TOKENS
 from quire.shared.text.grammar import ANY_OBJECT
@@ -40,10 +40,11 @@ from quire.shared.text.schema.formats import FORMATS
 from quire.shared.validators import InvalidValue
 
 # --- api page ---------------------------------------------------------------------------------------------------------
-# docs/api.md says what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways.
+# docs/api.md and docs/api/ say what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways.
 
 
-PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
+FOLDER = PROJECT_ROOT / "docs" / "api"
+PAGE = "\n".join(path.read_text() for path in (FOLDER.with_suffix(".md"), *sorted(FOLDER.glob("*.md"))))
 # Refusals whose code is not that of their class.
 CODES_BY_NAME = {"internal": 500, "shutting_down": 500, "quarantined": 500}
 
@@ -64,7 +65,9 @@ IDS = [f"{name} of {of}" for name, of in PARAMETERS]
 
 
 def test_the_table_of_parameters_is_written_from_the_code() -> None:
-    assert with_tables(PAGE, tables()) == PAGE, "run python -m quire.ops.tools.parameters_table"
+    for name, of_the_page in tables().items():
+        text = (FOLDER / name).read_text()
+        assert with_tables(text, of_the_page) == text, "run python -m quire.ops.tools.parameters_table"
 
 
 def test_the_parameters_are_those_of_the_code() -> None:
@@ -87,7 +90,8 @@ def test_the_default_is_that_of_the_code(name: str, of: str) -> None:
     elif shown:
         assert json.loads(shown.strip("`")) == parameter.default
     else:  # the text tells it
-        assert "by default" in PARAMETERS[name, of][2].lower() or parameter.default is None
+        meaning = PARAMETERS[name, "both"][2] if PARAMETERS[name, of][2] == AS_IN_A_CHAT else PARAMETERS[name, of][2]
+        assert "by default" in meaning.lower() or parameter.default is None
 
 
 def bound(text: str) -> float:

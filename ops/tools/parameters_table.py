@@ -1,7 +1,8 @@
-"""`python -m quire.ops.tools.parameters_table` writes the tables of parameters in docs/api.md from the code."""
+"""`python -m quire.ops.tools.parameters_table` writes the tables of parameters in docs/api/ from the code."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from quire.gateway.api.embeddings import EMBEDDINGS
@@ -11,6 +12,14 @@ from quire.gateway.api.parameters import CHAT, COMPLETIONS
 from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.ops.tools.marked_tables import update_page
 from quire.shared.sampling_params import Parameter
+
+# Sections to which the texts of parameters link, by the page that has them. All other sections are in chat.md.
+SECTIONS = {
+    "deadlines-and-classes": "errors.md",
+    "blocks": "messages.md",
+    "tools-of-a-message": "messages.md",
+}
+AS_IN_A_CHAT = "as in a chat"
 
 HEAD = "| parameter | of | type and range | default | what |\n|---|---|---|---|---|\n"
 
@@ -36,24 +45,51 @@ def _row(name: str, of: str, parameter: Parameter) -> str:
     return f"| `{name}` |{calls} {parameter.documented_kind} |{default}| {parameter.help} |\n"
 
 
+def _also_in_chats(name: str, of: str, parameter: Parameter) -> str:
+    """Return the row of a parameter, without its meaning if a chat has the same parameter."""
+    row = _row(name, of, parameter)
+    if name in CHAT and CHAT[name].help == parameter.help:
+        row = row.replace(parameter.help, AS_IN_A_CHAT)
+    return row
+
+
+def _linked(table: str, page: str) -> str:
+    """Return a table whose links to sections lead to the pages that have them."""
+
+    def target(match: re.Match[str]) -> str:
+        there = SECTIONS.get(match[1], "chat.md")
+        return f"(#{match[1]})" if there == page else f"({there}#{match[1]})"
+
+    return re.sub(r"\(#([\w-]+)\)", target, table)
+
+
 def _without(names: Mapping[str, Parameter], table: Mapping[str, Parameter]) -> dict[str, Parameter]:
     return {name: one for name, one in table.items() if name not in names}
 
 
-def tables() -> dict[str, str]:
-    """The tables by the name in their markers."""
+def tables() -> dict[str, dict[str, str]]:
+    """Return the tables by the name of their page in docs/api/ and the name in their markers."""
     no_effect = "".join(f"| `{name}` | {one.documented_kind} | {one.help} |\n" for name, one in NO_EFFECT.items())
-    return {
-        "parameters": _of_two("chat", _without(NO_EFFECT, CHAT), "completions", _without(NO_EFFECT, COMPLETIONS)),
-        "no-effect": f"| parameter | type and range | why |\n|---|---|---|\n{no_effect}",
-        "message-parameters": _table(
-            _row(name, "both" if name in COUNT_TOKENS else "messages", one) for name, one in CREATE.items()
-        ),
-        "embedding parameters": "| parameter | type and range | default | what |\n|---|---|---|---|\n"
-        + "".join(_row(name, "", one) for name, one in EMBEDDINGS.items()),
-        "token-parameters": _of_two("t", TOKENIZE, "d", DETOKENIZE),
+    pages = {
+        "chat.md": {
+            "parameters": _of_two("chat", _without(NO_EFFECT, CHAT), "completions", _without(NO_EFFECT, COMPLETIONS)),
+            "no-effect": f"| parameter | type and range | why |\n|---|---|---|\n{no_effect}",
+        },
+        "messages.md": {
+            "message-parameters": _table(
+                _also_in_chats(name, "both" if name in COUNT_TOKENS else "messages", one)
+                for name, one in CREATE.items()
+            ),
+        },
+        "embeddings.md": {
+            "embedding parameters": "| parameter | type and range | default | what |\n|---|---|---|---|\n"
+            + "".join(_also_in_chats(name, "", one) for name, one in EMBEDDINGS.items()),
+            "token-parameters": _of_two("t", TOKENIZE, "d", DETOKENIZE),
+        },
     }
+    return {page: {name: _linked(table, page) for name, table in named.items()} for page, named in pages.items()}
 
 
 if __name__ == "__main__":
-    update_page("api.md", tables())
+    for page, named in tables().items():
+        update_page(f"api/{page}", named)
