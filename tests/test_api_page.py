@@ -40,7 +40,7 @@ from quire.shared.text.schema.formats import FORMATS
 from quire.shared.validators import InvalidValue
 
 # --- api page ---------------------------------------------------------------------------------------------------------
-# docs/api.md and docs/api/ say what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways.
+# These pages say what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways.
 
 
 FOLDER = PROJECT_ROOT / "docs" / "api"
