@@ -286,6 +286,7 @@ FLAGS_OF_OTHERS = {
         "--ranks",
         "--sequences",
         "--steps",
+        "--random-features",
         "--backend",
         "--dataset-name",
         "--runner",
