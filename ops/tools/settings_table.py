@@ -10,21 +10,30 @@ from quire.worker.settings import WorkerSettings
 
 
 def tables() -> dict[str, str]:
-    """The table of settings, by the name in its markers: flag, variable, commands, default and meaning of each."""
+    """Return the tables of settings by the name in their markers: one for each group of commands that share flags."""
     rows: dict[str, tuple[Option, dict[str, str]]] = {}
     for command, cls in (("serve", ServeSettings), ("gateway", GatewaySettings), ("worker", WorkerSettings)):
         for item in options(cls):
+            if item.variable != f"QUIRE_{item.flag.strip('-').replace('-', '_').upper()}":
+                raise ValueError(f"{item.flag} needs a note in docs/settings.md: its variable is {item.variable}")
             default = "" if item.default in ("", None) else f"`{item.format(item.default)}`"
             rows.setdefault(item.name, (item, {}))[1][command] = default
-    lines = ["| flag | environment | of | default | what |", "|---|---|---|---|---|"]
+    groups: dict[str, list[str]] = {}
     for item, defaults in rows.values():
         if len({*defaults.values()}) == 1:
             shown = next(iter(defaults.values()))
         else:
             shown = ", ".join(f"{command} {default}" for command, default in defaults.items() if default)
         choices = f" One of {', '.join(map(str, item.choices))}." if item.choices else ""
-        lines.append(f"| `{item.flag}` | `{item.variable}` | {', '.join(defaults)} | {shown} | {item.help}{choices} |")
-    return {"settings": "\n".join(lines) + "\n"}
+        lines = groups.setdefault(", ".join(f"`quire {command}`" for command in defaults), [])
+        lines.append(f"| `{item.flag}` | {shown} | {item.help}{choices} |")
+    return {
+        "settings": "\n\n".join(
+            "\n".join([f"Of {commands}:", "", "| flag | default | what |", "|---|---|---|", *lines])
+            for commands, lines in groups.items()
+        )
+        + "\n"
+    }
 
 
 if __name__ == "__main__":
