@@ -1,7 +1,7 @@
 """The sampling parameters, each declared once: type, range, default, what it excludes and its documentation.
 
-The codec of messages, the API of the gateway and the table in docs/api/chat.md follow from these declarations. Definitions
-follow the OpenAI API and, for parameters that it lacks, Hugging Face `GenerationConfig` or vLLM.
+The codec of messages, the API of the gateway and the table in docs/api/chat.md follow from these declarations.
+Definitions follow the OpenAI API and, for parameters that it lacks, Hugging Face `GenerationConfig` or vLLM.
 """
 
 from __future__ import annotations
