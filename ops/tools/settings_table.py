@@ -1,6 +1,8 @@
-"""`python -m quire.ops.tools.settings_table` writes the table of settings in docs/settings.md from the code."""
+"""`python -m quire.ops.tools.settings_table` writes the lists of settings in docs/settings.md from the code."""
 
 from __future__ import annotations
+
+import textwrap
 
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
@@ -9,8 +11,12 @@ from quire.shared.settings import Option, options
 from quire.worker.settings import WorkerSettings
 
 
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, 128, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
 def tables() -> dict[str, str]:
-    """Return the tables of settings by the name in their markers: one for each group of commands that share flags."""
+    """Return the lists of settings by the name in their markers: one for each group of commands that share flags."""
     rows: dict[str, tuple[Option, dict[str, str]]] = {}
     for command, cls in (("serve", ServeSettings), ("gateway", GatewaySettings), ("worker", WorkerSettings)):
         for item in options(cls):
@@ -26,10 +32,11 @@ def tables() -> dict[str, str]:
             shown = ", ".join(f"{command} {default}" for command, default in defaults.items() if default)
         choices = f" One of {', '.join(map(str, item.choices))}." if item.choices else ""
         lines = groups.setdefault(", ".join(f"`quire {command}`" for command in defaults), [])
-        lines.append(f"| `{item.flag}` | {shown} | {item.help}{choices} |")
+        default = f" ({shown})" if shown else ""
+        lines.append(f"- `{item.flag}`{default}: {item.help}{choices}")
     return {
         "settings": "\n\n".join(
-            "\n".join([f"Of {commands}:", "", "| flag | default | what |", "|---|---|---|", *lines])
+            "\n".join([f"Of {commands}:", "", *(_wrapped(line) for line in lines)])
             for commands, lines in groups.items()
         )
         + "\n"
