@@ -56,12 +56,28 @@ def table(name: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-TABLES = {"chat": CHAT, "completions": COMPLETIONS, "both": CHAT, "embeddings": EMBEDDINGS}
-TOKEN_TABLES = {"t": TOKENIZE, "d": DETOKENIZE, "both": TOKENIZE}
-# By name and call: type and range, and default.
-PARAMETERS = {(row[0].strip("`"), row[1]): row[2:] for row in table("parameters")}
-PARAMETERS |= {(row[0].strip("`"), "embeddings"): row[1:] for row in table("embedding parameters")}
-IDS = [f"{name} of {of}" for name, of in PARAMETERS]
+ITEM = re.compile(
+    r"- `(\w+)` \((?:(chat|completions|messages|tokenize|detokenize); )?(.*?)(?:; (required)|; default (.*?))?\): (.*)"
+)
+
+
+def items(name: str) -> list[list[str]]:
+    """The parameters between `<!-- name -->` and its end: name, call (''; all), type and range, default, meaning."""
+    text = PAGE.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0].strip()
+    found = []
+    for line in text.replace("\n  ", " ").splitlines():
+        match = ITEM.fullmatch(line)
+        assert match, line
+        found.append([match[1], match[2] or "", match[3], match[4] or match[5] or "", match[6]])
+    return found
+
+
+TABLES = {"chat": CHAT, "completions": COMPLETIONS, "": CHAT, "embeddings": EMBEDDINGS}
+TOKEN_TABLES = {"tokenize": TOKENIZE, "detokenize": DETOKENIZE, "": TOKENIZE}
+# By name and call: type and range, default, and meaning.
+PARAMETERS = {(name, of): rest for name, of, *rest in items("parameters")}
+PARAMETERS |= {(name, "embeddings"): rest for name, _, *rest in items("embedding parameters")}
+IDS = [f"{name} of {of or 'both'}" for name, of in PARAMETERS]
 
 
 def test_the_table_of_parameters_is_written_from_the_code() -> None:
@@ -72,10 +88,10 @@ def test_the_table_of_parameters_is_written_from_the_code() -> None:
 
 def test_the_parameters_are_those_of_the_code() -> None:
     both = {name for name in CHAT if CHAT[name] is COMPLETIONS.get(name)} - NO_EFFECT.keys()
-    expected = [(name, "both") for name in both]
+    expected = [(name, "") for name in both]
     expected += [(name, of) for of in ("chat", "completions") for name in TABLES[of].keys() - NO_EFFECT.keys() - both]
     expected += [(name, "embeddings") for name in EMBEDDINGS]
-    assert len(table("parameters")) + len(table("embedding parameters")) == len(PARAMETERS)
+    assert len(items("parameters")) + len(items("embedding parameters")) == len(PARAMETERS)
     assert set(PARAMETERS) == set(expected)
 
 
@@ -90,7 +106,7 @@ def test_the_default_is_that_of_the_code(name: str, of: str) -> None:
     elif shown:
         assert json.loads(shown.strip("`")) == parameter.default
     else:  # the text tells it
-        meaning = PARAMETERS[name, "both"][2] if PARAMETERS[name, of][2] == AS_IN_A_CHAT else PARAMETERS[name, of][2]
+        meaning = PARAMETERS[name, ""][2] if PARAMETERS[name, of][2] == AS_IN_A_CHAT else PARAMETERS[name, of][2]
         assert "by default" in meaning.lower() or parameter.default is None
 
 
@@ -199,10 +215,12 @@ def test_the_parameters_without_effect_are_those_of_the_code() -> None:
 
 
 def test_the_parameters_of_tokens_are_those_of_the_code() -> None:
-    documented = {(row[0].strip("`"), row[1]) for row in table("token-parameters")}
+    documented = {(name, of) for name, of, *_ in items("token-parameters")}
     both = {name for name in TOKENIZE if TOKENIZE[name] is DETOKENIZE.get(name)}
-    expected = {(name, "both") for name in both}
-    assert documented == expected | {(name, of) for of in ("t", "d") for name in TOKEN_TABLES[of].keys() - both}
+    expected = {(name, "") for name in both}
+    assert documented == expected | {
+        (name, of) for of in ("tokenize", "detokenize") for name in TOKEN_TABLES[of].keys() - both
+    }
 
 
 def test_what_is_refused_is_what_the_code_refuses() -> None:
@@ -217,7 +235,7 @@ def test_what_is_refused_is_what_the_code_refuses() -> None:
 
 
 def test_the_parameters_of_a_message_are_those_of_the_code() -> None:
-    rows = {row[0].strip("`"): row for row in table("message-parameters")}
+    rows = {row[0]: row for row in items("message-parameters")}
     assert list(rows) == list(CREATE)
     assert {name for name, row in rows.items() if row[3] == "required"} == {
         name for name, parameter in CREATE.items() if parameter.required

@@ -1,9 +1,10 @@
-"""`python -m quire.ops.tools.parameters_table` writes the tables of parameters in docs/api/ from the code."""
+"""`python -m quire.ops.tools.parameters_table` writes the parameters in docs/api/ from the code."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Mapping
 
 from quire.gateway.api.embeddings import EMBEDDINGS
 from quire.gateway.api.labels import NO_EFFECT
@@ -21,36 +22,43 @@ SECTIONS = {
 }
 AS_IN_A_CHAT = "as in a chat"
 
-HEAD = "| parameter | of | type and range | default | what |\n|---|---|---|---|---|\n"
-
 
 def _of_two(first: str, one: Mapping[str, Parameter], second: str, other: Mapping[str, Parameter]) -> str:
-    """One row per parameter of two calls: name, which calls have it, type and range, default, meaning."""
-    rows = []
+    """Return one item per parameter of two calls."""
+    items = []
     for name in dict.fromkeys(["model", "messages", "prompt", *one, *other]):
         found = [(of, table[name]) for of, table in ((first, one), (second, other)) if name in table]
         if len(found) == 2 and found[0][1] is found[1][1]:
-            found = [("both", found[0][1])]
-        rows += [_row(name, of, parameter) for of, parameter in found]
-    return _table(rows)
+            found = [("", found[0][1])]
+        items += [_item(name, of, parameter) for of, parameter in found]
+    return "".join(items)
 
 
-def _table(rows: Iterable[str]) -> str:
-    return HEAD + "".join(rows)
-
-
-def _row(name: str, of: str, parameter: Parameter) -> str:
-    default = f" {parameter.documented_default} " if parameter.documented_default else " "
-    calls = f" {of} |" if of else ""
-    return f"| `{name}` |{calls} {parameter.documented_kind} |{default}| {parameter.help} |\n"
+def _item(name: str, of: str, parameter: Parameter) -> str:
+    """Return the item of a list: name, the one call that has it ('': all), type and range, default, and meaning."""
+    calls = f"{of}; " if of else ""
+    default = parameter.documented_default
+    shown = {"": "", "required": "; required"}.get(default, f"; default {default}")
+    text = f"- `{name}` ({calls}{parameter.documented_kind}{shown}): {parameter.help}"
+    return text.replace("\\|", "|") + "\n"  # the texts are escaped for tables
 
 
 def _also_in_chats(name: str, of: str, parameter: Parameter) -> str:
-    """Return the row of a parameter, without its meaning if a chat has the same parameter."""
-    row = _row(name, of, parameter)
+    """Return the item of a parameter, without its meaning if a chat has the same parameter."""
+    item = _item(name, of, parameter)
     if name in CHAT and CHAT[name].help == parameter.help:
-        row = row.replace(parameter.help, AS_IN_A_CHAT)
-    return row
+        item = item.replace(parameter.help, AS_IN_A_CHAT)
+    return item
+
+
+def _filled(text: str) -> str:
+    """Return a text whose list items have lines of at most 128 characters."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("- "):
+            line = textwrap.fill(line, 128, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _linked(table: str, page: str) -> str:
@@ -76,18 +84,18 @@ def tables() -> dict[str, dict[str, str]]:
             "no-effect": f"| parameter | type and range | why |\n|---|---|---|\n{no_effect}",
         },
         "messages.md": {
-            "message-parameters": _table(
-                _also_in_chats(name, "both" if name in COUNT_TOKENS else "messages", one)
-                for name, one in CREATE.items()
+            "message-parameters": "".join(
+                _also_in_chats(name, "" if name in COUNT_TOKENS else "messages", one) for name, one in CREATE.items()
             ),
         },
         "embeddings.md": {
-            "embedding parameters": "| parameter | type and range | default | what |\n|---|---|---|---|\n"
-            + "".join(_also_in_chats(name, "", one) for name, one in EMBEDDINGS.items()),
-            "token-parameters": _of_two("t", TOKENIZE, "d", DETOKENIZE),
+            "embedding parameters": "".join(_also_in_chats(name, "", one) for name, one in EMBEDDINGS.items()),
+            "token-parameters": _of_two("tokenize", TOKENIZE, "detokenize", DETOKENIZE),
         },
     }
-    return {page: {name: _linked(table, page) for name, table in named.items()} for page, named in pages.items()}
+    return {
+        page: {name: _filled(_linked(table, page)) for name, table in named.items()} for page, named in pages.items()
+    }
 
 
 if __name__ == "__main__":
