@@ -277,7 +277,10 @@ def codes_of_the_source() -> dict[str, int]:
 
 
 def test_the_error_codes_are_those_of_the_code() -> None:
-    assert {row[0].strip("`"): int(row[1]) for row in table("errors")} == codes_of_the_source()
+    text = PAGE.split("<!-- errors -->")[1].split("<!-- /errors -->")[0]
+    found = re.findall(r"^- `(\w+)` \((\d+)\): ", text, re.MULTILINE)
+    assert len(found) == len(re.findall("^- ", text, re.MULTILINE))
+    assert {code: int(status) for code, status in found} == codes_of_the_source()
 
 
 def test_the_endpoints_are_those_of_the_application() -> None:
@@ -289,7 +292,7 @@ def test_the_endpoints_are_those_of_the_application() -> None:
         for route in app.router.routes()
         if route.method != "HEAD" and route.resource and route.resource.canonical not in files
     }
-    documented = re.findall(r"^\| `((?:GET|POST|DELETE) [^`]+)` \|", PAGE, re.MULTILINE)
+    documented = re.findall(r"^- `((?:GET|POST|DELETE) [^`]+)`: ", PAGE, re.MULTILINE)
     assert set(documented) == served
     assert len(documented) == len(served)
 
