@@ -39,7 +39,7 @@ def launch(start: StartQuire, tiny_model: Path, state: Path) -> QuireProcess:
 
 
 def names(url: str) -> list[str]:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
         return [card["id"] for card in json.load(response)["data"]]
 
 

@@ -134,7 +134,7 @@ async def test_the_requests_of_a_client_that_leaves_are_cancelled(gateway: Runni
         await until(run)
         writer.close()
         for _ in range(3):
-            await asyncio.wait_for(worker.cancelled.get(), 10)
+            await asyncio.wait_for(worker.cancelled.get(), 60)
 
 
 async def test_an_embedding_that_was_never_published_is_read_from_the_log(gateway: RunningGateway) -> None:
@@ -143,7 +143,7 @@ async def test_an_embedding_that_was_never_published_is_read_from_the_log(gatewa
     for claim in [await worker.claim(), await worker.claim()]:
         data = vector(GenerationRequest.decode(claim.body))
         await worker.log(claim, [StepItem(claim.request_id, 0, (), Outcome("stop", embedding=data))])
-    assert embeddings(await asyncio.wait_for(call, 20)) == [[2.0, 11.0, 1.0], [1.0, 7.0, 1.0]]
+    assert embeddings(await asyncio.wait_for(call, 60)) == [[2.0, 11.0, 1.0], [1.0, 7.0, 1.0]]
     assert gateway.gateway.router.stats.log_reads > 0
 
 
@@ -154,7 +154,7 @@ async def test_an_embedding_that_is_published_twice_counts_once(gateway: Running
     item = StepItem(claim.request_id, 0, (), Outcome("stop", embedding=vector(GenerationRequest.decode(claim.body))))
     await worker.log(claim, [item])
     await worker.publish(item.encode() + item.encode())
-    assert embeddings(await asyncio.wait_for(call, 20)) == [[2.0, 11.0, 1.0]]
+    assert embeddings(await asyncio.wait_for(call, 60)) == [[2.0, 11.0, 1.0]]
 
 
 async def test_the_same_key_gets_the_same_answer_at_any_gateway(start_gateway: Start) -> None:
