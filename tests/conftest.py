@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire.ops.local.embedded_redis import EmbeddedRedis
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 60.0
 
 
 def clean_environ(**variables: str) -> dict[str, str]:

@@ -141,7 +141,7 @@ class RunningGateway:
         return FakeWorker(self.settings.redis_url, self.gateway.model.name, script, **options).running()
 
     def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=20)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
 
     async def get(self, path: str, **headers: str) -> Reply:
         return await self.send(raw_request("GET", path, headers=headers))
