@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -138,16 +140,36 @@ async def test_a_waiting_request_is_cancelled_at_once(redis_url: str) -> None:
         await assert_drained(gateway, 2)
 
 
-async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str) -> None:
-    model = MockModel()
-    forward = model.forward
+class Paced(MockModel):
+    """A model whose steps are not shorter than a commit: each waits for the reply to the step before the last one."""
 
-    def slow(*arguments: Any) -> torch.Tensor:
-        time.sleep(0.01)  # the mock's own steps are shorter than a round trip to Redis
-        return forward(*arguments)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._steps = self._replies = 0
+        self._changed = threading.Condition()
+        real = Broker.commit_step
 
-    model.forward = slow  # type: ignore[method-assign]
-    async with Gateway(redis_url) as gateway, serving(redis_url, model) as engine:
+        async def counted(broker: Broker, *arguments: Any) -> StepReply:
+            reply = await real(broker, *arguments)
+            asyncio.get_running_loop().call_soon(self._count)  # once the worker has applied it
+            return reply
+
+        monkeypatch.setattr(Broker, "commit_step", counted)
+
+    def _count(self) -> None:
+        with self._changed:
+            self._replies += 1
+            self._changed.notify_all()
+
+    def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
+        self._steps += 1
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._replies >= self._steps - 2, 60)
+        return super().forward(batch, kv_cache)
+
+
+async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url, Paced(monkeypatch)) as engine:
         request_id = await gateway.submit((1, 2), max_tokens=120, ignore_eos=True)
         await gateway.listen()
         assert await gateway.broker.cancel(request_id) == "flagged"
@@ -159,16 +181,10 @@ async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str) -
         await assert_drained(gateway, 1)
 
 
-async def test_a_parked_requests_blocks_are_free_within_two_steps_and_it_goes_on_there(redis_url: str) -> None:
-    model = MockModel()
-    forward = model.forward
-
-    def slow(*arguments: Any) -> torch.Tensor:
-        time.sleep(0.01)  # the mock's own steps are shorter than a round trip to Redis
-        return forward(*arguments)
-
-    model.forward = slow  # type: ignore[method-assign]
-    async with Gateway(redis_url) as gateway, serving(redis_url, model) as engine:
+async def test_a_parked_requests_blocks_are_free_within_two_steps_and_it_goes_on_there(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url, Paced(monkeypatch)) as engine:
         request_id = await gateway.submit((1, 2), max_tokens=60, ignore_eos=True)
         await gateway.listen()
         assert await gateway.broker.park(request_id) == "parked"
@@ -191,9 +207,12 @@ async def test_a_cancel_whose_notice_was_lost_with_the_reply_is_told_again(
     model = MockModel()
     forward, real = model.forward, Broker.commit_step
     lost = []
+    is_flagged, is_told = threading.Event(), threading.Event()
+    gates = itertools.chain([is_flagged], itertools.repeat(is_told))
 
     def slow(*arguments: Any) -> torch.Tensor:
-        time.sleep(0.2)
+        # The first step of the prompt ends after the call to cancel, and the second begins when the worker has heard.
+        assert next(gates).wait(60)
         return forward(*arguments)
 
     async def unlucky(self: Broker, *arguments: Any) -> StepReply:
@@ -201,6 +220,8 @@ async def test_a_cancel_whose_notice_was_lost_with_the_reply_is_told_again(
         if reply.cancelled and not lost:
             lost.append(reply)
             raise RedisConnectionError("the reply was lost")
+        if reply.cancelled:
+            asyncio.get_running_loop().call_soon(is_told.set)
         return reply
 
     model.forward = slow  # type: ignore[method-assign]
@@ -210,6 +231,7 @@ async def test_a_cancel_whose_notice_was_lost_with_the_reply_is_told_again(
         while await gateway.client.hget(KEYS.request(request_id), "state") != b"running":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert await gateway.broker.cancel(request_id) == "flagged"
+        is_flagged.set()
         assert await gateway.result(request_id) == ([], "cancelled")
         assert lost
         await assert_drained(gateway, 1)
