@@ -35,6 +35,12 @@ BOUNDS = QueueBounds(requests=100, tokens=100_000)
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 
 
+@pytest.fixture(autouse=True)
+def short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker stops at the end of its blocking read, for which a test need not wait."""
+    monkeypatch.setattr("quire.worker.queue.consumer.BLOCK_S", 0.05)
+
+
 class Gateway:
     """A fake gateway that submits requests and collects their published items."""
 

@@ -100,6 +100,7 @@ async def test_a_submission_that_stays_unknown_is_cancelled(
         await real(*arguments, **options)
         raise RedisConnectionError("the reply was lost")
 
+    monkeypatch.setattr("quire.gateway.admission.retry.RETRY_S", 0.2)
     monkeypatch.setattr(broker, "submit", unlucky)
     assert (await gateway.chat()).status == 503
     await queued(gateway, 0)
@@ -247,6 +248,7 @@ async def test_who_came_with_the_same_key_has_the_answer_though_the_first_call_w
         await cut.wait()
         raise RedisConnectionError("the reply is lost")
 
+    monkeypatch.setattr("quire.gateway.admission.retry.RETRY_S", 0.2)
     monkeypatch.setattr(here.gateway.broker, "submit", unheard)
     may_emit = asyncio.Event()
 

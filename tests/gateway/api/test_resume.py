@@ -440,6 +440,7 @@ async def test_when_redis_fails_while_a_stream_is_taken_up_nothing_is_cancelled(
             raise RedisConnectionError("the reply was lost")
 
         with monkeypatch.context() as patch:
+            patch.setattr("quire.gateway.admission.retry.RETRY_S", 0.2)
             patch.setattr(gateway.gateway.broker, "attach", unlucky)
             reply = await gateway.get(target)
         assert (reply.status, reply.error["code"]) == (503, "broker_unavailable")

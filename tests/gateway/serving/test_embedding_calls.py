@@ -118,7 +118,10 @@ async def test_an_outcome_without_an_embedding_is_an_error_that_is_logged(
 
 
 @pytest.mark.slow
-async def test_a_call_without_a_worker_ends_at_its_deadline(gateway: RunningGateway) -> None:
+async def test_a_call_without_a_worker_ends_at_its_deadline(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.gateway.stream.buffer.OVERDUE_S", 0.1)
     reply = await embed(gateway, timeout=0.2)
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
 

@@ -25,6 +25,12 @@ KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=100, tokens=1000)
 
 
+@pytest.fixture(autouse=True)
+def short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker stops at the end of its blocking read, for which a test need not wait."""
+    monkeypatch.setattr("quire.worker.queue.consumer.BLOCK_S", 0.05)
+
+
 class Engine:
     """A fake engine that has room and records the requests that it starts."""
 

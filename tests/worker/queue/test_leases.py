@@ -27,6 +27,12 @@ from tests.worker.test_service import KEYS, LIMITS, MODEL, Gateway, Slow
 BEAT_S = 0.1
 
 
+@pytest.fixture(autouse=True)
+def short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker stops at the end of its blocking read, for which a test need not wait."""
+    monkeypatch.setattr("quire.worker.queue.consumer.BLOCK_S", 0.05)
+
+
 def service(redis_url: str, model: MockModel | None = None) -> WorkerService:
     engine = Engine(model or MockModel(), LIMITS, (EOS,), None)
     leases = LeaseTimes(lease_s=0.5, beat_s=BEAT_S)
