@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from quire.gateway.model.served_model import load_model
+from quire.gateway.serving import model_directory
 from quire.gateway.serving.service import Gateway
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.keys import LaneKeys
@@ -196,10 +197,15 @@ async def test_streams_that_are_open_when_the_gateway_ends_get_as_long_as_it_say
     assert 0.9 * drain_s < took[0] < 1.5 * drain_s
 
 
-async def test_a_whole_answer_that_takes_longer_than_the_gateway_has_gets_a_503(start_gateway: Start) -> None:
+async def test_a_whole_answer_that_takes_longer_than_the_gateway_has_gets_a_503(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The answer ends at once, and a busy machine has a minute to send the 503.
+    monkeypatch.setattr(model_directory, "WRITE_S", 60.0)
+    monkeypatch.setattr(model_directory, "WRITE_SHARE", 1.0)
     first = await start_gateway()
     async with first.worker(endless(65)) as worker:
-        async with running_gateway(replace(first.settings, drain_s=0.2)) as second:
+        async with running_gateway(replace(first.settings, drain_s=60.0)) as second:
             waiting = asyncio.create_task(second.post(CHAT, chat_body()))
             await started(worker)
         reply = await waiting
@@ -210,7 +216,10 @@ async def test_a_whole_answer_that_takes_longer_than_the_gateway_has_gets_a_503(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_calls_of_a_revoked_key_end(start_gateway: Start, stream: bool) -> None:
+async def test_the_calls_of_a_revoked_key_end(
+    start_gateway: Start, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(model_directory, "LOOK_S", 0.1)
     gateway = await start_gateway()
     store = gateway.gateway.process.key_ring.store
     keys = [await store.create("acme", "web", name, AccountLimits()) for name in ("leaving", "staying")]
