@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire.ops.local.embedded_redis import EmbeddedRedis
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 60.0
 
 
 def clean_environ(**variables: str) -> dict[str, str]:
@@ -169,6 +169,14 @@ def pytest_configure(config: pytest.Config) -> None:
         turns = tempfile.TemporaryDirectory(prefix="quire-turns-")
         config.add_cleanup(turns.cleanup)
         os.environ["TEST_TURNS"] = turns.name
+    with suppress(ImportError):  # the environment of a GPU machine has no hypothesis
+        from hypothesis import HealthCheck, settings
+
+        # An example takes as long as a busy machine needs for it.
+        settings.register_profile(
+            "any load", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        )
+        settings.load_profile("any load")
     if server := os.environ.get("TEST_REDIS_SERVER"):
         assert os.access(server, os.X_OK), f"TEST_REDIS_SERVER={server} is not a program"
         folder = tempfile.TemporaryDirectory(prefix="quire-redis-")

@@ -63,7 +63,7 @@ class Scrape:
 
 
 def scrape(url: str) -> Scrape:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
         assert response.headers["Content-Type"].startswith("text/plain; version=")
         return Scrape(response.read().decode())
 

@@ -12,10 +12,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import QuireProcess, StartQuire, quire_processes
+from tests.support.faults.stack import Stream
 
 pytestmark = pytest.mark.slow
 
@@ -39,15 +41,18 @@ def launch(start: StartQuire, tiny_model: Path, state: Path) -> QuireProcess:
 
 
 def names(url: str) -> list[str]:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
         return [card["id"] for card in json.load(response)["data"]]
+
+
+def asks(model: str) -> dict[str, Any]:
+    return {"model": model, "prompt": "Once upon a time", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 
 
 def complete(url: str, model: str, **parameters: object) -> str:
     """The text of a completion."""
-    body = {"model": model, "prompt": "Once upon a time", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body | parameters).encode(), {"Content-Type": "application/json"}
+        f"{url}/v1/completions", json.dumps(asks(model) | parameters).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         text: str = json.load(response)["choices"][0]["text"]
@@ -74,7 +79,7 @@ def test_both_models_answer_at_once_and_a_death_of_one_worker_is_the_matter_of_i
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         calls = [(model, pool.submit(complete, url, model)) for model in ("demo", "tiny") * 4]
         pid = worker_pids(server)["demo"]
-        time.sleep(0.05)
+        Stream(url, {**asks("demo"), "stream": True}).wait_events(1)
         os.kill(pid, signal.SIGKILL)
         # The other model answers while the worker is gone, and the calls of the dead one continue where they were.
         assert complete(url, "tiny") == expected["tiny"]

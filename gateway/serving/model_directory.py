@@ -43,8 +43,9 @@ MAX_LISTED = 16
 FIRST_RETRY_S, LAST_RETRY_S = 15.0, 3600.0
 # Time between two looks at the API keys of open calls.
 LOOK_S = 2.0
-# Time that streams get for their last event before the process cuts them; less if --drain-s is short.
+# Time that streams get for their last event before the process cuts them, and its largest share of --drain-s.
 WRITE_S = 0.5
+WRITE_SHARE = 0.05
 LEAVING = (
     "This gateway is shutting down. A streamed call with one prompt runs on: resume it after its last event at another "
     "gateway. Send any other call again."
@@ -203,7 +204,7 @@ class ModelDirectory:
 
     async def _close_streams_in_time(self) -> None:
         drain_s = self.process.settings.drain_s
-        await asyncio.sleep(drain_s - min(WRITE_S, drain_s / 20))
+        await asyncio.sleep(drain_s - min(WRITE_S, WRITE_SHARE * drain_s))
         for gateway in (*self.gateways, *self._leaving):
             gateway.router.close_streams(ClosedOutcome(ClosedOutcome.NAME, LEAVING))
 

@@ -22,7 +22,7 @@ from quire.ops.local.announcement import announcement, answers, listed_models, l
 from quire.ops.local.children import Child, Program, RedisProgram, ServiceProgram, start_phases
 from quire.ops.local.embedded_redis import STOP_TIMEOUT_S, EmbeddedRedis
 from quire.ops.local.first_key import first_key
-from quire.ops.local.preconditions import EMBEDDED, check_port, check_redis, lock_state_dir
+from quire.ops.local.preconditions import EMBEDDED, check_redis, held_port, lock_state_dir
 from quire.ops.local.processes import wait_all
 from quire.ops.local.progress import Progress
 from quire.ops.local.served_models import resolve_models
@@ -48,12 +48,13 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     state_dir = resolve_state_dir(settings.state_dir, environ)
     lock = lock_state_dir(state_dir)
     try:
-        settings = dataclasses.replace(settings, port=check_port(settings.host, settings.port))
-        launcher = Launcher(settings, Services(settings, environ, state_dir), state_dir)
-        # For a second `quire serve` and for `quire dead`. A full disk is reported better by the services.
-        with contextlib.suppress(OSError):
-            lock.write(f"{os.getpid()} {launcher.url} {settings.redis_url or EMBEDDED}")
-        return launcher.run()
+        with held_port(settings.host, settings.port) as port:
+            settings = dataclasses.replace(settings, port=port)
+            launcher = Launcher(settings, Services(settings, environ, state_dir), state_dir)
+            # For a second `quire serve` and for `quire dead`. A full disk is reported better by the services.
+            with contextlib.suppress(OSError):
+                lock.write(f"{os.getpid()} {launcher.url} {settings.redis_url or EMBEDDED}")
+            return launcher.run()
     finally:
         with contextlib.suppress(OSError):
             lock.write("")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,17 +80,33 @@ def redis_of(state_dir: Path) -> RedisOf:
     return RedisOf(DEFAULT_REDIS_URL, where, remedy)
 
 
-def check_port(host: str, port: int) -> int:
-    """A port to listen on that is free at the moment: `port`, or any if it is 0. Raises CommandError."""
+@contextmanager
+def held_port(host: str, port: int) -> Iterator[int]:
+    """Yield a port to listen on: `port`, or any if it is 0. Raises CommandError.
+
+    A port that the system chose is kept from other programs until the end of the block, also while nobody listens. The
+    gateway gets it because servers set SO_REUSEADDR, with which Linux lets a port be shared until one of them listens.
+    """
+    with _bound(host, port) as holder:
+        found = int(holder.getsockname()[1])
+        if port or sys.platform != "linux":
+            holder.close()
+        yield found
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to a port on which nobody listens: `port`, or any if it is 0."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise CommandError(f"--host {host} is no address of this machine: {error.strerror}; try 127.0.0.1") from error
-    with socket.socket(family, kind) as probe:
+    with ExitStack() as stack:
+        probe = stack.enter_context(socket.socket(family, kind))
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
-            probe.listen(1)
+            if port:
+                probe.listen(1)
         except PermissionError as error:
             raise CommandError(f"port {port} needs the rights of root; pass a --port from 1024 to 65535") from error
         except OSError as error:
@@ -99,7 +118,8 @@ def check_port(host: str, port: int) -> int:
             raise CommandError(
                 f"port {port} on {host}: {error.strerror}; pass --port {free}, or --port 0 for any free one"
             ) from error
-        return int(probe.getsockname()[1])
+        stack.pop_all()
+        return probe
 
 
 def check_redis(url: str) -> None:

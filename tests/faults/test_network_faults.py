@@ -191,11 +191,11 @@ def test_99_of_100_lost_ends_are_repaired_within_half_a_second(net: Net) -> None
 def test_a_subscription_that_is_killed_again_and_again_loses_nothing(net: Net) -> None:
     gateway = net.processes["gateway"]
     streams = start_streams(net.url)
-    for _ in range(6):
+    again = gateway.stderr.count("subscribed again")
+    for kill in range(1, 7):
         net.stack.redis.client_kill_filter(_type="pubsub")
-        time.sleep(0.2)
+        net.stack.wait(lambda kill=kill: gateway.stderr.count("subscribed again") >= again + kill)
     assert_same(streams, net.expected)
-    assert gateway.stderr.count("subscribed again") >= 3
     net.assert_well()
 
 
@@ -289,9 +289,7 @@ def test_wrong_clocks_change_neither_deadlines_nor_leases(net: Net) -> None:
     assert answer["created"] < time.time() - SKEW_S / 2  # its clock really is wrong
     assert answer["choices"][0]["text"] == net.expected["greedy"][0]
     late = [Stream(net.url, body("greedy") | {"timeout": 0.5, "max_tokens": 1500}) for _ in range(4)]
-    began = time.monotonic()
-    for stream in late:
+    for stream in late:  # a deadline by the wrong clock would be an hour later, and no test waits for it
         assert stream.wait_end().status == 504
         assert stream.answer["error"]["code"] == "deadline_exceeded"
-    assert time.monotonic() - began < 5
     net.assert_well()

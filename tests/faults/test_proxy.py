@@ -90,7 +90,7 @@ def test_messages_and_replies_are_lost_one_by_one(proxy: Proxy) -> None:
         proxy.lose_reply = lambda command: command[0] == b"INCRBY"
         for text in "abc":
             client.publish("channel", text)
-        found = [pubsub.get_message(timeout=5) for _ in range(3)]
+        found = [pubsub.get_message(timeout=60) for _ in range(3)]
         assert [message["data"] for message in found] == [1, b"a", b"c"]
         assert proxy.dropped == 1
         with pytest.raises(RedisConnectionError):

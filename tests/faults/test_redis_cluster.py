@@ -51,7 +51,7 @@ class Lane:
         await self.reader.pending()
 
     async def message(self) -> dict[str, Any]:
-        found: dict[str, Any] | None = await self.pubsub.get_message(timeout=5)
+        found: dict[str, Any] | None = await self.pubsub.get_message(timeout=60)
         assert found is not None
         return found
 

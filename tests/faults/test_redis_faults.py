@@ -161,6 +161,6 @@ def test_redis_that_comes_back_empty_ends_what_ran_and_serves_again(served: Serv
         assert whole.wait_end().status == 500
         assert time.monotonic() - began < 10
         stack.wait(lambda: Stream(url, body("greedy") | {"max_tokens": 1}).wait_end().status == 200)
-        time.sleep(2)  # a busy loop would show now
+        time.sleep(1)  # a busy loop would show now
         quiet.check()
         assert_well(served)

@@ -127,7 +127,7 @@ def test_requests_wait_for_a_worker_until_their_deadline(stack: FaultStack) -> N
 
 def readiness(url: str) -> str:
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as response:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=60) as response:
             return str(json.load(response)["problems"])
     except urllib.error.HTTPError as error:
         with error:

@@ -52,7 +52,7 @@ CALL: dict[str, Any] = {
 
 
 class Tools:
-    """Two gateways, and one worker that is slow enough to be killed inside an answer."""
+    """Two gateways, and one worker."""
 
     def __init__(self, stack: FaultStack) -> None:
         self.stack = stack
@@ -61,7 +61,7 @@ class Tools:
         self.worker = self._start()
 
     def _start(self) -> QuireProcess:
-        return self.stack.worker("a", *FAST, TEST_STEP_S="0.02")
+        return self.stack.worker("a", *FAST)
 
     def kill_at(self, stream: Stream, token: int) -> None:
         """Kills the worker when the log holds `token` tokens, and starts it again."""

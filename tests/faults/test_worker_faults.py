@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -44,6 +45,12 @@ def undisturbed(url: str, name: str) -> list[str]:
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         return [said([choice]) for choice in json.load(response)["choices"]]
+
+
+def all_undisturbed(url: str) -> dict[str, list[str]]:
+    """Return the choices of all requests, which run at the same time."""
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        return dict(zip(REQUESTS, pool.map(lambda name: undisturbed(url, name), REQUESTS), strict=True))
 
 
 def two_workers(stack: FaultStack, *flags: str) -> tuple[str, dict[str, QuireProcess]]:
@@ -86,7 +93,7 @@ def longest_pause(streams: dict[str, Stream]) -> float:
 @pytest.mark.alone
 def test_a_killed_workers_streams_go_on_elsewhere_token_for_token(stack: FaultStack) -> None:
     url, workers = two_workers(stack, *FAST)
-    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    expected = all_undisturbed(url)
     streams = start_streams(url)
     os.kill(owner(stack, workers).pid, signal.SIGKILL)
     assert_same(streams, expected)
@@ -99,7 +106,7 @@ def test_a_killed_workers_streams_go_on_elsewhere_token_for_token(stack: FaultSt
 def test_the_only_worker_goes_on_with_its_requests_after_a_restart(stack: FaultStack) -> None:
     _, url = stack.gateway()
     worker = stack.worker("a", *FAST)
-    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    expected = all_undisturbed(url)
     streams = start_streams(url)
     os.kill(worker.pid, signal.SIGKILL)
     stack.worker("a", *FAST)
@@ -111,7 +118,7 @@ def test_the_only_worker_goes_on_with_its_requests_after_a_restart(stack: FaultS
 @pytest.mark.alone
 def test_a_worker_that_is_told_to_stop_hands_its_requests_over_at_once(stack: FaultStack) -> None:
     url, workers = two_workers(stack, "--drain-s", "0.2")
-    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    expected = all_undisturbed(url)
     streams = start_streams(url)
     leaving = owner(stack, workers)
     leaving.send(signal.SIGTERM)
@@ -126,7 +133,7 @@ def test_a_worker_that_is_told_to_stop_hands_its_requests_over_at_once(stack: Fa
 @pytest.mark.faults
 def test_a_worker_that_sleeps_too_long_is_fenced_when_it_wakes(stack: FaultStack) -> None:
     url, workers = two_workers(stack, *FAST)
-    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    expected = all_undisturbed(url)
     streams = start_streams(url)
     sleeper = owner(stack, workers)
     sleeper.send(signal.SIGSTOP)
@@ -159,7 +166,7 @@ def test_a_worker_whose_engine_hangs_loses_its_requests_and_ends_itself(stack: F
 def test_a_request_that_kills_its_workers_is_given_up_and_the_innocent_finish(stack: FaultStack) -> None:
     _, url = stack.gateway()
     first = stack.worker("a", *FAST, TEST_DEADLY_TOKEN="44")
-    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    expected = all_undisturbed(url)
     streams = start_streams(url)
     deadly = Stream(url, {"model": "tiny", "prompt": [44, 5], "max_tokens": 4, "stream": True, "temperature": 0})
     last = first
@@ -212,7 +219,7 @@ def test_what_runs_for_a_gateway_that_died_is_cancelled_when_nobody_comes_back(s
 def test_redis_that_comes_back_with_its_data_costs_a_pause(stack: FaultStack, how: str) -> None:
     _, url = stack.gateway()
     stack.worker("a")
-    expected = {name: undisturbed(url, name) for name in REQUESTS}
+    expected = all_undisturbed(url)
     streams = start_streams(url)
     process = stack.redis_server.process
     assert process is not None

@@ -146,7 +146,7 @@ class Document:
 def fuzz(port: int, examples: int) -> dict[str, int]:
     """Sends requests, and checks the answers. Returns the number of answers by path and status."""
     counts: dict[str, int] = {}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/openapi.json")
     document = Document(json.loads(connection.getresponse().read()))
 

@@ -15,7 +15,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 # A machine that runs other tests at the same time may be slow.
-expect.set_options(timeout=15_000)
+expect.set_options(timeout=60_000)
 
 # One loop and one browser for all tests of this folder.
 shared = pytest_asyncio.fixture(loop_scope="session", scope="session")
@@ -46,7 +46,7 @@ async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     A violation of the content security policy writes such an error. Responses with an error status are allowed, because
     tests provoke them."""
     context = await browser.new_context(viewport={"width": 1200, "height": 800})
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(60_000)
     errors: list[str] = []
 
     def note(message: ConsoleMessage) -> None:

@@ -151,7 +151,7 @@ class Stack:
         [log] = self._state.glob("logs/worker*.log")
         found = re.search(r"for operators: (\S+)/metrics", log.read_text())
         assert found
-        with urllib.request.urlopen(f"{found[1]}/debug/blocks", timeout=10) as response:
+        with urllib.request.urlopen(f"{found[1]}/debug/blocks", timeout=60) as response:
             usage: dict[str, Any] = json.load(response)["usage"]
             return usage
 

@@ -21,7 +21,7 @@ from tests.support.redis_server import running_redis
 
 pytestmark = [*IN_BROWSER, pytest.mark.alone]
 
-LENGTH = 700
+LENGTH = 300
 LONG_MS = 60_000
 SOON_MS = 3_000
 QUESTION = "Tell me about a heron."

@@ -65,7 +65,7 @@ async def run(gateway: RunningGateway, act: Any) -> str:
     call = asyncio.create_task(gateway.events("/v1/completions", BODY))
     claim = await worker.claim()
     await act(worker, claim, one_each(claim.request_id))
-    events = await asyncio.wait_for(call, 20)
+    events = await asyncio.wait_for(call, 60)
     assert events[-1].data == "[DONE]"
     assert events[-1].id.tokens == len(IDS)
     assert [event.id for event in events] == sorted(event.id for event in events)

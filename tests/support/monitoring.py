@@ -66,7 +66,7 @@ class Monitoring:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            process.wait(20)
+            process.wait(60)
 
     def _get(self, path: str, **parameters: Any) -> Any:
         query = urllib.parse.urlencode(parameters)

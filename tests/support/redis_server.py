@@ -31,7 +31,7 @@ class RedisServer:
         command += ["--save", "", "--hz", "250", "--dynamic-hz", "no", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         with self.client() as client:
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while True:
                 try:
                     client.ping()

@@ -58,7 +58,7 @@ class DiscoveringGateway(RunningGateway):
 
     async def until_names(self, *names: str) -> None:
         """Wait until /v1/models has these names."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while sorted(await self.names()) != sorted(names):  # noqa: ASYNC110 - the worker is in another process
                 await asyncio.sleep(0.02)
 
@@ -72,7 +72,7 @@ async def discovering_gateway(redis_url: str, **settings: Any) -> AsyncIterator[
     await runner.setup()
     try:
         port = await start_site(runner, "127.0.0.1", 0)
-        await asyncio.wait_for(directory.looked.wait(), 10)
+        await asyncio.wait_for(directory.looked.wait(), 60)
         gateway = DiscoveringGateway(given, None, port, runner)  # type: ignore[arg-type]
         gateway.directory = directory
         yield gateway

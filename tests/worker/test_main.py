@@ -128,6 +128,6 @@ def test_it_says_what_it_has_and_answers_its_operator(worker: QuireProcess) -> N
         ("/metrics", 'quire_kv_blocks{state="pinned"} 2.0'),
         ("/debug/blocks", '"pinned":true'),
     ):
-        with urllib.request.urlopen(url + path, timeout=10) as response:
+        with urllib.request.urlopen(url + path, timeout=60) as response:
             assert said in response.read().decode()
     assert worker.stop() == 0

@@ -132,7 +132,7 @@ def test_a_worker_on_a_terminal_redraws_one_line(tiny_model: Path, redis_url: st
         while "ready: worker" not in shown:
             shown += os.read(controller, 4096).decode()
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         os.close(controller)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,6 +35,12 @@ BOUNDS = QueueBounds(requests=100, tokens=100_000)
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 
 
+@pytest.fixture(autouse=True)
+def short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker stops at the end of its blocking read, for which a test need not wait."""
+    monkeypatch.setattr("quire.worker.queue.consumer.BLOCK_S", 0.05)
+
+
 class Gateway:
     """A fake gateway that submits requests and collects their published items."""
 
@@ -61,7 +69,7 @@ class Gateway:
     async def listen(self) -> list[StepItem]:
         """Receive the items of the next frame."""
         while True:
-            message = await self._pubsub.get_message(timeout=5)
+            message = await self._pubsub.get_message(timeout=60)
             if message and message["type"] == "message":
                 items = list(decode_items(message["data"]))
                 for item in items:
@@ -70,7 +78,7 @@ class Gateway:
 
     async def result(self, request_id: str) -> tuple[list[int], str]:
         """Listen until the request ends: its tokens (one choice) and its outcome. The log must agree."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (request_id in self.items and self.items[request_id][-1].outcome):
                 await self.listen()
         items = self.items[request_id]
@@ -138,16 +146,36 @@ async def test_a_waiting_request_is_cancelled_at_once(redis_url: str) -> None:
         await assert_drained(gateway, 2)
 
 
-async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str) -> None:
-    model = MockModel()
-    forward = model.forward
+class Paced(MockModel):
+    """A model whose steps are not shorter than a commit: each waits for the reply to the step before the last one."""
 
-    def slow(*arguments: Any) -> torch.Tensor:
-        time.sleep(0.01)  # the mock's own steps are shorter than a round trip to Redis
-        return forward(*arguments)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._steps = self._replies = 0
+        self._changed = threading.Condition()
+        real = Broker.commit_step
 
-    model.forward = slow  # type: ignore[method-assign]
-    async with Gateway(redis_url) as gateway, serving(redis_url, model) as engine:
+        async def counted(broker: Broker, *arguments: Any) -> StepReply:
+            reply = await real(broker, *arguments)
+            asyncio.get_running_loop().call_soon(self._count)  # once the worker has applied it
+            return reply
+
+        monkeypatch.setattr(Broker, "commit_step", counted)
+
+    def _count(self) -> None:
+        with self._changed:
+            self._replies += 1
+            self._changed.notify_all()
+
+    def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
+        self._steps += 1
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._replies >= self._steps - 2, 60)
+        return super().forward(batch, kv_cache)
+
+
+async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url, Paced(monkeypatch)) as engine:
         request_id = await gateway.submit((1, 2), max_tokens=120, ignore_eos=True)
         await gateway.listen()
         assert await gateway.broker.cancel(request_id) == "flagged"
@@ -159,21 +187,15 @@ async def test_a_running_request_is_cancelled_within_two_steps(redis_url: str) -
         await assert_drained(gateway, 1)
 
 
-async def test_a_parked_requests_blocks_are_free_within_two_steps_and_it_goes_on_there(redis_url: str) -> None:
-    model = MockModel()
-    forward = model.forward
-
-    def slow(*arguments: Any) -> torch.Tensor:
-        time.sleep(0.01)  # the mock's own steps are shorter than a round trip to Redis
-        return forward(*arguments)
-
-    model.forward = slow  # type: ignore[method-assign]
-    async with Gateway(redis_url) as gateway, serving(redis_url, model) as engine:
+async def test_a_parked_requests_blocks_are_free_within_two_steps_and_it_goes_on_there(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Gateway(redis_url) as gateway, serving(redis_url, Paced(monkeypatch)) as engine:
         request_id = await gateway.submit((1, 2), max_tokens=60, ignore_eos=True)
         await gateway.listen()
         assert await gateway.broker.park(request_id) == "parked"
         steps = engine.num_steps
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while engine.scheduler.blocks.num_free < LIMITS.num_blocks:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert engine.num_steps <= steps + 3  # one step may have begun before the call returned
@@ -191,9 +213,12 @@ async def test_a_cancel_whose_notice_was_lost_with_the_reply_is_told_again(
     model = MockModel()
     forward, real = model.forward, Broker.commit_step
     lost = []
+    is_flagged, is_told = threading.Event(), threading.Event()
+    gates = itertools.chain([is_flagged], itertools.repeat(is_told))
 
     def slow(*arguments: Any) -> torch.Tensor:
-        time.sleep(0.2)
+        # The first step of the prompt ends after the call to cancel, and the second begins when the worker has heard.
+        assert next(gates).wait(60)
         return forward(*arguments)
 
     async def unlucky(self: Broker, *arguments: Any) -> StepReply:
@@ -201,6 +226,8 @@ async def test_a_cancel_whose_notice_was_lost_with_the_reply_is_told_again(
         if reply.cancelled and not lost:
             lost.append(reply)
             raise RedisConnectionError("the reply was lost")
+        if reply.cancelled:
+            asyncio.get_running_loop().call_soon(is_told.set)
         return reply
 
     model.forward = slow  # type: ignore[method-assign]
@@ -210,6 +237,7 @@ async def test_a_cancel_whose_notice_was_lost_with_the_reply_is_told_again(
         while await gateway.client.hget(KEYS.request(request_id), "state") != b"running":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert await gateway.broker.cancel(request_id) == "flagged"
+        is_flagged.set()
         assert await gateway.result(request_id) == ([], "cancelled")
         assert lost
         await assert_drained(gateway, 1)
@@ -307,7 +335,7 @@ async def test_a_log_that_lost_its_tail_is_filled_again(redis_url: str) -> None:
             pipe.delete(KEYS.output(request_id))
             pipe.hset(KEYS.request(request_id), "emitted", 0)
             await pipe.execute()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(item.outcome for item in gateway.items.get(request_id, [])):
                 await gateway.listen()
         log = await gateway.broker.read_output(request_id)
@@ -359,7 +387,7 @@ async def test_a_log_of_another_version_ends_its_request_and_not_the_worker(redi
         await gateway.client.xadd(KEYS.output(request_id), {"item": b"\x93\x02\x00\x00"}, id="0-1")
         async with serving(redis_url):
             assert (await gateway.result(await gateway.submit((3, 4))))[1] in ("stop", "length")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not gateway.items.get(request_id):
                     await gateway.listen()
         assert [item.outcome.name for item in gateway.items[request_id] if item.outcome] == ["error"]
@@ -419,7 +447,7 @@ async def test_a_redis_that_came_back_older_is_given_the_request_again(redis_url
             pipe.hdel(KEYS.request(request_id), "attempt", "owner")
             pipe.hincrby(KEYS.load, "requests", 1)
             await pipe.execute()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(item.outcome for item in gateway.items[request_id]):
                 await gateway.listen()
         log = await gateway.broker.read_output(request_id)
@@ -462,9 +490,9 @@ async def test_what_was_being_taken_over_ends_or_is_handed_back(
         leases = LeaseTimes(lease_s=0.2)
         service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases)
         task = asyncio.create_task(service.run(5.0))
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), 60)
         service.stop()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
         assert await gateway.client.hget(KEYS.request(request_id), "state") == state
 
 
@@ -484,7 +512,7 @@ async def test_a_worker_parks_what_still_runs_if_it_is_asked_to(redis_url: str) 
         request_id = await gateway.submit((3, 4), max_tokens=120, ignore_eos=True)
         await gateway.listen()
         service.stop()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
         assert await gateway.client.hget(KEYS.request(request_id), "state") == b"parked"
         [parked] = await gateway.broker.read_parked(5)
         assert 0 < parked.emitted < 120

@@ -15,6 +15,7 @@ from quire.gateway.api import resume
 from quire.gateway.stream import buffer
 from quire.shared.broker import Broker, QueueReader, new_id
 from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.redis.clock import unix_time
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit, endless
 from tests.support.gateway.running import MODEL, Event, Reply, RunningGateway, chat_body, texts, tokens, until
@@ -161,7 +162,7 @@ async def test_a_call_that_was_half_submitted_when_its_gateway_died_is_completed
 
     monkeypatch.setattr(Broker, "submit", dying)
     call = asyncio.create_task(keyed(here, body))
-    await asyncio.wait_for(submitted.wait(), 10)
+    await asyncio.wait_for(submitted.wait(), 60)
     async with here.worker(echo) as worker:
         if stream:
             events = await keyed_events(there, body)
@@ -321,18 +322,44 @@ async def test_who_leaves_while_it_joins_does_not_keep_the_call_running(
             await until(left)
             go_on.set()
         for _ in prompts:
-            await asyncio.wait_for(worker.cancelled.get(), 10)
+            await asyncio.wait_for(worker.cancelled.get(), 60)
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 
+async def pass_deadline(gateway: RunningGateway, request_id: str) -> None:
+    """Move the deadline of a request into the past."""
+    broker = gateway.gateway.broker
+    assert await broker.client.hset(broker.keys.request(request_id), "deadline", "1") == 0
+
+
+async def until_deadline(gateway: RunningGateway) -> None:
+    """Wait until the deadline of the last request that was queued has passed by the clock of Redis."""
+    broker = gateway.gateway.broker
+    [(_, fields)] = await broker.client.xrevrange(broker.keys.queue(), count=1)
+    deadline = int(await broker.client.hget(broker.keys.request(fields[b"id"].decode()), "deadline") or 0)
+
+    async def has_passed() -> bool:
+        return 1000 * await unix_time(broker.client) > deadline + 1
+
+    await until(has_passed)
+
+
 async def test_a_deadline_that_passes_while_a_request_runs_keeps_what_was_produced(gateway: RunningGateway) -> None:
     async with gateway.worker(endless(tokens("A")[0])) as worker:
-        async with gateway.stream(COMPLETIONS, {**STREAM, "timeout": 0.2}) as stream:
-            events = await stream.rest()
-        reply = await gateway.complete(timeout=0.2)
-        assert len(worker.claimed) == 2
+        async with gateway.stream(COMPLETIONS, {**STREAM, "timeout": 60}) as stream:
+            first = await stream.next()
+            await pass_deadline(gateway, worker.claimed[0].id)
+            events = [first, *await stream.rest()]
+        call = asyncio.create_task(gateway.complete(timeout=60))
+
+        async def runs() -> bool:
+            return len(worker.steps) == 2
+
+        await until(runs)
+        await pass_deadline(gateway, worker.claimed[1].id)
+        reply = await call
     assert "".join(texts(events[:-1])).startswith("A")
     assert events[-1].data["error"]["code"] == "deadline_exceeded"
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
@@ -345,7 +372,7 @@ async def test_a_deadline_that_passes_in_the_queue(gateway: RunningGateway, stre
         keyed_events(gateway, {**STREAM, "timeout": 0.05}) if stream else gateway.complete(timeout=0.05)  # type: ignore[arg-type]
     )
     await reaches(gateway, "accepted", 1)
-    await asyncio.sleep(0.06)
+    await until_deadline(gateway)
     async with gateway.worker(endless(65)) as worker:
         answer: Any = await call
         assert worker.claimed == []
@@ -391,7 +418,7 @@ async def test_a_deadline_holds_when_the_worker_has_died(
 ) -> None:
     monkeypatch.setattr(buffer, "OVERDUE_S", 0.1)
     broker = gateway.gateway.broker
-    call = asyncio.create_task(gateway.complete(timeout=0.3))
+    call = asyncio.create_task(gateway.complete(timeout=1.5))
     await reaches(gateway, "accepted", 1)
     await broker.create_groups()
     [delivery] = await QueueReader(broker.client, MODEL, "dead").read(1, 0)
@@ -411,7 +438,7 @@ async def test_a_deadline_in_the_background_without_a_worker_counts_when_one_com
         return gateway.gateway.router.calls == 0
 
     await until(nobody)
-    await asyncio.sleep(0.06)
+    await until_deadline(gateway)
     assert await gateway.queued() == 1
     async with gateway.worker(endless(65)) as worker:
         await reaches(gateway, "deadline", 1)

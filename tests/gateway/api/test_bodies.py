@@ -234,7 +234,7 @@ async def test_a_body_that_is_larger_than_the_bound_is_read_alone() -> None:
     await settled()
     assert not other.done()
     budget.give_back("a", 50)
-    await asyncio.wait_for(other, 5)
+    await asyncio.wait_for(other, 60)
 
 
 async def test_a_body_that_waits_too_long_is_refused_and_leaves_nothing_behind() -> None:
@@ -249,7 +249,7 @@ async def test_a_body_that_waits_too_long_is_refused_and_leaves_nothing_behind()
     gone.cancel()  # its client has left
     await settled()
     budget.give_back("a", 10)
-    await asyncio.wait_for(last, 5)
+    await asyncio.wait_for(last, 60)
     budget.give_back("d", 10)
     assert (budget._callers, budget._taken, budget._waiting) == ({}, 0, 0)
     assert freed == [10, 10]

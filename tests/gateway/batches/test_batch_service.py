@@ -16,6 +16,7 @@ from quire.gateway.batches.batch import BatchStatus
 from quire.gateway.batches.batch_runner import BatchRunner
 from quire.gateway.batches.batch_service import BATCHES
 from quire.gateway.batches.line import call_id_of
+from quire.shared.broker import QueueFull
 from quire.shared.broker.lane_state import read_lane
 from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import GROUP, AccountKeys, BatchKeys
@@ -367,16 +368,32 @@ async def test_batches_are_listed_in_pages(gateway: RunningGateway, client: Batc
     assert (await client.call("GET", f"/v1/batches?after=batch_{'0' * 32}"))[0] == 400
 
 
-async def test_the_queue_keeps_room_for_clients(start_gateway: Start, tmp_path: Path) -> None:
+async def test_the_queue_keeps_room_for_clients(
+    start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gateway = await start_gateway(files_dir=str(tmp_path), max_queued_requests=40)
-    client = BatchClient(gateway)
+    client, broker = BatchClient(gateway), gateway.gateway.broker
+    refused, submit = 0, broker.submit
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal refused
+        try:
+            return await submit(*arguments, **options)
+        except QueueFull:
+            refused += 1
+            raise
+
+    monkeypatch.setattr(broker, "submit", counted)
     batch = await client.create(jsonl([chat_line(number) for number in range(100)]))
+
+    async def was_refused() -> bool:
+        return refused >= 5
 
     async def is_full() -> bool:
         return await gateway.queued() == 10
 
     await until(is_full)
-    await asyncio.sleep(0.5)
+    await until(was_refused)
     assert await gateway.queued() == 10
     async with gateway.worker(emit([ord("a")])):
         batch = await client.ended(batch["id"])
@@ -476,7 +493,7 @@ async def test_a_gateway_that_dies_after_it_has_written_a_window_leaves_no_line_
     lines = [chat_line(number) for number in range(50)]
     async with first.worker(emit([ord("a")])) as worker:
         batch = await BatchClient(first).create(jsonl(lines))
-        await asyncio.wait_for(reached.wait(), 20)
+        await asyncio.wait_for(reached.wait(), 60)
         await die(first)
         second.gateway.draining = False
         batch = await BatchClient(second).ended(batch["id"])
@@ -487,8 +504,11 @@ async def test_a_gateway_that_dies_after_it_has_written_a_window_leaves_no_line_
     assert await left_in_redis(second) == []
 
 
-async def test_a_gateway_that_ends_hands_its_windows_over_at_once(start_gateway: Start, tmp_path: Path) -> None:
-    """With the lease of 5 seconds that real gateways have."""
+async def test_a_gateway_that_ends_hands_its_windows_over_at_once(
+    start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when its lease ends, which would be after this test."""
+    monkeypatch.setattr(batch_store, "LEASE_MS", 3_600_000)
     first = await start_gateway(files_dir=str(tmp_path))
     second = await start_gateway(files_dir=str(tmp_path))
     second.gateway.draining = True
@@ -501,7 +521,7 @@ async def test_a_gateway_that_ends_hands_its_windows_over_at_once(start_gateway:
     await runner_of(first).close()
     second.gateway.draining = False
     async with first.worker(emit([ord("a")])):
-        batch = await BatchClient(second).ended(batch["id"], timeout_s=3)
+        batch = await BatchClient(second).ended(batch["id"])
     assert batch["status"] == "completed"
 
 

@@ -87,7 +87,7 @@ async def test_what_is_not_http(server: RunningGateway) -> None:
 async def test_a_broken_chunk_is_the_clients_fault(server: RunningGateway) -> None:
     head = raw_request("POST", CHAT, b"", {"Content-Length": "", "Transfer-Encoding": "chunked"})
     reader, writer = await server.connect(head + b"zz\r\nnot a chunk\r\n")
-    reply = await asyncio.wait_for(read_reply(reader), 10)
+    reply = await asyncio.wait_for(read_reply(reader), 60)
     assert reply.status == 400
     assert reply.error["type"] == "invalid_request_error"
     writer.close()

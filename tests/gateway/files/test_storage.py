@@ -84,18 +84,22 @@ async def test_a_folder_that_cannot_be_made_stops_the_start(tmp_path: Path) -> N
 
 async def test_a_cancelled_writer_closes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the file was being opened, in a thread that cannot be stopped."""
-    storage, opened, release, create = FolderStorage(tmp_path), [], threading.Event(), folder_storage._create
+    storage, opened, create = FolderStorage(tmp_path), [], folder_storage._create
+    opening, release = threading.Event(), threading.Event()
 
     def slow(path: Path) -> BinaryIO:
-        release.wait(10)
+        opening.set()
+        release.wait(60)
         opened.append(create(path))
         return opened[0]
 
     monkeypatch.setattr(folder_storage, "_create", slow)
     task = asyncio.create_task(put(storage, "0", b"x"))
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(opening.wait, 60)
     task.cancel()
-    asyncio.get_running_loop().call_later(0.05, release.set)
+    for _ in range(5):
+        await asyncio.sleep(0)  # the task learns of it
+    release.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert [file.closed for file in opened] == [True]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tracemalloc
 from pathlib import Path
@@ -170,7 +169,12 @@ async def test_a_client_that_leaves_leaves_nothing(gateway: RunningGateway, tmp_
     await until(is_written)
     writer.close()
     await until(is_gone)
-    await asyncio.sleep(0.05)
+    redis, keys = gateway.gateway.process.account_client, BatchKeys()
+
+    async def is_forgotten() -> bool:
+        return not await redis.exists(keys.expiring, keys.doomed)
+
+    await until(is_forgotten)
     await assert_nothing_is_stored(gateway, tmp_path)
 
 

@@ -50,7 +50,7 @@ class Looker:
 
     async def next(self) -> Any:
         """The next view, or the next claim; None at the end."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while line := await self._response.content.readline():
                 if line.startswith(b"data: "):
                     return json.loads(line[6:])
@@ -120,7 +120,7 @@ async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: Run
         while found["number"] < sent - 1:
             found = await quick.next()
         slow = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not slow or slow[-1] < sent - 1:
                 line = await reader.readline()
                 slow += [int(part.split(b",")[0]) for part in line.split(b'"number":')[1:]]

@@ -133,7 +133,7 @@ async def test_a_tool_that_is_refused_is_named(server: RunningGateway) -> None:
 
 
 async def test_the_sdk_raises_the_class_of_each_error(server: RunningGateway) -> None:
-    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0, timeout=20) as client:
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="x", max_retries=0, timeout=60) as client:
         with pytest.raises(anthropic.NotFoundError) as missing:
             await client.messages.create(**body(model="claude"))
         with pytest.raises(anthropic.BadRequestError) as wrong:
@@ -165,7 +165,7 @@ async def test_a_failure_ends_the_stream_with_an_error_and_no_message_stop(
     async with gateway.worker(script):
         reply = await gateway.post(PATH, body())
         events = await stream_events(gateway, PATH, body(stream=True))
-        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="x", max_retries=0, timeout=20) as client:
+        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="x", max_retries=0, timeout=60) as client:
             with pytest.raises(anthropic.APIStatusError) as caught:
                 async with client.messages.stream(model=MODEL, max_tokens=9, messages=body()["messages"]) as stream:
                     await stream.until_done()

@@ -59,9 +59,9 @@ async def test_a_client_that_waits_for_100_gets_it(gateway: RunningGateway) -> N
     body = b'{"prompt": "x", "add_special_tokens": false}'
     head = raw_request("POST", "/tokenize", b"", {"Expect": "100-Continue", "Content-Length": str(len(body))})
     reader, writer = await gateway.connect(head)
-    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60) == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(body)
-    reply = await asyncio.wait_for(read_reply(reader), 10)
+    reply = await asyncio.wait_for(read_reply(reader), 60)
     writer.close()
     assert (reply.status, reply.json["count"]) == (200, 1)
 

@@ -71,7 +71,7 @@ def running(settings: GatewaySettings) -> Iterator[tuple[subprocess.Popen[str], 
                     thread = threading.Thread(target=lines.extend, args=(process.stderr,))
                     thread.start()
                     yield process, found[1], lines
-                    process.wait(20)
+                    process.wait(60)
                     thread.join()
                     return
             raise AssertionError("".join(lines))
@@ -106,7 +106,7 @@ def test_it_stays_small_and_ends_in_steps_on_sigterm(redis_url: str, model_folde
             assert "this gateway is shutting down" in refused.value.read().decode()
             with urllib.request.urlopen(url + "/v1/models") as reply:
                 assert reply.status == 200
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
     text = "".join(lines)
     assert "Traceback" not in text
     assert "GET /v1/models 200" in text
@@ -121,7 +121,7 @@ def test_it_stays_small_and_ends_in_steps_on_sigterm(redis_url: str, model_folde
 def test_ctrl_c_does_not_wait_for_load_balancers(redis_url: str, model_folder: Path) -> None:
     with running(settings(redis_url, model_folder, shutdown_delay_s=600, drain_s=0)) as (process, _, lines):
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert "Traceback" not in "".join(lines)
 
 

@@ -118,7 +118,10 @@ async def test_an_outcome_without_an_embedding_is_an_error_that_is_logged(
 
 
 @pytest.mark.slow
-async def test_a_call_without_a_worker_ends_at_its_deadline(gateway: RunningGateway) -> None:
+async def test_a_call_without_a_worker_ends_at_its_deadline(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.gateway.stream.buffer.OVERDUE_S", 0.1)
     reply = await embed(gateway, timeout=0.2)
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
 
@@ -134,7 +137,7 @@ async def test_the_requests_of_a_client_that_leaves_are_cancelled(gateway: Runni
         await until(run)
         writer.close()
         for _ in range(3):
-            await asyncio.wait_for(worker.cancelled.get(), 10)
+            await asyncio.wait_for(worker.cancelled.get(), 60)
 
 
 async def test_an_embedding_that_was_never_published_is_read_from_the_log(gateway: RunningGateway) -> None:
@@ -143,7 +146,7 @@ async def test_an_embedding_that_was_never_published_is_read_from_the_log(gatewa
     for claim in [await worker.claim(), await worker.claim()]:
         data = vector(GenerationRequest.decode(claim.body))
         await worker.log(claim, [StepItem(claim.request_id, 0, (), Outcome("stop", embedding=data))])
-    assert embeddings(await asyncio.wait_for(call, 20)) == [[2.0, 11.0, 1.0], [1.0, 7.0, 1.0]]
+    assert embeddings(await asyncio.wait_for(call, 60)) == [[2.0, 11.0, 1.0], [1.0, 7.0, 1.0]]
     assert gateway.gateway.router.stats.log_reads > 0
 
 
@@ -154,7 +157,7 @@ async def test_an_embedding_that_is_published_twice_counts_once(gateway: Running
     item = StepItem(claim.request_id, 0, (), Outcome("stop", embedding=vector(GenerationRequest.decode(claim.body))))
     await worker.log(claim, [item])
     await worker.publish(item.encode() + item.encode())
-    assert embeddings(await asyncio.wait_for(call, 20)) == [[2.0, 11.0, 1.0]]
+    assert embeddings(await asyncio.wait_for(call, 60)) == [[2.0, 11.0, 1.0]]
 
 
 async def test_the_same_key_gets_the_same_answer_at_any_gateway(start_gateway: Start) -> None:

@@ -91,7 +91,7 @@ async def test_a_sink_that_has_no_room_leaves_it_to_the_task() -> None:
     await asyncio.sleep(0)
     [item] = steps(1, 1)
     router.feed([item], 0.0)
-    assert await asyncio.wait_for(waiting, 5) == [item]
+    assert await asyncio.wait_for(waiting, 60) == [item]
 
 
 async def test_the_end_that_comes_while_the_log_is_read_is_not_slept_through() -> None:
@@ -119,7 +119,7 @@ async def test_the_end_that_comes_while_the_log_is_read_is_not_slept_through() -
     await asyncio.sleep(0)
     assert given == [item]
     answers.set()
-    await asyncio.wait_for(reading, 5)  # the task still has to end the answer
+    await asyncio.wait_for(reading, 60)  # the task still has to end the answer
 
 
 async def test_a_request_ends_once_though_its_end_comes_while_redis_is_asked() -> None:
@@ -240,7 +240,7 @@ async def test_a_large_answer_goes_through_a_sink_in_parts_too() -> None:
     await asyncio.sleep(0)
     router.feed([StepItem("r", 0, (Delta(0, tuple(range(3000))),))], 0.0)
     while not given or given[-1].end < 3000:
-        await asyncio.wait_for(waiting, 5)  # the task passes on the remaining parts
+        await asyncio.wait_for(waiting, 60)  # the task passes on the remaining parts
         sink()
         waiting = asyncio.create_task(buffer.ready())
     waiting.cancel()
@@ -263,7 +263,7 @@ async def test_the_end_that_comes_while_others_have_their_turn_is_not_slept_thro
     router.feed([StepItem("r", 1500, (), Outcome("stop"))], 0.0)
     await asyncio.sleep(0)
     assert given[-1].outcome
-    await asyncio.wait_for(resting, 5)  # the task still has to end the answer
+    await asyncio.wait_for(resting, 60)  # the task still has to end the answer
 
 
 async def test_what_is_left_of_large_items_is_bounded_while_more_of_them_come() -> None:
@@ -287,7 +287,7 @@ async def test_a_corrupt_log_ends_the_stream_with_an_error(gateway: RunningGatew
     call = asyncio.create_task(gateway.complete(max_tokens=5))
     claim = await worker.claim()
     await worker.broker.client.xadd(worker.broker.keys.output(claim.request_id), {"item": b"\xc1"}, id="1-0")
-    reply = await asyncio.wait_for(call, 20)
+    reply = await asyncio.wait_for(call, 60)
     assert (reply.status, reply.error["code"]) == (500, "generation_failed")
     assert "corrupt" in reply.error["message"]
 
@@ -302,7 +302,7 @@ async def test_what_is_corrupt_is_counted_and_said_once_per_kind(
         await worker.publish(b"\xc1")
         await worker.broker.client.xadd(worker.broker.keys.output(claim.request_id), dict(entry), id="1-0")
         if entry.get("item") != b"":  # an empty entry has no item, and is not an error
-            assert (await asyncio.wait_for(call, 20)).status == 500
+            assert (await asyncio.wait_for(call, 60)).status == 500
     call.cancel()
     assert gateway.gateway.router.stats.corrupt_logs == 2
     assert gateway.gateway.subscription.corrupt == 3
@@ -430,9 +430,8 @@ async def test_when_the_last_frame_is_lost_silence_reveals_it(gateway: RunningGa
         for item in items[:-1]:
             await worker.publish(item.encode())
 
-    began = asyncio.get_running_loop().time()
     assert await run(gateway, act) == TEXT
-    assert asyncio.get_running_loop().time() - began < 2
+    assert gateway.gateway.router.stats.repairs == 1
 
 
 async def test_when_no_frame_comes_at_all_the_log_is_enough(gateway: RunningGateway) -> None:
@@ -444,24 +443,27 @@ async def test_when_no_frame_comes_at_all_the_log_is_enough(gateway: RunningGate
 
 @pytest.mark.slow
 async def test_a_silent_request_is_not_read_and_what_is_lost_after_it_is_found_soon(gateway: RunningGateway) -> None:
-    loop = asyncio.get_running_loop()
-    since = 0.0
 
     async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
-        nonlocal since
+        router, cursor = gateway.gateway.router, the_cursor(gateway)
+        [buffer] = router._open
 
         async def is_patient() -> bool:
-            return the_cursor(gateway).silence_s >= 8 * SILENCE_S
+            return cursor.silence_s >= 8 * SILENCE_S
+
+        async def has_heard() -> bool:
+            return cursor.next > 0
 
         await until(is_patient)
         assert gateway.gateway.router.stats.log_reads == 0
         await worker.log(claim, items)
         await worker.publish(items[0].encode())
-        since = loop.time()
+        await until(has_heard)
+        # The interval starts over: it is not the one that had grown before.
+        assert cursor.silence_s == SILENCE_S
+        assert router.silence._due.get(buffer, 0.0) <= cursor.heard_at + SILENCE_S
 
     assert await run(gateway, act) == TEXT
-    # The interval starts over: it is not the one that had grown before.
-    assert loop.time() - since < 4 * SILENCE_S
     assert gateway.gateway.router.stats.repairs == 1
 
 
@@ -472,7 +474,7 @@ async def test_what_was_never_published_is_found_however_many_are_silent(gateway
     claims = [await worker.claim() for _ in streams]
     for claim in claims:
         await worker.log(claim, [StepItem(claim.request_id, 0, (Delta(0, (), "stop"),), Outcome("stop"))])
-    replies = await asyncio.wait_for(asyncio.gather(*streams), 20)
+    replies = await asyncio.wait_for(asyncio.gather(*streams), 60)
     assert {reply.status for reply in replies} == {200}
     assert gateway.gateway.router.stats.log_reads <= 2 * len(streams)
 
@@ -492,6 +494,6 @@ async def test_a_request_that_redis_forgot_ends_with_an_error(gateway: RunningGa
     call = asyncio.create_task(gateway.complete(max_tokens=5))
     await worker.claim()
     await worker.broker.client.flushall()
-    reply = await asyncio.wait_for(call, 20)
+    reply = await asyncio.wait_for(call, 60)
     assert (reply.status, reply.error["code"]) == (500, "generation_failed")
     assert "lost" in reply.error["message"]

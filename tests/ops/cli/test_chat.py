@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -292,9 +293,9 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._controller, text.encode())
 
-    def wait_for(self, pattern: str) -> str:
+    def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
         """Return the output since the last call, up to and including the pattern, without colour codes."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + timeout_s
         while not (match := re.search(pattern, self._shown)):
             ready, _, _ = select.select([self._controller], [], [], max(0, deadline - time.monotonic()))
             assert ready, f"no {pattern!r} in {self._shown!r}"
@@ -309,7 +310,7 @@ class Terminal:
     def close(self) -> int:
         if self.process.poll() is None:
             try:
-                self.process.wait(10)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         os.close(self._controller)
@@ -386,14 +387,18 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_there_is(server: FakeServer, tmp_
     terminal.wait_for("more more ")
     terminal.process.send_signal(signal.SIGINT)
     terminal.wait_for(r"stopped, \d+ tokens in .*\n> ")
-    assert server.client_gone.wait(10)  # the server sees the disconnection
+    assert server.client_gone.wait(60)  # the server sees the disconnection
     terminal.type("and now\n")
     terminal.wait_for(r"and now \n42 tokens.*\n> ")
     assert server.requests[-1]["messages"][1]["content"].startswith("endless more more ")
     # readline shows its prompt before it waits for keys. A signal between the two takes effect only with the next key.
-    time.sleep(0.3)
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.wait_for(r"Ctrl-D leaves\.\n> ")
+    for _ in range(60):
+        terminal.process.send_signal(signal.SIGINT)
+        with suppress(AssertionError):
+            terminal.wait_for(r"Ctrl-D leaves\.\n> ", 1)
+            break
+    else:
+        pytest.fail("no hint")
     terminal.type("\x04")
     assert terminal.close() == 0
 
@@ -487,9 +492,9 @@ def test_another_tool_is_an_error() -> None:
 
 @pytest.mark.parametrize("expression", ["*".join(["9" * 9] * 20), "-" * 199 + "1", "/".join(["7"] * 100)])
 def test_the_longest_expressions_take_no_time(expression: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     calculate(expression)
-    assert time.perf_counter() - started < 0.1
+    assert time.thread_time() - started < 0.1
 
 
 def test_the_tool_is_a_function_of_the_api() -> None:

@@ -164,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "event":
             self._event({"error": {"message": "The worker is gone."}})
         if fault == "slow":
-            self.server.over.wait(20)
+            self.server.over.wait(60)
         if fault == "garbage":
             self.wfile.write(b"data: {nonsense\n\n")
         self._event({"choices": [{"text": "", "finish_reason": "length"}]})
@@ -247,7 +247,7 @@ def test_ctrl_c_reports_what_was_measured(awkward: Awkward, start_quire: StartQu
     process.wait_for("^measuring .*Ctrl-C")
     awkward.answered = threading.Semaphore(0)
     for _ in range(10):
-        assert awkward.answered.acquire(timeout=20)
+        assert awkward.answered.acquire(timeout=60)
     process.send(signal.SIGINT)
     assert process.wait() == 130
     result = json.loads(file.read_text())

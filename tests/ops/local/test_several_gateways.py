@@ -42,7 +42,7 @@ def open_streams(internal_port: int) -> list[int]:
     """The open streams of each of the two gateways, whose internal ports follow the worker's."""
     found = []
     for port in (internal_port + 1, internal_port + 2):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
             [line] = re.findall(r"^quire_open_streams(?:\{.*\})? (\d+)", response.read().decode(), re.MULTILINE)
             found.append(int(line))
     return found

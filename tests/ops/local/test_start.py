@@ -8,6 +8,7 @@ import re
 import shlex
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,7 +21,7 @@ from quire.ops.local.announcement import announcement, answers, local_url
 from quire.ops.local.first_key import first_key
 from quire.ops.local.gpus import VARIABLE, of_worker
 from quire.ops.local.ports import free_port
-from quire.ops.local.preconditions import EMBEDDED, check_port, find_redis, lock_state_dir, read_holder
+from quire.ops.local.preconditions import EMBEDDED, find_redis, held_port, lock_state_dir, read_holder
 from quire.ops.local.progress import Progress
 from quire.ops.local.served_models import LocalModel, read_models, resolve_models, split_models
 from quire.shared.command_line import CommandError
@@ -55,12 +56,20 @@ def test_a_holder_may_have_written_only_a_part() -> None:
 
 
 def test_a_port_that_is_free_is_returned_and_a_taken_one_is_refused() -> None:
-    free = check_port("127.0.0.1", 0)
-    assert check_port("127.0.0.1", free) == free
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(CommandError, match=rf"^port {port} on 127.0.0.1: .*; pass --port \d+, or --port 0"):
-            check_port("127.0.0.1", port)
+    with held_port("127.0.0.1", free_port()) as free, socket.create_server(("127.0.0.1", free)):
+        refusal = rf"^port {free} on 127.0.0.1: .*; pass --port \d+, or --port 0"
+        with pytest.raises(CommandError, match=refusal), held_port("127.0.0.1", free):
+            pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares a port until somebody listens")
+def test_no_other_program_gets_the_port_that_a_gateway_will_listen_on() -> None:
+    with held_port("127.0.0.1", 0) as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        for _ in range(2):  # the gateway may be started again
+            with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+                pass
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------

@@ -135,13 +135,13 @@ async def test_a_request_is_told_to_have_expired_once(broker: Broker, client: Re
     subscriber = pubsub_client(redis_url)
     pubsub = subscriber.pubsub()
     await pubsub.subscribe(KEYS.channel("g"))
-    assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"  # type: ignore[index]
+    assert (await pubsub.get_message(timeout=60))["type"] == "subscribe"  # type: ignore[index]
     await submit(broker, "r")
     await client.hset(KEYS.request("r"), "deadline", 1)
     for _ in range(3):
         await broker.expire("r")
     await client.publish(KEYS.channel("g"), b"the end")
-    frames = [await pubsub.get_message(timeout=5) for _ in range(2)]
+    frames = [await pubsub.get_message(timeout=60) for _ in range(2)]
     assert [frame and frame["data"] == b"the end" for frame in frames] == [False, True]
     await pubsub.aclose()
     await subscriber.aclose()
@@ -151,7 +151,7 @@ async def test_a_request_is_published_where_it_was_attached_last(broker: Broker,
     client = pubsub_client(redis_url)
     pubsub = client.pubsub()
     await pubsub.subscribe(KEYS.channel("other"))
-    assert (await pubsub.get_message(timeout=5))["type"] == "subscribe"  # type: ignore[index]
+    assert (await pubsub.get_message(timeout=60))["type"] == "subscribe"  # type: ignore[index]
     await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata")
     claim = await broker.claim(await take(broker), "w", new_id())
     assert claim is not None
@@ -159,7 +159,7 @@ async def test_a_request_is_published_where_it_was_attached_last(broker: Broker,
     assert await broker.attach("r", "other") == Attachment(False, b"metadata")
     assert await broker.listeners_of(["r"]) == {"r": ["g", "other"]}
     await broker.commit_step("w", [step(claim, 1, (2,), "stop")])
-    message = await pubsub.get_message(timeout=5)
+    message = await pubsub.get_message(timeout=60)
     assert message is not None
     assert [item.start for item in decode_items(message["data"])] == [1]
     assert await broker.attach("r", "g") == Attachment(True, b"metadata")

@@ -297,7 +297,7 @@ def test_damaged_files_are_read_or_refused_in_bounded_time_and_memory(tmp_path: 
     path = tmp_path / "a.gguf"
     messages = []
     tracemalloc.start()
-    began = time.monotonic()
+    began = time.process_time()
     for _ in range(2000):
         content = bytearray(whole)
         for _ in range(rng.choice((1, 1, 2, 5))):
@@ -322,7 +322,7 @@ def test_damaged_files_are_read_or_refused_in_bounded_time_and_memory(tmp_path: 
             messages.append(str(error))
     assert 200 < len(messages) < 2000
     assert not any("\n" in message for message in messages)
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30
     assert tracemalloc.get_traced_memory()[1] < 64 << 20
     tracemalloc.stop()
 

@@ -169,7 +169,7 @@ async def server() -> AsyncIterator[InternalServer]:
 async def fetch(url: str, method: str = "GET") -> tuple[int, dict[str, object]]:
     def call() -> tuple[int, dict[str, object]]:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:

@@ -45,7 +45,7 @@ def is_ready(url: str) -> bool:
     answers new requests with a 503.
     """
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+        with urllib.request.urlopen(f"{url}/readyz", timeout=60):
             return True
     except urllib.error.HTTPError as error:
         error.close()

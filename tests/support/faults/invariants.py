@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from quire.gateway.stream.call_metadata import request_id
-from quire.shared.keys import BEAT_S, GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
+from quire.shared.keys import GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
 from quire.shared.logprobs import read_records
 from quire.shared.messages import OUTCOMES, PromptReport, StepItem, WorkerCard, decode_items
 from quire.shared.prompt_logprobs import read_prompt_records
@@ -32,7 +32,7 @@ UNEXPECTED = ("Traceback", "never retrieved", "never awaited", "Task was destroy
 
 def assert_invariants(stack: FaultStack) -> None:
     """Wait until all requests have ended, then check. A stack can be checked again after more requests."""
-    stack.wait(lambda: is_drained(stack), 30)
+    stack.wait(lambda: is_drained(stack))
     assert_counted_once(stack)
     logs = {key: read_log(stack, key) for key in stack.redis.scan_iter(stack.keys.prefix + "out:*")}
     assert_logs(stack, logs)
@@ -101,7 +101,7 @@ def assert_no_key_stays(stack: FaultStack) -> None:
 
 def assert_client(stack: FaultStack, stream: Stream) -> None:
     """I2 and I7: a client has exactly the tokens of the log, in order, and its `usage` counts exactly these."""
-    stream.wait_end(10)
+    stream.wait_end()
     if stream.status != 200 or stream.method != "POST" or not (stream.events or stream.text_body):
         return
     if stream.path == "/v1/embeddings":  # the log has no tokens of it
@@ -193,7 +193,7 @@ def wait_blocks(stack: FaultStack) -> None:
                 return False
         return True
 
-    stack.wait(are_free, 10 + BEAT_S)
+    stack.wait(are_free)
 
 
 def assert_processes(stack: FaultStack) -> None:

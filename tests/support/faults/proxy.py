@@ -96,7 +96,7 @@ class Proxy:
     # --- in the thread ------------------------------------------------------------------------------------------------
 
     def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)

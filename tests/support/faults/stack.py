@@ -141,13 +141,13 @@ class Stream:
         if self._connection is not None and self._connection.sock is not None:
             self._connection.sock.shutdown(2)
 
-    def wait_events(self, count: int, timeout_s: float = 20) -> Stream:
+    def wait_events(self, count: int, timeout_s: float = 60) -> Stream:
         """Wait until `count` events with text have arrived."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._texts >= count or self._over, timeout_s), "no events"
         return self
 
-    def wait_end(self, timeout_s: float = 40) -> Stream:
+    def wait_end(self, timeout_s: float = 60) -> Stream:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"the stream did not end; it has {len(self.events)} events"
         return self
@@ -288,7 +288,7 @@ class FaultStack:
         process = self._start("tests.support.faults.broken_gateway" if environ else "quire", arguments, environ, via)
         return process, process.wait_for(r"(http://[\d.]+:\d+)")[1]
 
-    def wait(self, condition: Callable[[], Any], timeout_s: float = 15) -> None:
+    def wait(self, condition: Callable[[], Any], timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "it did not happen in time"

@@ -117,7 +117,7 @@ async def stream_events(
 ) -> list[MessageEvent]:
     """All events of a stream: of a new call, or without a body of a resumed one."""
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         aiohttp.ClientSession(headers={"Accept": "text/event-stream", **(headers or {})}) as session,
         session.request("GET" if json_body is None else "POST", gateway.url + path, json=json_body) as response,
     ):

@@ -69,7 +69,7 @@ class BatchClient:
     async def show(self, batch_id: str) -> Any:
         return await self.json("GET", f"/v1/batches/{batch_id}")
 
-    async def ended(self, batch_id: str, timeout_s: float = 30.0) -> Any:
+    async def ended(self, batch_id: str, timeout_s: float = 60.0) -> Any:
         """Return a batch once it has ended."""
         async with asyncio.timeout(timeout_s):
             while True:

@@ -141,7 +141,7 @@ class RunningGateway:
         return FakeWorker(self.settings.redis_url, self.gateway.model.name, script, **options).running()
 
     def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=20)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
 
     async def get(self, path: str, **headers: str) -> Reply:
         return await self.send(raw_request("GET", path, headers=headers))
@@ -185,7 +185,7 @@ class RunningGateway:
         """Send bytes as they are and read one answer."""
         reader, writer = await self.connect(data)
         try:
-            return await asyncio.wait_for(read_reply(reader), 20)
+            return await asyncio.wait_for(read_reply(reader), 60)
         finally:
             writer.close()
 
@@ -254,7 +254,7 @@ def texts(events: Sequence[Event], choice: int = 0) -> list[str]:
 
 async def until(condition: Any) -> None:
     """Wait for something that another process or connection does; fails after some seconds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110 - the condition is in another process
             await asyncio.sleep(0.005)
 
@@ -277,7 +277,7 @@ async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGat
     await runner.setup()
     try:
         port = await start_site(runner, "127.0.0.1", settings.port, settings.reuse_port)
-        await asyncio.wait_for(gateway.subscription.ready.wait(), 10)
+        await asyncio.wait_for(gateway.subscription.ready.wait(), 60)
         yield RunningGateway(settings, gateway, port, runner)
     finally:
         await runner.cleanup()

@@ -87,7 +87,7 @@ class Stub:
         self.status = {"redis": True, "workers": 1, "responding": 1, "silent_s": 0.5}
 
     async def call(self) -> Call:
-        return await asyncio.wait_for(self.calls.get(), 15)
+        return await asyncio.wait_for(self.calls.get(), 60)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         call = Call(request, await request.json() if request.method == "POST" else None)

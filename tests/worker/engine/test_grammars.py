@@ -304,19 +304,19 @@ def test_a_cached_schema_does_not_wait_for_another_one_in_preparation(
 
     def made_slowly(text: str, tokens: LLTokenizer, special_tokens: Collection[str]) -> LLMatcher:
         has_begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         return make(text, tokens, special_tokens)
 
     monkeypatch.setattr(grammar, "matcher", made_slowly)
     with ThreadPoolExecutor(2) as threads:
         slow = threads.submit(grammars.matcher, ANY_OBJECT)
-        assert has_begun.wait(10)
+        assert has_begun.wait(60)
         try:
-            threads.submit(grammars.matcher, TEXT).result(5)
+            threads.submit(grammars.matcher, TEXT).result(60)
             assert not slow.done()
         finally:
             may_end.set()
-        assert slow.result(10).error is None
+        assert slow.result(60).error is None
 
 
 def test_a_panic_of_the_library_refuses_the_grammar(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

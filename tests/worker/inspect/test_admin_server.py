@@ -113,7 +113,7 @@ async def test_between_two_steps_everything_of_a_running_request_is_shown() -> N
         operator.loop.add(REQUEST, "attempt", ())
         await asyncio.to_thread(model.entered.acquire)
         asked = asyncio.gather(operator.metrics(), operator.get("/debug/blocks"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(operator.loop._calls) < 2:  # noqa: ASYNC110 - nothing tells when a call is queued
                 await asyncio.sleep(0.001)
         for _ in range(41):
@@ -159,15 +159,15 @@ async def test_a_dead_engine_says_what_it_died_of() -> None:
         assert "the library aborted" in answer["reason"]
         assert (await operator.get("/metrics"))[0] == 503
         with pytest.raises(EngineGone):
-            operator.loop.call(lambda engine: engine.num_steps).result(timeout=5)
+            operator.loop.call(lambda engine: engine.num_steps).result(timeout=60)
 
 
 async def test_a_call_runs_on_the_engines_thread_and_its_failure_is_the_callers() -> None:
     async with serving() as operator:
         where = operator.loop.call(lambda engine: (threading.current_thread(), engine.limits))
-        assert where.result(timeout=5) == (operator.loop, LIMITS)
+        assert where.result(timeout=60) == (operator.loop, LIMITS)
         with pytest.raises(ZeroDivisionError):
-            operator.loop.call(lambda engine: 1 // 0).result(timeout=5)
+            operator.loop.call(lambda engine: 1 // 0).result(timeout=60)
         assert (await operator.get("/health"))[0] == 200
 
 

@@ -156,7 +156,7 @@ async def test_a_model_is_registered_until_the_worker_ends(
     ended = asyncio.Event()
     task = asyncio.create_task(one.run(ended))
     async with open_registry(redis_url) as registry:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await registry.registered() != {"m": first.manifest.encode()}:  # noqa: ASYNC110 - in Redis
                 await asyncio.sleep(0.01)
         await two.refresh()  # it started later
@@ -167,7 +167,7 @@ async def test_a_model_is_registered_until_the_worker_ends(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "give all workers of a model the same folder" in caplog.text
     ended.set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 60)
     await two.run(ended)  # closes its connection
 
 

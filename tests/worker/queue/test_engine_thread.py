@@ -28,7 +28,7 @@ def running(model: Gated) -> Iterator[EngineThread]:
         loop.stop()
         for _ in range(100):
             model.go_on.release()
-        loop.join(10)
+        loop.join(60)
     assert not loop.is_alive()
 
 
@@ -36,14 +36,14 @@ def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.
     model = Gated()
     with running(model) as loop:
         loop.add(REQUEST, "attempt", ())
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         free = LIMITS.max_num_seqs - REQUEST.sampling.n
         assert loop.free_rows == free
         monkeypatch.setattr(engine_thread, "LONG_STEP_S", 0.0)
         assert loop.free_rows == 0
         monkeypatch.undo()
         model.go_on.release()
-        assert model.entered.acquire(timeout=10)  # the next step
+        assert model.entered.acquire(timeout=60)  # the next step
         assert loop.free_rows == free
 
 
@@ -51,9 +51,9 @@ def test_an_engine_in_a_step_that_may_never_end_displaces_nothing(monkeypatch: p
     model = Gated()
     with running(model) as loop:
         loop.add(REQUEST, "attempt", (), priority=2)
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         model.go_on.release()  # the displaceable rows are known after the first step
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         assert loop.displaceable == (REQUEST.sampling.n, REQUEST.sampling.n)
         monkeypatch.setattr(engine_thread, "LONG_STEP_S", 0.0)
         assert loop.displaceable == (0, 0)
@@ -63,9 +63,9 @@ def test_standard_requests_may_be_displaced_by_the_first_class_only() -> None:
     model = Gated()
     with running(model) as loop:
         loop.add(REQUEST, "attempt", (), priority=1)
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         model.go_on.release()
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         assert loop.displaceable == (REQUEST.sampling.n, 0)
 
 
@@ -75,9 +75,9 @@ def test_what_is_on_its_way_into_a_step_can_no_longer_be_displaced() -> None:
     with running(model) as loop:
         for name in ("low", "lower"):
             loop.add(replace(REQUEST, id=name), "attempt", (), priority=2)
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         model.go_on.release()
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         assert loop.displaceable == (2 * rows, 2 * rows)
         loop.add(replace(REQUEST, id="urgent"), "attempt", (), priority=0)
         assert loop.displaceable == (rows, rows)
@@ -91,13 +91,13 @@ def test_a_request_of_a_higher_class_interrupts_a_step_of_batches_and_one_of_the
     model = Gated()
     with running(model) as loop:
         loop.add(REQUEST, "attempt", (), priority=2)
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         loop.add(replace(REQUEST, id="line"), "attempt", (), priority=2)
         assert not loop._engine.interrupt.is_requested
         loop.add(replace(REQUEST, id="call"), "attempt", (), priority=1)
         assert loop._engine.interrupt.is_requested
         model.go_on.release()
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         assert not loop._engine.interrupt.is_requested, "the next step has the prompt of the call"
 
 
@@ -105,10 +105,10 @@ def test_one_slow_step_is_forgotten_in_time() -> None:
     model = Gated()
     with running(model) as loop:
         loop.add(REQUEST, "attempt", ())
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         time.sleep(0.05)  # the step takes this long
         model.go_on.release()
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         shown = loop.status.slowest_step_s
         assert shown > 0.04
         later = time.monotonic() + 2 * engine_thread.SLOW_STEP_HALF_LIFE_S
@@ -127,11 +127,11 @@ def test_gaps_are_between_the_steps_of_work_and_not_the_time_without_any() -> No
     with running(model) as loop:
         loop.add(REQUEST, "attempt", ())
         for steps in range(3):
-            assert model.entered.acquire(timeout=10)
+            assert model.entered.acquire(timeout=60)
             assert loop.gaps.count == steps
             shown = loop.ticked_at
             model.go_on.release()
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         assert loop.ticked_at > shown
         # The request ends by a cancellation, and not in a step.
         loop.finish(REQUEST.id, "cancelled")
@@ -139,7 +139,7 @@ def test_gaps_are_between_the_steps_of_work_and_not_the_time_without_any() -> No
         until_idle(loop)
         assert loop.gaps.count == 3
         loop.add(REQUEST, "another", ())
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         assert loop.gaps.count == 3
 
 
@@ -157,12 +157,12 @@ def test_who_asks_an_engine_without_work_does_not_wait_for_its_next_tick(monkeyp
     monkeypatch.setattr(engine_thread, "IDLE_TICK_S", 60.0)
     model = Gated()
     with running(model) as loop:
-        assert loop.call(lambda engine: engine.num_steps).result(10) == 0
+        assert loop.call(lambda engine: engine.num_steps).result(60) == 0
         loop.add(REQUEST, "attempt", ())
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         loop.drop(REQUEST.id, "attempt")
         model.go_on.release()
-        assert loop.call(lambda engine: engine.has_work).result(10) is False
+        assert loop.call(lambda engine: engine.has_work).result(60) is False
         time.sleep(0.01)  # the thread sleeps now, and `running` stops it
 
 
@@ -170,7 +170,7 @@ def test_what_is_asked_of_an_engine_that_ends_is_answered_whatever_came_of_it() 
     model = Gated()
     with running(model) as loop:
         loop.add(REQUEST, "attempt", ())
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         early, cancelled, late = (loop.call(lambda engine: engine.num_steps) for _ in range(3))
         assert cancelled.cancel()
         loop.stop()
@@ -185,13 +185,13 @@ def test_a_call_that_fails_is_the_callers_and_one_that_is_cancelled_is_not_made(
     model, made = Gated(), []
     with running(model) as loop:
         loop.add(REQUEST, "attempt", ())
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
         assert loop.call(lambda engine: made.append(1)).cancel()
         failing, after = loop.call(lambda engine: 1 // 0), loop.call(lambda engine: engine.num_steps)
         model.go_on.release()
-        assert after.result(10) == 1
+        assert after.result(60) == 1
         with pytest.raises(ZeroDivisionError):
-            failing.result(10)
+            failing.result(60)
         assert made == []
 
 
@@ -210,13 +210,13 @@ def test_the_tokens_of_a_ranked_request_leave_before_its_end_with_the_token_of_t
     loop.add(replace(REQUEST, sampling=sampling), "attempt", ())
     for _ in range(4):
         model.go_on.release()
-        assert model.entered.acquire(timeout=10)
+        assert model.entered.acquire(timeout=60)
     loop.finish(REQUEST.id, "cancelled")
     for _ in range(50):
         model.go_on.release()
-    assert ended.wait(10)
+    assert ended.wait(60)
     loop.stop()
-    loop.join(10)
+    loop.join(60)
     counts = [one for _, computed in emitted for one in computed]
     assert {(one.request_id, one.attempt) for one in counts} == {(REQUEST.id, "attempt")}
     assert counts[0].tokens == 3

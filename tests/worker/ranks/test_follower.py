@@ -43,20 +43,20 @@ class Wire:
         self.orders.put(list(order))
 
     def answers(self) -> list[int]:
-        return [self.said.get(timeout=20)] if self.is_asked else []
+        return [self.said.get(timeout=60)] if self.is_asked else []
 
     def wait_for_cause(self, timeout_s: float) -> None:
         pass
 
     def told(self) -> Iterator[list[Any]]:
-        while (order := self.orders.get(timeout=20)) != ["end"]:
+        while (order := self.orders.get(timeout=60)) != ["end"]:
             yield order
 
     def send(self, batch: ForwardBatch) -> None:
         self.batches.put(batch)
 
     def receive(self, sizes: BatchSizes) -> ForwardBatch:
-        batch = self.batches.get(timeout=20)
+        batch = self.batches.get(timeout=60)
         assert BatchSizes.of(batch) == sizes
         return batch
 
@@ -119,7 +119,7 @@ def a_leader_and_a_follower(path: Path) -> Iterator[tuple[LeadingDecoder, Follow
         yield leader, follower, part.log, tapes
     finally:
         wire.tell("end")
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -185,7 +185,7 @@ def test_a_graph_that_another_rank_cannot_record_is_none_anywhere(path: Path, is
         with pytest.raises(RuntimeError, match="another rank"):
             leader.record(lambda: leader.forward(batch(7), cache), None, record)
         if not is_launched:
-            leader.followers.batches.get(timeout=20)  # the batch that the follower did not take
+            leader.followers.batches.get(timeout=60)  # the batch that the follower did not take
         follower._record = kept
         leader.forward(batch(6), cache)  # ranks are still in step
         graph, _ = leader.record(lambda: None, None, record)
@@ -278,7 +278,7 @@ def test_a_step_that_fails_on_one_rank_ends_all(path: Path, monkeypatch: pytest.
         with pytest.raises(OutOfStep):
             leader.check()
         del leader.followers.tell
-        leader.followers.batches.get(timeout=20)
+        leader.followers.batches.get(timeout=60)
 
 
 def test_a_replay_that_fails_on_one_rank_ends_all(path: Path) -> None:
@@ -338,4 +338,4 @@ def test_ranks_that_do_not_add_up_fail_the_self_test(path: Path) -> None:
             leader.self_test("quick", 16, None)
         assert isinstance(failed.value.__cause__, kernels.WrongKernel)
         assert str(failed.value.__cause__).startswith("all-reduce (1 ranks, 64 features, float32) is wrong here")
-        follower.answers_left = leader.followers.said.get(timeout=20)
+        follower.answers_left = leader.followers.said.get(timeout=60)

@@ -27,6 +27,6 @@ async def agent_gateway(start_gateway: Any, agent_model: Path) -> RunningGateway
 @pytest.fixture
 async def client(agent_gateway: RunningGateway) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with anthropic.AsyncAnthropic(
-        base_url=agent_gateway.url, api_key="unused", max_retries=0, timeout=20
+        base_url=agent_gateway.url, api_key="unused", max_retries=0, timeout=60
     ) as client:
         yield client

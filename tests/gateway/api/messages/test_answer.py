@@ -66,7 +66,7 @@ async def test_a_message(client: anthropic.AsyncAnthropic, agent_gateway: Runnin
 
 async def test_the_synchronous_client(agent_gateway: RunningGateway) -> None:
     def ask() -> str:
-        with anthropic.Anthropic(base_url=agent_gateway.url, api_key="unused", max_retries=0, timeout=20) as client:
+        with anthropic.Anthropic(base_url=agent_gateway.url, api_key="unused", max_retries=0, timeout=60) as client:
             whole = client.messages.create(model=MODEL, max_tokens=50, messages=HELLO)
             with client.messages.stream(model=MODEL, max_tokens=50, messages=HELLO) as stream:
                 return text_of(whole) + "".join(stream.text_stream)

@@ -142,7 +142,7 @@ async def test_delete(gateway: RunningGateway, client: Any, is_running: bool) ->
             await until(has_begun)
         await client.responses.delete(response.id)
         if is_running:
-            await asyncio.wait_for(worker.cancelled.get(), 10)
+            await asyncio.wait_for(worker.cancelled.get(), 60)
     for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
         with pytest.raises(openai.NotFoundError):
             await call(response.id)
