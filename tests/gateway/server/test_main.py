@@ -218,7 +218,8 @@ def test_a_folder_without_a_model_is_refused_before_the_gateway_starts(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "command", [commands.GATEWAY, commands.DEAD_LETTERS, commands.PARKING, commands.KEYS, *commands.KEYS.commands.values()]
+    "command",
+    [commands.GATEWAY, commands.DEAD_LETTERS, commands.PARKING, commands.KEYS, *commands.KEYS.commands.values()],
 )
 def test_each_example_begins_with_the_program(command: Command[Any] | CommandGroup) -> None:
     assert command.examples
