@@ -13,7 +13,7 @@ export PYTHON
 SETUP := pyproject.toml constraints.txt ops/tools/install.sh
 KERNELS := $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/build.py)
 
-.PHONY: help run setup check test test-ci test-gateway test-all test-levels lint format bench paper faults soak containers outside outside-newest gpu-check wheel clean distclean
+.PHONY: help run setup check test test-ci test-gateway test-all test-levels mutants lint format bench paper faults soak containers outside outside-newest gpu-check wheel clean distclean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,10 +43,12 @@ test-gateway: ## Run the quick tests of the gateway in .venv-gateway, an environ
 	@.venv-gateway/bin/python -m pytest -n 2 --dist loadfile tests/gateway $(ARGS)
 
 # build/tests.xml and build/tests-alone.xml have the duration of every test.
+# Only these files have such tests: the others need not be collected again.
+ALONE = $$(grep -rl "mark\.alone" tests --include "*.py")
 IN_CI = not soak and (promise or not faults)
 test-ci: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run what CI runs after `make lint`: the slow tests too, and a fault of each kind.
 	@$(IN_PARALLEL) -m "not alone and $(IN_CI)" --durations 10 --junitxml build/tests.xml $(ARGS)
-	@$(BIN)/python -m pytest -m "alone and $(IN_CI)" --durations 10 --junitxml build/tests-alone.xml $(ARGS) $(NONE_IS_FINE)
+	@$(BIN)/python -m pytest -m "alone and $(IN_CI)" --durations 10 --junitxml build/tests-alone.xml $(or $(ARGS),$(ALONE)) $(NONE_IS_FINE)
 
 test-all: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the slow tests too, and those that CI has no time for; an hour or two.
 	@$(IN_PARALLEL) -m "not faults and not gpu and not alone" --ignore tests/outside/clients --ignore tests/outside/deploy/test_containers.py $(ARGS)
@@ -58,6 +60,10 @@ test-levels: $(VENV)/.stamp-dev $(VENV)/.stamp-levels ## Run the tests with each
 # SINCE names the commit to compare with; by default the one at which this branch left its upstream.
 check: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels lint ## Lint, and run the quick tests of the folders that changed; under a minute.
 	@tests=$$($(BIN)/python -m quire.ops.tools.changed_tests $(SINCE)); [ -z "$$tests" ] || $(IN_PARALLEL) $$tests $(ARGS)
+
+mutants: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Break the core at random places and count what the tests notice; an hour (ARGS="--room worker/engine").
+	@$(BIN)/python -m pip install --quiet -c constraints.txt coverage mutmut
+	@$(BIN)/python -m tests.mutation $(ARGS)
 
 lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of imports.
 	@$(BIN)/ruff check .

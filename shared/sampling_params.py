@@ -1,7 +1,7 @@
 """The sampling parameters, each declared once: type, range, default, what it excludes and its documentation.
 
-The codec of messages, the API of the gateway and the table in docs/api.md follow from these declarations. Definitions
-follow the OpenAI API and, for parameters that it lacks, Hugging Face `GenerationConfig` or vLLM.
+The codec of messages, the API of the gateway and the table in docs/api/chat.md follow from these declarations.
+Definitions follow the OpenAI API and, for parameters that it lacks, Hugging Face `GenerationConfig` or vLLM.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ NO_GRAMMAR: Mapping[str, str] = dict.fromkeys(GRAMMAR_PARAMETERS, "an answer end
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """A parameter of the API: how clients give it, what it goes with, and what docs/api.md says about it.
+    """A parameter of the API: how clients give it, what it goes with, and what docs/api/chat.md says about it.
 
     read: checks the value in the JSON of a client, and returns it in its final form. Raises InvalidValue.
     default: stands for an absent parameter, and for null.

@@ -1,4 +1,4 @@
-"""States and replies of the queue protocol: the words that the Lua scripts write and return.
+"""States and replies of the queue protocol: the words that the Lua scripts write and return, and the transitions.
 
 `tests/shared/test_states.py` checks that the scripts use exactly these.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class RequestState(StrEnum):
@@ -19,6 +20,47 @@ class RequestState(StrEnum):
     PARKED = "parked"
     #: Ended; the hash and the output log expire after RETENTION_S, or after the request's own retention.
     DONE = "done"
+
+
+class Transition(NamedTuple):
+    """A script takes a request from one state to another; None is a request without a hash.
+
+    script: its name in shared/scripts
+    when:   the condition, as the end of a sentence that begins with the script
+    """
+
+    script: str
+    before: RequestState | None
+    after: RequestState | None
+    when: str
+
+
+#: Every transition of a request. A request whose hash is corrupt is ended by the script that meets it, as an error.
+TRANSITIONS = (
+    Transition("submit", None, RequestState.QUEUED, "accepts a request"),
+    Transition("claim", RequestState.QUEUED, RequestState.RUNNING, "gives it to the worker that read its entry"),
+    Transition("commit_step", RequestState.RUNNING, RequestState.DONE, "logs the last item of an attempt"),
+    Transition("release", RequestState.RUNNING, RequestState.QUEUED, "hands back what a stopping worker has not ended"),
+    Transition("park", RequestState.QUEUED, RequestState.PARKED, "sets it aside"),
+    Transition("park", RequestState.RUNNING, RequestState.PARKED, "sets it aside with its tokens"),
+    Transition("commit_step", RequestState.RUNNING, RequestState.PARKED, "meets the end of the caller's budget"),
+    Transition("unpark", RequestState.PARKED, RequestState.QUEUED, "puts it at the end of its class"),
+    Transition("unpark", RequestState.PARKED, RequestState.DONE, "comes after the retention"),
+    Transition(
+        "cancel", RequestState.QUEUED, RequestState.DONE, "ends what no worker has; it tells the worker of others"
+    ),
+    Transition("cancel", RequestState.PARKED, RequestState.DONE, "ends it"),
+    Transition("claim", RequestState.QUEUED, RequestState.DONE, "finds it cancelled, or its deadline passed"),
+    Transition("claim", RequestState.RUNNING, RequestState.DONE, "finds the same, or that its workers died too often"),
+    Transition(
+        "begin", RequestState.RUNNING, RequestState.DONE, "finds that it was cancelled while it waited at a worker"
+    ),
+    Transition("expire", RequestState.QUEUED, RequestState.DONE, "ends it after its deadline"),
+    Transition("expire", RequestState.RUNNING, RequestState.DONE, "ends it after its deadline, if its worker has not"),
+    Transition("expire", RequestState.PARKED, RequestState.DONE, "ends it after its retention"),
+    Transition("delete", RequestState.DONE, None, "removes it with its log"),
+    Transition("submit", RequestState.DONE, None, "makes room: it removes what ended long ago"),
+)
 
 
 class OutcomeName(StrEnum):

@@ -1,4 +1,4 @@
-"""The tables of docs/api.md and docs/responses.md are those of the code."""
+"""The tables of docs/api.md, docs/api/ and docs/responses.md are those of the code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
-from quire.ops.tools.parameters_table import tables
+from quire.ops.tools.parameters_table import AS_IN_A_CHAT, tables
 from quire.ops.tools.responses_table import tables as responses_tables
 from quire.shared.sampling_params import MAX_ALLOWED_TOKENS
 from quire.shared.text.grammar import ANY_OBJECT
@@ -40,10 +40,11 @@ from quire.shared.text.schema.formats import FORMATS
 from quire.shared.validators import InvalidValue
 
 # --- api page ---------------------------------------------------------------------------------------------------------
-# docs/api.md says what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways.
+# These pages say what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways.
 
 
-PAGE = (PROJECT_ROOT / "docs" / "api.md").read_text()
+FOLDER = PROJECT_ROOT / "docs" / "api"
+PAGE = "\n".join(path.read_text() for path in (FOLDER.with_suffix(".md"), *sorted(FOLDER.glob("*.md"))))
 # Refusals whose code is not that of their class.
 CODES_BY_NAME = {"internal": 500, "shutting_down": 500, "quarantined": 500}
 
@@ -55,24 +56,42 @@ def table(name: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-TABLES = {"chat": CHAT, "completions": COMPLETIONS, "both": CHAT, "embeddings": EMBEDDINGS}
-TOKEN_TABLES = {"t": TOKENIZE, "d": DETOKENIZE, "both": TOKENIZE}
-# By name and call: type and range, and default.
-PARAMETERS = {(row[0].strip("`"), row[1]): row[2:] for row in table("parameters")}
-PARAMETERS |= {(row[0].strip("`"), "embeddings"): row[1:] for row in table("embedding parameters")}
-IDS = [f"{name} of {of}" for name, of in PARAMETERS]
+ITEM = re.compile(
+    r"- `(\w+)` \((?:(chat|completions|messages|tokenize|detokenize); )?(.*?)(?:; (required)|; default (.*?))?\): (.*)"
+)
+
+
+def items(name: str) -> list[list[str]]:
+    """The parameters between `<!-- name -->` and its end: name, call (''; all), type and range, default, meaning."""
+    text = PAGE.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0].strip()
+    found = []
+    for line in text.replace("\n  ", " ").splitlines():
+        match = ITEM.fullmatch(line)
+        assert match, line
+        found.append([match[1], match[2] or "", match[3], match[4] or match[5] or "", match[6]])
+    return found
+
+
+TABLES = {"chat": CHAT, "completions": COMPLETIONS, "": CHAT, "embeddings": EMBEDDINGS}
+TOKEN_TABLES = {"tokenize": TOKENIZE, "detokenize": DETOKENIZE, "": TOKENIZE}
+# By name and call: type and range, default, and meaning.
+PARAMETERS = {(name, of): rest for name, of, *rest in items("parameters")}
+PARAMETERS |= {(name, "embeddings"): rest for name, _, *rest in items("embedding parameters")}
+IDS = [f"{name} of {of or 'both'}" for name, of in PARAMETERS]
 
 
 def test_the_table_of_parameters_is_written_from_the_code() -> None:
-    assert with_tables(PAGE, tables()) == PAGE, "run python -m quire.ops.tools.parameters_table"
+    for name, of_the_page in tables().items():
+        text = (FOLDER / name).read_text()
+        assert with_tables(text, of_the_page) == text, "run python -m quire.ops.tools.parameters_table"
 
 
 def test_the_parameters_are_those_of_the_code() -> None:
     both = {name for name in CHAT if CHAT[name] is COMPLETIONS.get(name)} - NO_EFFECT.keys()
-    expected = [(name, "both") for name in both]
+    expected = [(name, "") for name in both]
     expected += [(name, of) for of in ("chat", "completions") for name in TABLES[of].keys() - NO_EFFECT.keys() - both]
     expected += [(name, "embeddings") for name in EMBEDDINGS]
-    assert len(table("parameters")) + len(table("embedding parameters")) == len(PARAMETERS)
+    assert len(items("parameters")) + len(items("embedding parameters")) == len(PARAMETERS)
     assert set(PARAMETERS) == set(expected)
 
 
@@ -87,7 +106,8 @@ def test_the_default_is_that_of_the_code(name: str, of: str) -> None:
     elif shown:
         assert json.loads(shown.strip("`")) == parameter.default
     else:  # the text tells it
-        assert "by default" in PARAMETERS[name, of][2].lower() or parameter.default is None
+        meaning = PARAMETERS[name, ""][2] if PARAMETERS[name, of][2] == AS_IN_A_CHAT else PARAMETERS[name, of][2]
+        assert "by default" in meaning.lower() or parameter.default is None
 
 
 def bound(text: str) -> float:
@@ -195,10 +215,12 @@ def test_the_parameters_without_effect_are_those_of_the_code() -> None:
 
 
 def test_the_parameters_of_tokens_are_those_of_the_code() -> None:
-    documented = {(row[0].strip("`"), row[1]) for row in table("token-parameters")}
+    documented = {(name, of) for name, of, *_ in items("token-parameters")}
     both = {name for name in TOKENIZE if TOKENIZE[name] is DETOKENIZE.get(name)}
-    expected = {(name, "both") for name in both}
-    assert documented == expected | {(name, of) for of in ("t", "d") for name in TOKEN_TABLES[of].keys() - both}
+    expected = {(name, "") for name in both}
+    assert documented == expected | {
+        (name, of) for of in ("tokenize", "detokenize") for name in TOKEN_TABLES[of].keys() - both
+    }
 
 
 def test_what_is_refused_is_what_the_code_refuses() -> None:
@@ -213,7 +235,7 @@ def test_what_is_refused_is_what_the_code_refuses() -> None:
 
 
 def test_the_parameters_of_a_message_are_those_of_the_code() -> None:
-    rows = {row[0].strip("`"): row for row in table("message-parameters")}
+    rows = {row[0]: row for row in items("message-parameters")}
     assert list(rows) == list(CREATE)
     assert {name for name, row in rows.items() if row[3] == "required"} == {
         name for name, parameter in CREATE.items() if parameter.required
@@ -255,7 +277,10 @@ def codes_of_the_source() -> dict[str, int]:
 
 
 def test_the_error_codes_are_those_of_the_code() -> None:
-    assert {row[0].strip("`"): int(row[1]) for row in table("errors")} == codes_of_the_source()
+    text = PAGE.split("<!-- errors -->")[1].split("<!-- /errors -->")[0]
+    found = re.findall(r"^- `(\w+)` \((\d+)\): ", text, re.MULTILINE)
+    assert len(found) == len(re.findall("^- ", text, re.MULTILINE))
+    assert {code: int(status) for code, status in found} == codes_of_the_source()
 
 
 def test_the_endpoints_are_those_of_the_application() -> None:
@@ -267,7 +292,7 @@ def test_the_endpoints_are_those_of_the_application() -> None:
         for route in app.router.routes()
         if route.method != "HEAD" and route.resource and route.resource.canonical not in files
     }
-    documented = re.findall(r"^\| `((?:GET|POST|DELETE) [^`]+)` \|", PAGE, re.MULTILINE)
+    documented = re.findall(r"^- `((?:GET|POST|DELETE) [^`]+)`: ", PAGE, re.MULTILINE)
     assert set(documented) == served
     assert len(documented) == len(served)
 

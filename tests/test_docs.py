@@ -251,16 +251,16 @@ def test_the_page_is_where_the_readme_says(server: str) -> None:
     assert "<title>" in run(["curl", "-sf", server + "/"], server)
 
 
-def test_the_table_of_settings_is_that_of_the_code() -> None:
+def test_the_lists_of_settings_are_those_of_the_code() -> None:
     text = (PROJECT_ROOT / "docs" / "settings.md").read_text()
     assert with_tables(text, tables()) == text, "run python -m quire.ops.tools.settings_table"
 
 
-def test_metrics_that_the_pages_name_are_in_the_tables_of_metrics() -> None:
+def test_metrics_that_the_pages_name_are_in_the_lists_of_metrics() -> None:
     text = (PROJECT_ROOT / "docs" / "metrics.md").read_text()
-    tabled = dict(re.findall(r"^\| `(quire_\w+)` \| (gauge|counter|histogram) \|", text, re.MULTILINE))
-    assert tabled
-    known = {*tabled, *(f"{name}_{part}" for name in tabled for part in ("bucket", "count", "sum"))}
+    listed = dict(re.findall(r"^- `(quire_\w+)` \((gauge|counter|histogram)\b", text, re.MULTILINE))
+    assert listed
+    known = {*listed, *(f"{name}_{part}" for name in listed for part in ("bucket", "count", "sum"))}
     for page in PAGES:
         spans = re.findall(r"`([^`]+)`", prose(page))
         assert {name for span in spans for name in re.findall(r"\bquire_\w+", span)} <= known, page
@@ -269,35 +269,17 @@ def test_metrics_that_the_pages_name_are_in_the_tables_of_metrics() -> None:
 FLAGS_OF_OTHERS = {
     "docs/benchmarking.md": {
         "--append",
-        "--cache-reuse",
         "--gguf",
-        "--label",
         "--llamacpp",
         "--no-repack",
-        "--kv-unified",
-        "--poll",
         "--quantization",
         "--quire-args",
         "--vllm",
-        "--cpu-strict",
     },
-    "docs/benchmarks.md": {
-        "--model",
-        "--alias",
-        "--no-repack",
-        "--pause-s",
-        "--ranks",
-        "--sequences",
-        "--steps",
-        "--backend",
-        "--dataset-name",
-        "--runner",
-        "--convert",
-    },
-    "docs/demo-model.md": {"--steps"},
+    "docs/benchmarks.md": {"--random-features"},
     "docs/quickstart.md": {"--profile", "--scale", "--no-deps"},
-    "docs/how-to/containers.md": {"--profile", "--scale", "--volumes", "--detach", "--force-recreate"},
-    "docs/how-to/monitoring.md": {"--web", "--set-file"},
+    "docs/how-to/containers.md": {"--profile", "--scale", "--volumes"},
+    "docs/how-to/monitoring.md": {"--web"},
     "docs/how-to/profiling.md": {"--gil", "--native"},
     "docs/runbook.md": {"--fix"},
 }
@@ -339,7 +321,7 @@ def test_lines_of_prose_are_at_most_130_characters_long(name: str) -> None:
 def test_the_protocol_has_every_script_and_every_key() -> None:
     text = (PROJECT_ROOT / "docs" / "protocol.md").read_text()
     scripts = {path.stem for path in (PROJECT_ROOT / "shared" / "scripts").glob("[a-z]*.lua")}
-    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == scripts
+    assert set(re.findall(r"^- `(\w+)`: ", text.partition("## Scripts")[2], re.MULTILINE)) == scripts
     keys = LaneKeys("lane")
     made = [
         keys.queue("<class>"),
@@ -364,16 +346,16 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
         *(keys.ended("<owner>"), keys.parked_of("<owner>")),
         *(keys.load, keys.totals, keys.recoveries, keys.workers),
     ]
-    assert set(re.findall(r"^\| `(quire:\{lane\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)
+    assert set(re.findall(r"^- `(quire:\{lane\}:[^`]+)` \(", text, re.MULTILINE)) == set(made)
     batches = BatchKeys()
     made = [make("<id>") for make in (batches.file, batches.parts, batches.batch)]
     made += [make("<id>") for make in (batches.windows, batches.leases, batches.open)]
     made += [make("<owner>") for make in (batches.files, batches.batches)]
     made += [batches.expiring, batches.doomed, batches.used, batches.active]
-    assert set(re.findall(r"^\| `(quire:\{batches!\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)
+    assert set(re.findall(r"^- `(quire:\{batches!\}:[^`]+)` \(", text, re.MULTILINE)) == set(made)
     accounts = AccountKeys()
     made = [accounts.accounts, accounts.audit, accounts.spent("<account>"), accounts.usage("<day>")]
-    assert set(re.findall(r"^\| `(quire:\{accounts\}:[^`]+)` \|", text, re.MULTILINE)) == set(made)
+    assert set(re.findall(r"^- `(quire:\{accounts\}:[^`]+)` \(", text, re.MULTILINE)) == set(made)
 
 
 def newcomer_rows() -> list[str]:

@@ -232,9 +232,9 @@ def test_the_tokens_of_a_key_are_those_of_its_calls(run: Run) -> None:
 
 
 def documented() -> dict[str, tuple[str, frozenset[str]]]:
-    """The metrics in the tables of docs/metrics.md: type and labels."""
+    """The metrics in the lists of docs/metrics.md: type and labels."""
     text = (PROJECT_ROOT / "docs" / "metrics.md").read_text()
-    rows = re.findall(r"^\| `(quire_\w+)` \| (\w+) \| ([^|]*)\|", text, re.MULTILINE)
+    rows = re.findall(r"^- `(quire_\w+)` \((\w+)(?:;\s([^)]*))?\): ", text.replace("\n  ", " "), re.MULTILINE)
     found = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     assert len(found) == len(rows), "a metric is documented twice"
     return found

@@ -73,6 +73,11 @@ def _assigned_to_self(of: ast.ClassDef) -> Iterator[str]:
             yield part.attr
 
 
+def test_the_glossary_has_the_fifty_terms_that_it_promises() -> None:
+    assert "Fifty terms" in TEXT
+    assert len(ENTRIES) == len(re.findall("^### ", TEXT, re.MULTILINE)) == 50
+
+
 @pytest.mark.parametrize("term", ENTRIES)
 def test_an_entry_cites_code_that_exists(term: str) -> None:
     files = cited(ENTRIES[term])

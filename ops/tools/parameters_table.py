@@ -1,8 +1,10 @@
-"""`python -m quire.ops.tools.parameters_table` writes the tables of parameters in docs/api.md from the code."""
+"""`python -m quire.ops.tools.parameters_table` writes the parameters in docs/api/ from the code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import textwrap
+from collections.abc import Mapping
 
 from quire.gateway.api.embeddings import EMBEDDINGS
 from quire.gateway.api.labels import NO_EFFECT
@@ -12,48 +14,90 @@ from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.ops.tools.marked_tables import update_page
 from quire.shared.sampling_params import Parameter
 
-HEAD = "| parameter | of | type and range | default | what |\n|---|---|---|---|---|\n"
+# Sections to which the texts of parameters link, by the page that has them. All other sections are in chat.md.
+SECTIONS = {
+    "deadlines-and-classes": "errors.md",
+    "blocks": "messages.md",
+    "tools-of-a-message": "messages.md",
+}
+AS_IN_A_CHAT = "as in a chat"
 
 
 def _of_two(first: str, one: Mapping[str, Parameter], second: str, other: Mapping[str, Parameter]) -> str:
-    """One row per parameter of two calls: name, which calls have it, type and range, default, meaning."""
-    rows = []
+    """Return one item per parameter of two calls."""
+    items = []
     for name in dict.fromkeys(["model", "messages", "prompt", *one, *other]):
         found = [(of, table[name]) for of, table in ((first, one), (second, other)) if name in table]
         if len(found) == 2 and found[0][1] is found[1][1]:
-            found = [("both", found[0][1])]
-        rows += [_row(name, of, parameter) for of, parameter in found]
-    return _table(rows)
+            found = [("", found[0][1])]
+        items += [_item(name, of, parameter) for of, parameter in found]
+    return "".join(items)
 
 
-def _table(rows: Iterable[str]) -> str:
-    return HEAD + "".join(rows)
+def _item(name: str, of: str, parameter: Parameter) -> str:
+    """Return the item of a list: name, the one call that has it ('': all), type and range, default, and meaning."""
+    calls = f"{of}; " if of else ""
+    default = parameter.documented_default
+    shown = {"": "", "required": "; required"}.get(default, f"; default {default}")
+    text = f"- `{name}` ({calls}{parameter.documented_kind}{shown}): {parameter.help}"
+    return text.replace("\\|", "|") + "\n"  # the texts are escaped for tables
 
 
-def _row(name: str, of: str, parameter: Parameter) -> str:
-    default = f" {parameter.documented_default} " if parameter.documented_default else " "
-    calls = f" {of} |" if of else ""
-    return f"| `{name}` |{calls} {parameter.documented_kind} |{default}| {parameter.help} |\n"
+def _also_in_chats(name: str, of: str, parameter: Parameter) -> str:
+    """Return the item of a parameter, without its meaning if a chat has the same parameter."""
+    item = _item(name, of, parameter)
+    if name in CHAT and CHAT[name].help == parameter.help:
+        item = item.replace(parameter.help, AS_IN_A_CHAT)
+    return item
+
+
+def _filled(text: str) -> str:
+    """Return a text whose list items have lines of at most 128 characters."""
+    lines = []
+    for line in text.splitlines():
+        if line.startswith("- "):
+            line = textwrap.fill(line, 128, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _linked(table: str, page: str) -> str:
+    """Return a table whose links to sections lead to the pages that have them."""
+
+    def target(match: re.Match[str]) -> str:
+        there = SECTIONS.get(match[1], "chat.md")
+        return f"(#{match[1]})" if there == page else f"({there}#{match[1]})"
+
+    return re.sub(r"\(#([\w-]+)\)", target, table)
 
 
 def _without(names: Mapping[str, Parameter], table: Mapping[str, Parameter]) -> dict[str, Parameter]:
     return {name: one for name, one in table.items() if name not in names}
 
 
-def tables() -> dict[str, str]:
-    """The tables by the name in their markers."""
+def tables() -> dict[str, dict[str, str]]:
+    """Return the tables by the name of their page in docs/api/ and the name in their markers."""
     no_effect = "".join(f"| `{name}` | {one.documented_kind} | {one.help} |\n" for name, one in NO_EFFECT.items())
+    pages = {
+        "chat.md": {
+            "parameters": _of_two("chat", _without(NO_EFFECT, CHAT), "completions", _without(NO_EFFECT, COMPLETIONS)),
+            "no-effect": f"| parameter | type and range | why |\n|---|---|---|\n{no_effect}",
+        },
+        "messages.md": {
+            "message-parameters": "".join(
+                _also_in_chats(name, "" if name in COUNT_TOKENS else "messages", one) for name, one in CREATE.items()
+            ),
+        },
+        "embeddings.md": {
+            "embedding parameters": "".join(_also_in_chats(name, "", one) for name, one in EMBEDDINGS.items()),
+            "token-parameters": _of_two("tokenize", TOKENIZE, "detokenize", DETOKENIZE),
+        },
+    }
     return {
-        "parameters": _of_two("chat", _without(NO_EFFECT, CHAT), "completions", _without(NO_EFFECT, COMPLETIONS)),
-        "no-effect": f"| parameter | type and range | why |\n|---|---|---|\n{no_effect}",
-        "message-parameters": _table(
-            _row(name, "both" if name in COUNT_TOKENS else "messages", one) for name, one in CREATE.items()
-        ),
-        "embedding parameters": "| parameter | type and range | default | what |\n|---|---|---|---|\n"
-        + "".join(_row(name, "", one) for name, one in EMBEDDINGS.items()),
-        "token-parameters": _of_two("t", TOKENIZE, "d", DETOKENIZE),
+        page: {name: _filled(_linked(table, page)) for name, table in named.items()} for page, named in pages.items()
     }
 
 
 if __name__ == "__main__":
-    update_page("api.md", tables())
+    for page, named in tables().items():
+        update_page(f"api/{page}", named)

@@ -86,11 +86,8 @@ def _reason(error: str, path: str, architecture: str) -> str:
 def tables(rows: list[Served]) -> dict[str, str]:
     """The tables by the name in their markers."""
     served = [row for row in rows if row.by != REFUSED]
-    lines = ["| architecture | configurations | computed by |", "|---|---|---|"]
-    by_class: dict[tuple[str, str], list[str]] = {}
-    for row in served:
-        by_class.setdefault((row.architecture, row.by), []).append(row.kind)
-    lines += [f"| `{name}` | {', '.join(kinds)} | {by} |" for (name, by), kinds in sorted(by_class.items())]
+    named = {OWN_DECODER: "own-decoder", TRANSFORMERS: "transformers"}
+    lists = {name: _list([row for row in served if row.by == by]) for by, name in named.items()}
     refused = ["| architecture | configurations | why |", "|---|---|---|"]
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -102,7 +99,15 @@ def tables(rows: list[Served]) -> dict[str, str]:
         f"{len(served) - images} of {len(ARCHITECTURES)} configurations of text models and the text of {images} of "
         f"{len(VISION)} vision-language models are served.\n"
     )
-    return {"served": "\n".join(lines) + "\n", "refused": "\n".join(refused) + "\n", "count": count}
+    return {**lists, "refused": "\n".join(refused) + "\n", "count": count}
+
+
+def _list(rows: list[Served]) -> str:
+    """Return the architectures of some rows, a line each with its configurations."""
+    by_class: dict[str, list[str]] = {}
+    for row in rows:
+        by_class.setdefault(row.architecture, []).append(row.kind)
+    return "".join(f"- `{name}`: {', '.join(kinds)}\n" for name, kinds in sorted(by_class.items()))
 
 
 def main() -> None:

@@ -9,30 +9,48 @@ from typing import Any
 import pytest
 
 from quire.ops.paths import PROJECT_ROOT
+from quire.ops.tools.marked_tables import with_tables
 from tests.support.architectures import ARCHITECTURES
-from tests.support.served_models import PAGE, REFUSED, VISION, Served, measure, tables
+from tests.support.served_models import (
+    OWN_DECODER,
+    PAGE,
+    REFUSED,
+    TRANSFORMERS,
+    VISION,
+    Served,
+    measure,
+    tables,
+)
 
 # Their computation takes as long as that of ten others.
 SLOWEST = ("qwen4_exp_text", "qwen4_exp", "kolibri1")
 
 
-def rows(name: str) -> list[list[str]]:
-    """The cells of a table of the page, without its head."""
+def marked(name: str) -> list[str]:
+    """The lines between the markers of a table or list of the page."""
     text = (PROJECT_ROOT / "docs" / PAGE).read_text()
-    table = text.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
-    return [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
+    return text.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0].strip().splitlines()
+
+
+def rows() -> list[tuple[str, str, str, str]]:
+    """Each row of the page: architecture, its configurations, who computes it, and why it is refused."""
+    found = []
+    for name, by in (("own-decoder", OWN_DECODER), ("transformers", TRANSFORMERS)):
+        found += [(*line.removeprefix("- ").split(": "), by, "") for line in marked(name)]
+    for line in marked(REFUSED)[2:]:
+        architecture, kinds, why = line.strip("| ").split(" | ")
+        found.append((architecture, kinds, REFUSED, why))
+    return found
 
 
 @cache
 def on_the_page() -> dict[str, Served]:
     """Each configuration as the page has it."""
-    found = {}
-    for name, is_served in (("served", True), ("refused", False)):
-        for architecture, kinds, last in rows(name):
-            for kind in kinds.split(", "):
-                by, why = (last, "") if is_served else (REFUSED, last)
-                found[kind] = Served(kind, architecture.strip("`"), by, why)
-    return found
+    return {
+        kind: Served(kind, architecture.strip("`"), by, why)
+        for architecture, kinds, by, why in rows()
+        for kind in kinds.split(", ")
+    }
 
 
 def kinds() -> list[Any]:
@@ -50,14 +68,12 @@ def kinds() -> list[Any]:
 def test_each_configuration_is_on_the_page_once() -> None:
     assert not set(ARCHITECTURES) & set(VISION)
     assert sorted(on_the_page()) == sorted([*ARCHITECTURES, *VISION])
-    assert [kind for name in ("served", "refused") for row in rows(name) for kind in row[1].split(", ")].count(
-        "llama"
-    ) == 1
+    assert [kind for row in rows() for kind in row[1].split(", ")].count("llama") == 1
 
 
-def test_the_count_is_that_of_the_tables() -> None:
+def test_the_lists_and_the_count_are_written_from_the_same_rows() -> None:
     text = (PROJECT_ROOT / "docs" / PAGE).read_text()
-    assert tables(list(on_the_page().values()))["count"].strip() in text
+    assert with_tables(text, tables(list(on_the_page().values()))) == text
 
 
 @pytest.mark.parametrize("kind", kinds())

@@ -184,5 +184,5 @@ def _nullable(schema: Schema) -> Schema:
 
 
 def _plain(text: str) -> str:
-    """The text of the documentation without its links, which lead to other places of docs/api.md."""
+    """The text of the documentation without its links, which lead to other places of docs/api/."""
     return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text).replace("\\|", "|")

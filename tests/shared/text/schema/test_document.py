@@ -349,13 +349,13 @@ def test_control_characters_are_kept_if_further_names_may_have_any_value() -> No
     ],
 )
 def test_a_name_that_no_schema_lists_may_be_repeated(schema: dict[str, Any], text: str) -> None:
-    """As docs/api.md says; the answer is valid with the last value."""
+    """As docs/api/chat.md says; the answer is valid with the last value."""
     assert accepts_text(schema, text)
     jsonschema.validate(json.loads(text), schema)
 
 
 def test_a_repeated_name_counts_twice_for_the_number_of_properties() -> None:
-    """As docs/api.md says: only here an answer may break its schema."""
+    """As docs/api/chat.md says: only here an answer may break its schema."""
     schema = {"type": "object", "minProperties": 2, "maxProperties": 2}
     assert accepts_text(schema, '{"x": 1, "x": 2}')
     assert not accepts_text(schema, '{"x": 1}')

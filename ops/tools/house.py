@@ -1,0 +1,168 @@
+"""Prints the size of each feature and of the main path, and the doors of each feature. `make lint` holds the budgets.
+
+    python -m quire.ops.tools.house
+
+Code lines are lines without blanks, comments and docstrings. A feature is a set of files (house.toml). A door is a file
+outside of a feature that imports one of its modules. Files of no feature are the main path: a call in, tokens out.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+
+from quire.ops.paths import PROJECT_ROOT
+
+CONFIG = Path(__file__).with_name("house.toml")
+CORE = ("gateway", "worker", "kernels", "shared")
+OTHERS = ("ops", "models", "tests")
+# Comments, by the end of the file's name.
+COMMENTS = {
+    ".lua": re.compile(r"--.*"),
+    ".js": re.compile(r"/\*.*?\*/|^\s*//[^\n]*", re.DOTALL | re.MULTILINE),
+    ".css": re.compile(r"/\*.*?\*/", re.DOTALL),
+    ".html": re.compile(r"<!--.*?-->", re.DOTALL),
+    ".cpp": re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL),
+    ".h": re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL),
+}
+
+
+@dataclass
+class Feature:
+    """files: patterns of paths. doors, lines: its budgets, then what was counted."""
+
+    name: str
+    files: list[str]
+    doors: int
+    lines: int
+    found_doors: set[str] = field(default_factory=set)
+    found_lines: int = 0
+
+    def has(self, path: str) -> bool:
+        return any(fnmatch(path, pattern) for pattern in self.files)
+
+
+def code_lines(path: Path) -> int:
+    """Return the number of lines of code in a file; 0 if it is of another kind."""
+    if path.suffix == ".py":
+        return len(_python_lines(path.read_text()))
+    if pattern := COMMENTS.get(path.suffix):
+        return sum(bool(line.strip()) for line in pattern.sub("", path.read_text()).splitlines())
+    return 0
+
+
+def _python_lines(source: str) -> set[int]:
+    lines = set()
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in skipped:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                lines.difference_update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return lines
+
+
+def files_of(*folders: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files below the folders: the path in the project, and the file. Compiled kernels are left out."""
+    for folder in folders:
+        for path in sorted((PROJECT_ROOT / folder).rglob("*")):
+            if path.is_file() and not {"_build", "__pycache__"} & set(path.parts):
+                yield str(path.relative_to(PROJECT_ROOT)), path
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the files of the project that a module imports, as far as they are modules."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name.removeprefix("quire.").replace(".", "/") + ".py" for name in names if name.startswith("quire.")}
+
+
+def read_features() -> tuple[list[Feature], dict[str, int]]:
+    """Return the features of house.toml, and the budgets of the main path by folder."""
+    config = tomllib.loads(CONFIG.read_text())
+    return [Feature(name, **entry) for name, entry in config["features"].items()], config["main_path"]
+
+
+def survey() -> tuple[list[Feature], dict[str, tuple[int, int]], Counter[str]]:
+    """Count lines and doors. Return the features, lines and budget of the main path by folder, and lines by folder."""
+    features, budgets = read_features()
+    owners: dict[str, Feature] = {}
+    main: Counter[str] = Counter()
+    folders: Counter[str] = Counter()
+    for name, path in files_of(*CORE):
+        lines = code_lines(path)
+        folders[name.split("/")[0]] += lines
+        owner = next((feature for feature in features if feature.has(name)), None)
+        if owner is None:
+            main[name.split("/")[0]] += lines
+        else:
+            owners[name] = owner
+            owner.found_lines += lines
+    for name, path in files_of(*CORE):
+        if path.suffix == ".py":
+            for target in imports_of(path):
+                owner = owners.get(target)
+                if owner is not None and owners.get(name) is not owner:
+                    owner.found_doors.add(name)
+    for name, path in files_of(*OTHERS):
+        folders[name.split("/")[0]] += code_lines(path)
+    return features, {folder: (main[folder], budgets[folder]) for folder in CORE}, folders
+
+
+def words_of_docs() -> int:
+    """Return the number of words in docs/ and in the READMEs."""
+    pages = [path for name, path in files_of("docs") if path.suffix == ".md"]
+    pages += [PROJECT_ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    return sum(len(page.read_text().split()) for page in pages)
+
+
+def main() -> int:
+    """Print the tables; return 1 if a budget is exceeded."""
+    features, main_path, folders = survey()
+    over = defaultdict(list)
+    print(f"{'feature':<22}{'lines':>8}{'budget':>8}{'doors':>8}{'budget':>8}")
+    for feature in sorted(features, key=lambda feature: -feature.found_lines):
+        doors = len(feature.found_doors)
+        print(f"{feature.name:<22}{feature.found_lines:>8}{feature.lines:>8}{doors:>8}{feature.doors:>8}")
+        if feature.found_lines > feature.lines:
+            over[feature.name].append(f"{feature.found_lines} lines, budget {feature.lines}")
+        if doors > feature.doors:
+            over[feature.name].append(
+                f"{doors} doors, budget {feature.doors}: {', '.join(sorted(feature.found_doors))}"
+            )
+    print(f"{'sum':<22}{sum(f.found_lines for f in features):>8}{'':>8}{sum(len(f.found_doors) for f in features):>8}")
+    for folder, (lines, budget) in main_path.items():
+        print(f"{'main path: ' + folder:<22}{lines:>8}{budget:>8}")
+        if lines > budget:
+            over[f"main path of {folder}"].append(f"{lines} lines, budget {budget}")
+    print(f"{'main path':<22}{sum(lines for lines, _ in main_path.values()):>8}")
+    for folder, lines in folders.items():
+        print(f"{folder + '/':<22}{lines:>8}")
+    print(f"{'words of documents':<22}{words_of_docs():>8}")
+    for name, reasons in over.items():
+        print(f"{name}: {'; '.join(reasons)}. Make it smaller, or raise the budget in {CONFIG.name}.", file=sys.stderr)
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
