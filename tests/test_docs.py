@@ -29,12 +29,13 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from quire.ops.cli.commands import COMMANDS
+from quire.ops.cli.commands import COMMANDS, single_commands
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import ALL_SETTINGS
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
 from quire.ops.tools.settings_table import tables
+from quire.shared.command_line import CommandGroup
 from quire.shared.keys import WAITING, AccountKeys, BatchKeys, LaneKeys
 from quire.shared.settings import load, options
 from tests.conftest import clean_environ
@@ -228,10 +229,12 @@ def shown_commands() -> list[tuple[Block, str]]:
 def test_the_flags_of_a_shown_command_exist(block: Block, line: str) -> None:
     words = shlex.split(line, comments=True)
     words = words[words.index("quire") + 1 :]
-    cls, arguments, environ = COMMANDS[words[0]].settings, words[1:], {}
+    name, command, arguments, environ = f"quire {words[0]}", COMMANDS[words[0]], words[1:], {}
+    if isinstance(command, CommandGroup):
+        name, command, arguments = command.find(name, arguments)
     if words[0] == "serve":
         arguments, environ = lift_service_flags(arguments, environ)
-    load(cls, arguments, environ, prog=f"quire {words[0]}", known=ALL_SETTINGS)
+    load(command.settings, arguments, environ, prog=name, known=ALL_SETTINGS)
 
 
 def test_make_knows_the_verbs_that_the_pages_name() -> None:
@@ -284,7 +287,9 @@ FLAGS_OF_OTHERS = {
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("docs/")])
 def test_flags_that_a_page_names_exist(name: str) -> None:
-    known = {flag for command in COMMANDS.values() for item in options(command.settings) for flag in item.flags}
+    known = {
+        flag for command in single_commands().values() for item in options(command.settings) for flag in item.flags
+    }
     known |= FLAGS_OF_OTHERS.get(name, set()) | {"--help"}
     # The flags in `make ...` and `python -m ...` belong to another program; test_compose.py checks those of Compose.
     spans = [

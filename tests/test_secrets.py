@@ -15,7 +15,7 @@ import pytest
 from redis import Redis
 
 from quire.gateway.admin.api_keys import run
-from quire.gateway.admin.key_settings import KeySettings
+from quire.gateway.admin.key_settings import CreateKey
 from tests.conftest import QuireProcess
 from tests.support.checkpoints import make_checkpoint
 from tests.support.collector import running_collector
@@ -241,7 +241,7 @@ def test_no_secret_of_a_key_is_in_any_log_span_error_or_redis_value(
         operator = {"Authorization": f"Bearer {ADMIN}"}
         # 1) Keys of both ways to make one.
         made = [call("POST", "/admin/keys", {"name": name}, **operator)["key"] for name in ("first", "second", "spent")]
-        assert run(KeySettings(action="create", name="third", redis_url=stack.redis_server.url), {}) == 0
+        assert run(CreateKey(name="third", redis_url=stack.redis_server.url), {}) == 0
         [printed] = [line for line in capsys.readouterr().out.split() if line.startswith("sk-quire-")][:1]
         secrets = [*made, printed]
         first, second, spent, third = secrets

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.cli.commands import COMMANDS, run
+from quire.ops.cli.commands import run, single_commands
 from quire.ops.paths import PROJECT_ROOT
 
 # --- class names ------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_help_is_as_wide_as_the_terminal_and_breaks_no_word(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Examples are commands to paste, and stay on one line."""
-    for arguments in ([], *([name, "--help"] for name in COMMANDS)):
+    for arguments in ([], ["keys", "--help"], *([*name.split(), "--help"] for name in single_commands())):
         monkeypatch.setenv("COLUMNS", "2000")
         run(arguments, {})
         whole = capsys.readouterr().out.split()
@@ -111,4 +111,4 @@ def test_help_is_as_wide_as_the_terminal_and_breaks_no_word(
 def test_the_help_of_usage_has_only_what_it_uses(capsys: pytest.CaptureFixture[str]) -> None:
     run(["usage", "--help"], {})
     flags = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert flags == ["--action", "--id", "--days", "--json", "--redis-url", "--state-dir"]
+    assert flags == ["--id", "--days", "--json", "--redis-url", "--state-dir"]

@@ -10,7 +10,7 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,22 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from quire.gateway.admin.key_settings import KeySettings, UsageSettings
+from quire.gateway.admin.key_settings import (
+    AccountPlace,
+    AuditKeys,
+    BackUpKeys,
+    CreateKey,
+    KeyRedis,
+    LimitAccount,
+    LimitSettings,
+    ListKeys,
+    OneKey,
+    RestoreKeys,
+    RevokeKey,
+    RotateKey,
+    ShowAccount,
+    UsageSettings,
+)
 from quire.shared.accounts.account import DEFAULT_NAME, Account
 from quire.shared.accounts.backup import back_up, restore
 from quire.shared.accounts.limits import LIMITS, AccountLimits
@@ -34,20 +49,20 @@ from quire.shared.validators import InvalidValue
 MAX_AUDIT_LINES = 1000
 
 
-def run(settings: KeySettings | UsageSettings, environ: Mapping[str, str]) -> int:
-    """Carry out the action at `settings.redis_url`, and print what it found. Raises CommandError."""
+def run(settings: KeyRedis, environ: Mapping[str, str]) -> int:
+    """Carry out the command of `settings` at its Redis, and print what it found. Raises CommandError."""
     raise_at_ctrl_c()
     return carry_out(
         settings, f"no Redis at {redact(settings.redis_url)}", "pass another --redis-url (QUIRE_REDIS_URL)"
     )
 
 
-def carry_out(settings: KeySettings | UsageSettings, where: str, remedy: str) -> int:
+def carry_out(settings: KeyRedis, where: str, remedy: str) -> int:
     """Like `run`. `where` and `remedy` begin and end the error for a Redis that does not answer."""
     return asyncio.run(_carry_out(settings, where, remedy))
 
 
-async def _carry_out(settings: KeySettings | UsageSettings, where: str, remedy: str) -> int:
+async def _carry_out(settings: KeyRedis, where: str, remedy: str) -> int:
     client = command_client(settings.redis_url, ACCOUNTS_TAG, connections=1)
     try:
         await _act(AccountStore(client, f"quire keys of {_user()}"), settings)
@@ -55,7 +70,7 @@ async def _carry_out(settings: KeySettings | UsageSettings, where: str, remedy: 
     except BrokerUnavailable as error:
         raise CommandError(str(error)) from error
     except UnknownAccount as error:
-        raise CommandError(f"there is no account {str(error)!r}: the action `list` shows all keys") from error
+        raise CommandError(f"there is no account {str(error)!r}: `list` shows all keys") from error
     except InvalidValue as error:
         raise CommandError(f"--{error.name.replace('_', '-')}: {error}") from error
     except (RedisError, OSError) as error:
@@ -64,49 +79,85 @@ async def _carry_out(settings: KeySettings | UsageSettings, where: str, remedy: 
         await client.aclose()
 
 
-async def _act(store: AccountStore, settings: KeySettings | UsageSettings) -> None:
-    action = settings.action
-    if isinstance(settings, UsageSettings) or action == "usage":
-        rows = await read_usage(store.client, store.keys.prefix, settings.days, settings.id)
-        print(json.dumps([row.shown() for row in rows], indent=1) if settings.json else as_csv(rows), end="")
-    elif action == "list":
-        _print_all([one for one in await store.all() if one.kind == "key"], settings.json)
-    elif action == "create":
-        account, secret = await store.create(
-            settings.organisation or DEFAULT_NAME,
-            settings.project or DEFAULT_NAME,
-            settings.name,
-            _limits(AccountLimits(), settings),
-            await store.expiry(settings.expires_in_days * 86_400),
-        )
-        _print_secret(account, secret, settings.json)
-    elif action == "rotate":
-        _print_secret(*await store.rotate(_key_id(settings), settings.grace_s), settings.json)
-    elif action == "revoke":
-        account = await store.revoke(_key_id(settings))
-        _print_one(account)
-        print(
-            f"Gateways refuse the key {account.id} within a second, and end its open calls within a few seconds.",
-            file=sys.stderr,
-        )
-    elif action in ("backup", "restore") and parse_redis_url(settings.redis_url).kind == "cluster":
+async def _act(store: AccountStore, settings: KeyRedis) -> None:
+    act = next(act for kind, act in COMMANDS.items() if isinstance(settings, kind))
+    await act(store, settings)
+
+
+async def _usage(store: AccountStore, settings: UsageSettings) -> None:
+    rows = await read_usage(store.client, store.keys.prefix, settings.days, settings.id)
+    print(json.dumps([row.shown() for row in rows], indent=1) if settings.json else as_csv(rows), end="")
+
+
+async def _list(store: AccountStore, settings: ListKeys) -> None:
+    _print_all([one for one in await store.all() if one.kind == "key"], settings.json)
+
+
+async def _create(store: AccountStore, settings: CreateKey) -> None:
+    limits = _limits(AccountLimits(), settings)
+    expires = await store.expiry(settings.expires_in_days * 86_400)
+    made = await store.create(settings.organisation, settings.project, settings.name, limits, expires)
+    _print_secret(*made, settings.json)
+
+
+async def _rotate(store: AccountStore, settings: RotateKey) -> None:
+    _print_secret(*await store.rotate(_key_id(settings), settings.grace_s), settings.json)
+
+
+async def _revoke(store: AccountStore, settings: RevokeKey) -> None:
+    account = await store.revoke(_key_id(settings))
+    _print_one(account)
+    print(
+        f"Gateways refuse the key {account.id} within a second, and end its open calls within a few seconds.",
+        file=sys.stderr,
+    )
+
+
+async def _back_up(store: AccountStore, settings: BackUpKeys) -> None:
+    _refuse_cluster(settings, "backup")
+    _write_file(settings.file, json.dumps(await back_up(store.client), indent=1))
+
+
+async def _restore(store: AccountStore, settings: RestoreKeys) -> None:
+    _refuse_cluster(settings, "restore")
+    count = await restore(store.client, _read_json(settings.file), store.actor)
+    print(f"restored: API keys: {count}, with their limits, usage and audit log", file=sys.stderr)
+
+
+async def _audit(store: AccountStore, settings: AuditKeys) -> None:
+    for entry in await store.audit(MAX_AUDIT_LINES):
+        print(f"{_time(entry.at_ms // 1000)}  {entry.actor}  {entry.action}  {entry.accounts}  {entry.change}")
+
+
+async def _show(store: AccountStore, settings: ShowAccount) -> None:
+    _print_one(await store.get(_place(settings)))
+
+
+async def _limit(store: AccountStore, settings: LimitAccount) -> None:
+    account = await store.get(_place(settings))
+    _print_one(await store.limit(account.place, _limits(account.limits, settings)))
+
+
+COMMANDS: dict[type[KeyRedis], Callable[[AccountStore, Any], Awaitable[None]]] = {
+    ListKeys: _list,
+    CreateKey: _create,
+    ShowAccount: _show,
+    LimitAccount: _limit,
+    RotateKey: _rotate,
+    RevokeKey: _revoke,
+    AuditKeys: _audit,
+    UsageSettings: _usage,
+    BackUpKeys: _back_up,
+    RestoreKeys: _restore,
+}
+
+
+def _refuse_cluster(settings: KeyRedis, command: str) -> None:
+    if parse_redis_url(settings.redis_url).kind == "cluster":
         raise CommandError(
-            f"`{action}` does not work with a Redis Cluster, where the usage of keys lies with each model: use the "
+            f"`{command}` does not work with a Redis Cluster, where the usage of keys lies with each model: use the "
             "backups of the cluster"
         )
-    elif action == "backup":
-        _write_file(settings.file, json.dumps(await back_up(store.client), indent=1))
-    elif action == "restore":
-        count = await restore(store.client, _read_json(settings.file), store.actor)
-        print(f"restored: API keys: {count}, with their limits, usage and audit log", file=sys.stderr)
-    elif action == "audit":
-        for entry in await store.audit(MAX_AUDIT_LINES):
-            print(f"{_time(entry.at_ms // 1000)}  {entry.actor}  {entry.action}  {entry.accounts}  {entry.change}")
-    else:
-        account = await store.get(_place(settings))
-        if action == "limit":
-            account = await store.limit(account.place, _limits(account.limits, settings))
-        _print_one(account)
 
 
 def _write_file(path: str, content: str) -> None:
@@ -131,22 +182,22 @@ def _read_json(path: str) -> Any:
         raise CommandError(f"--file {path} is not JSON: give a file of `quire keys backup`") from None
 
 
-def _limits(limits: AccountLimits, settings: KeySettings) -> AccountLimits:
+def _limits(limits: AccountLimits, settings: LimitSettings) -> AccountLimits:
     """The limits with those that the command line names. Raises InvalidValue."""
-    given: dict[str, Any] = {name: getattr(settings, name) for name in LIMITS}
+    given: dict[str, Any] = {name: getattr(settings, name, None) for name in LIMITS}  # only `limit` has a weight
     if settings.models is not None:
         given["models"] = [name.strip() for name in settings.models.split(",") if name.strip()]
     changed = AccountLimits.of({name: value for name, value in given.items() if value is not None})
     return replace(limits, **{name: getattr(changed, name) for name, value in given.items() if value is not None})
 
 
-def _key_id(settings: KeySettings) -> str:
+def _key_id(settings: OneKey) -> str:
     if not settings.id:
-        raise CommandError("--id is missing: give one that the action `list` shows")
+        raise CommandError("--id is missing: give one that `list` shows")
     return settings.id
 
 
-def _place(settings: KeySettings) -> str:
+def _place(settings: AccountPlace) -> str:
     """The account that the options name: a key, a project or an organisation. Raises CommandError."""
     organisation = settings.organisation or DEFAULT_NAME
     if settings.id:

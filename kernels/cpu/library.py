@@ -18,7 +18,6 @@ Pointer = Annotated[int | ctypes.Array[ctypes.c_void_p] | None, ctypes.c_void_p]
 Size = Annotated[int, ctypes.c_size_t]
 Int = Annotated[int, ctypes.c_int]
 Int64 = Annotated[int, ctypes.c_int64]
-UInt64 = Annotated[int, ctypes.c_uint64]
 Float = Annotated[float, ctypes.c_float]
 
 
@@ -103,8 +102,6 @@ class CommonFunctions(Protocol):
     def pack_nibbles(self, weight: Pointer, scales: Pointer, n: Size, k: Size, gate_up: Int, out: Pointer) -> None: ...
 
     def convert(self, values: Pointer, source_type: Int, out: Pointer, out_type: Int, count: Size) -> Int: ...
-
-    def read_memory(self, memory: Pointer, size: Size) -> UInt64: ...
 
     def copy_blocks(
         self, caches: Pointer, count: Size, block_bytes: Size, src: Pointer, dst: Pointer, n: Size

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.gateway.admin.api_keys import carry_out, run
-from quire.ops.cli.settings import ApiKeySettings, ApiUsageSettings
+from quire.gateway.admin.key_settings import CreateKey, RestoreKeys
+from quire.ops.cli.settings import KeysOfStateFolder
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.ops.local.preconditions import find_redis, lock_state_dir
 from quire.ops.paths import resolve_state_dir
@@ -16,11 +17,11 @@ from quire.shared.command_line import CommandError
 from quire.shared.interrupts import raise_at_ctrl_c
 
 
-def keys(settings: ApiKeySettings | ApiUsageSettings, environ: Mapping[str, str]) -> int:
-    """Carry out one action; prints what it found. Raises CommandError.
+def keys(settings: KeysOfStateFolder, environ: Mapping[str, str]) -> int:
+    """Carry out one command; prints what it found. Raises CommandError.
 
     Without --redis-url it uses the Redis of the `quire serve` that runs with the state folder. If none runs, it starts
-    the embedded Redis of that folder for the time of the action, so that the first key can be made before the start.
+    the embedded Redis of that folder for the time of the command, so that the first key can be made before the start.
     """
     raise_at_ctrl_c()
     if settings.redis_url:
@@ -32,8 +33,8 @@ def keys(settings: ApiKeySettings | ApiUsageSettings, environ: Mapping[str, str]
     return _offline(settings, state_dir)
 
 
-def _offline(settings: ApiKeySettings | ApiUsageSettings, state_dir: Path) -> int:
-    if settings.action not in ("create", "restore") and not (state_dir / "redis").is_dir():
+def _offline(settings: KeysOfStateFolder, state_dir: Path) -> int:
+    if not isinstance(settings, (CreateKey, RestoreKeys)) and not (state_dir / "redis").is_dir():
         raise CommandError(
             f"no `quire serve` has run with the state folder {state_dir}, so it holds no keys; pass the --state-dir "
             "(QUIRE_STATE_DIR) of one that has, or the URL of another Redis with --redis-url (QUIRE_REDIS_URL)"

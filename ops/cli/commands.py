@@ -9,22 +9,23 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.gateway.server.commands import DEAD_LETTERS, GATEWAY, KEYS, PARKING, USAGE
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import (
     ALL_SETTINGS,
-    ApiKeySettings,
-    ApiUsageSettings,
     BatchCommandSettings,
     ChatSettings,
     DeadSettings,
+    KeysOfStateFolder,
     ParkedSettings,
     ServeSettings,
+    of_state_folder,
 )
 from quire.ops.loadgen.settings import BenchSettings
-from quire.shared.command_line import Command, report_failures, run_command
+from quire.shared.command_line import Command, CommandGroup, report_failures, run_command, table
 from quire.shared.settings import SettingError, wrap
 from quire.shared.version import installed_version
 from quire.worker.commands import WORKER
@@ -51,7 +52,7 @@ examples:
 
 
 NOTES = {
-    "quire COMMAND --help": "Show the options of a command. Each can also be set as QUIRE_NAME in the environment.",
+    "quire COMMAND --help": "Show the options of a command, each with its variable in the environment if it has one.",
     "quire --version": "Show the version.",
 }
 
@@ -92,13 +93,18 @@ def _parking(settings: ParkedSettings, environ: Mapping[str, str]) -> int:
     return parking(settings, environ)
 
 
-def _keys(settings: ApiKeySettings | ApiUsageSettings, environ: Mapping[str, str]) -> int:
+def _keys(settings: KeysOfStateFolder, environ: Mapping[str, str]) -> int:
     from quire.ops.cli.api_keys import keys
 
     return keys(settings, environ)
 
 
-COMMANDS: dict[str, Command[Any]] = {
+def _of_state_folder(command: Command[Any]) -> Command[Any]:
+    """Return a command on keys that finds the Redis of a state folder."""
+    return replace(command, settings=of_state_folder(command.settings), run=_keys)
+
+
+COMMANDS: dict[str, Command[Any] | CommandGroup] = {
     "serve": Command(
         "Start Redis, workers and gateways on this machine.",
         "Serve a model on this machine: an embedded Redis, workers and gateways, until Ctrl-C. The flags of "
@@ -162,18 +168,16 @@ COMMANDS: dict[str, Command[Any]] = {
         BenchSettings,
         _bench,
     ),
-    "keys": Command(
-        KEYS.summary,
-        KEYS.description,
-        (
+    "keys": replace(
+        KEYS,
+        examples=(
             *KEYS.examples,
-            "{prog} --state-dir ~/quire-state            # of a `quire serve` with this --state-dir, running or not",
+            "{prog} list --state-dir ~/quire-state    # of a `quire serve` with this --state-dir, running or not",
             "docker compose exec gateway quire-start keys create    # of the stack in containers",
         ),
-        ApiKeySettings,
-        _keys,
+        commands={name: _of_state_folder(command) for name, command in KEYS.commands.items()},
     ),
-    "usage": Command(USAGE.summary, USAGE.description, USAGE.examples, ApiUsageSettings, _keys),
+    "usage": _of_state_folder(USAGE),
     "dead": Command(
         DEAD_LETTERS.summary,
         DEAD_LETTERS.description,
@@ -199,6 +203,17 @@ COMMANDS: dict[str, Command[Any]] = {
 }
 
 
+def single_commands() -> dict[str, Command[Any]]:
+    """Return every command by its words after `quire`, such as `keys create`."""
+    found: dict[str, Command[Any]] = {}
+    for name, command in COMMANDS.items():
+        if isinstance(command, CommandGroup):
+            found |= {f"{name} {inner}": one for inner, one in command.commands.items()}
+        else:
+            found[name] = command
+    return found
+
+
 def run(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run `quire` with these arguments, by default those of the process.
 
@@ -212,8 +227,8 @@ def run(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = N
     return report_failures("quire", variables, lambda: _run_without_command(words))
 
 
-def _run(name: str, command: Command[Any], arguments: list[str], environ: dict[str, str]) -> int:
-    if command.settings is ServeSettings:
+def _run(name: str, command: Command[Any] | CommandGroup, arguments: list[str], environ: dict[str, str]) -> int:
+    if isinstance(command, Command) and command.settings is ServeSettings:
         arguments, environ = lift_service_flags(arguments, environ)
     return run_command(f"quire {name}", command, arguments, environ, ALL_SETTINGS)
 
@@ -221,7 +236,7 @@ def _run(name: str, command: Command[Any], arguments: list[str], environ: dict[s
 def _run_without_command(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         rows = {name: command.summary for name, command in COMMANDS.items()}
-        print(HELP.format(description=wrap(DESCRIPTION), commands=_table(rows), notes=_table(NOTES)))
+        print(HELP.format(description=wrap(DESCRIPTION), commands=table(rows), notes=table(NOTES)))
         return 0 if words else 2
     if words[0] in ("-V", "--version", "version"):
         print(f"quire {installed_version('0 (not installed)')}")
@@ -229,8 +244,3 @@ def _run_without_command(words: Sequence[str]) -> int:
     nearest = difflib.get_close_matches(words[0], COMMANDS, n=1)
     remedy = f"did you mean `quire {nearest[0]}`?" if nearest else "give one of " + ", ".join(COMMANDS)
     raise SettingError(f"there is no command {words[0]!r}: {remedy}")
-
-
-def _table(rows: Mapping[str, str]) -> str:
-    width = max(map(len, rows))
-    return "\n".join(wrap(text, " " * (width + 4), f"  {name:<{width}}  ") for name, text in rows.items())

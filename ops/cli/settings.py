@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
-from quire.gateway.admin.key_settings import KeySettings, UsageSettings
+from quire.gateway.admin.key_settings import KeyRedis
 from quire.gateway.admin.parking_settings import ParkingSettings
 from quire.gateway.settings import GatewaySettings
 from quire.ops.loadgen.settings import BenchSettings
@@ -101,7 +101,7 @@ class ParkedSettings(ParkingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApiKeySettings(KeySettings):
+class KeysOfStateFolder(KeyRedis):
     """The API keys in a Redis, by default that of a state folder of `quire serve`."""
 
     redis_url: str = option(
@@ -109,21 +109,17 @@ class ApiKeySettings(KeySettings):
         help="Redis that holds the keys; by default that of `quire serve`, also while it does not run.",
         metavar="URL",
         secret=True,
+        last=True,
     )
-    state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApiUsageSettings(UsageSettings):
-    """The usage of API keys in a Redis, by default that of a state folder of `quire serve`."""
-
-    redis_url: str = option(
-        "",
-        help="Redis that holds the keys; by default that of `quire serve`, also while it does not run.",
-        metavar="URL",
-        secret=True,
+    state_dir: str = option(
+        "", metavar="DIR", help="State folder of that `quire serve`, if it was given one.", last=True
     )
-    state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
+
+
+def of_state_folder(settings: type[KeyRedis]) -> type[KeyRedis]:
+    """Return the settings of a command on keys, with the Redis of a state folder as the default."""
+    found = type(settings.__name__, (KeysOfStateFolder, settings), {"__doc__": settings.__doc__})
+    return dataclass(frozen=True, kw_only=True)(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +239,5 @@ ALL_SETTINGS = (
     BenchSettings,
     DeadSettings,
     ParkedSettings,
-    ApiKeySettings,
-    ApiUsageSettings,
     BatchCommandSettings,
 )

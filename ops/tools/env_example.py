@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 
-from quire.ops.cli.commands import COMMANDS
+from quire.ops.cli.commands import single_commands
 from quire.ops.tools.compose import VARIABLES
 from quire.shared.settings import Option, options
 
@@ -24,9 +24,10 @@ def render() -> str:
     """The text of the file. Settings that several commands share come first."""
     users: dict[str, list[str]] = {}
     first: dict[str, Option] = {}
-    for name, command in COMMANDS.items():
+    for name, command in single_commands().items():
         for item in options(command.settings):
-            users.setdefault(item.variable, []).append(name)
+            if item.variable and (word := name.split()[0]) not in users.setdefault(item.variable, []):
+                users[item.variable].append(word)
             first.setdefault(item.variable, item)
     order = list(dict.fromkeys(map(tuple, users.values())))
     parts: list[str] = [HEADER]

@@ -1,4 +1,4 @@
-"""Renders the chart of ops/deploy/kubernetes with the real helm. Has schemas for the objects of other operators.
+"""Renders the chart of ops/deploy/kubernetes with Helm's own library. Has schemas for the objects of other operators.
 
 Objects of KEDA and of the Prometheus operator are checked by strict schemas of the fields that the chart uses, as these
 projects document them; they are not the projects' own schemas.
@@ -7,16 +7,13 @@ projects document them; they are not the projects' own schemas.
 from __future__ import annotations
 
 import os
-import subprocess
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.ops.tools.helm import find
 
 CHART = PROJECT_ROOT / "ops/deploy/kubernetes/quire"
 EXAMPLES = PROJECT_ROOT / "ops/deploy/kubernetes/examples"
@@ -52,27 +49,54 @@ SETTINGS = (
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run helm, which must be there in CI; elsewhere tests are skipped without it."""
-    program = find()
-    if program is None:
-        why = "there is no helm: python -m quire.ops.tools.helm gets one"
+def helm() -> Any:
+    """Return the module of Helm's library, which must be there in CI; elsewhere tests are skipped without it."""
+    try:
+        import helm_python
+    except ImportError:
+        why = "Helm's library is not installed: pip install -c constraints.txt helm-python-sdk"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
-    return subprocess.run([str(program), *arguments], capture_output=True, text=True, timeout=60)
+    return helm_python
+
+
+def merged_values(*arguments: str) -> Object:
+    """Return the values of these arguments of `helm`: --set and the like, or the name of an example.
+
+    Later arguments win, and Helm's order is kept: first the files, then --set, --set-string and --set-file.
+    """
+    parsers = {"set": helm().parse_set_string, "set-string": helm().parse_set_string_values}
+    parsers["set-file"] = helm().parse_set_file
+    values: Object = {}
+    for name in (argument for argument in arguments if not argument.startswith("--")):
+        _merge(values, yaml.load((EXAMPLES / f"{name}.yaml").read_text(), LOADER))
+    for flag, parse in parsers.items():
+        for argument in arguments:
+            if argument.startswith(f"--{flag}="):
+                _merge(values, parse(argument.partition("=")[2]))
+    return values
+
+
+def _merge(values: Object, others: Object) -> None:
+    for name, value in others.items():
+        if isinstance(value, dict) and isinstance(values.get(name), dict):
+            _merge(values[name], value)
+        else:
+            values[name] = value
+
+
+def template(values: Object, release: str = RELEASE) -> tuple[Object, ...]:
+    """Return the objects of `helm template`. Raises HelmError for wrong values, as helm ends with an error."""
+    chart = helm().Chart.load(CHART)
+    chart.validate_schema(chart.merge_values(values))
+    files = chart.render(values, name=release, namespace=NAMESPACE)
+    texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
+    return tuple(item for text in texts for item in yaml.load_all(text, LOADER) if item)
 
 
 @cache
 def render(*arguments: str) -> tuple[Object, ...]:
-    """The objects of `helm template` with these arguments; the name of an example stands for its file."""
-    files = {path.stem: path for path in EXAMPLES.glob("*.yaml")}
-    words = [word for argument in arguments for word in _values(argument, files)]
-    done = helm("template", RELEASE, str(CHART), "--namespace", NAMESPACE, *words)
-    assert done.returncode == 0, done.stderr
-    return tuple(item for item in yaml.load_all(done.stdout, LOADER) if item)
-
-
-def _values(argument: str, files: dict[str, Path]) -> list[str]:
-    return ["--values", str(files[argument])] if argument in files else [argument]
+    """Return the objects of `helm template` with these arguments; the name of an example stands for its file."""
+    return template(merged_values(*arguments))
 
 
 def of_kind(objects: tuple[Object, ...], kind: str) -> dict[str, Object]:

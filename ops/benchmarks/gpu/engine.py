@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -61,18 +61,11 @@ LOADS = (
 )
 
 
-def rehearsal(load: Load) -> Load:
-    """Return the load with a model and lengths that are small enough for Triton's interpreter."""
-    pairs = tuple((1 + prompt // 64, 2 + output // 256) for prompt, output in load.pairs[:4])
-    return replace(load, model="small", pairs=pairs)
-
-
 def make_engine(
     name: str,
     device: torch.device,
     longest: int,
     graphs: bool = True,
-    fp8: bool = False,
     invariant: bool = False,
     buckets: SequenceOf[GraphBucket] | None = None,
     step: tuple[int, int] = (0, 0),
@@ -83,16 +76,14 @@ def make_engine(
     tokens of a step; 0: those of a worker.
     """
     settings = WorkerSettings(
-        kv_cache_dtype="fp8" if fp8 else "auto",
         block_size=BLOCK_SIZE,
         cuda_graphs=graphs,
         max_num_seqs=step[0],
         max_num_batched_tokens=step[1],
     )
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    ops = (
-        kernels.triton_ops(device, dtype, fp8, invariant) if device.type == "cuda" else kernels.select_ops("cpu", dtype)
-    )
+    on_cpu = device.type == "cpu"
+    ops = kernels.select_ops("cpu", dtype) if on_cpu else kernels.triton_ops(device, dtype, False, invariant)
     model = random_decoder(name, ops, dtype, longest)
     sequences, tokens = memory_plan.max_num_seqs(settings, device), memory_plan.max_num_batched_tokens(settings, device)
     room = 1 << 26
@@ -120,16 +111,16 @@ def measure(
     loads: SequenceOf[Load],
     shapes: SequenceOf[tuple[int, int]],
     graphs: bool,
-    found: dict[str, list[Any]],
-    save: Callable[[dict[str, list[Any]]], None],
+    save: Callable[[dict[str, Any]], None],
     step: tuple[int, int] = (0, 0),
     steps: int = 100,
-) -> None:
-    """Measure loads and `steps` decode steps, and store the results in `found`.
+) -> dict[str, Any]:
+    """Measure loads and `steps` decode steps.
 
-    found["rows"] gets a row for each load, found["steps"] one for each shape (sequences, context), and found["graphs"]
-    the time and memory of the CUDA graphs.
+    Returns "rows" with a row for each load, "steps" with one for each shape (sequences, context), and "graphs" with the
+    time and memory of the CUDA graphs.
     """
+    found: dict[str, Any] = {"rows": [], "steps": [], "graphs": []}
     engine = make_engine(name, device, longest, graphs, step=step)
     free, started = free_bytes(device), time.perf_counter()
     while engine.prepare():
@@ -146,6 +137,7 @@ def measure(
         found["steps"].append({"model": name, **decode_steps(engine, sequences, context, steps)})
         print(found["steps"][-1], flush=True)
         save(found)
+    return found
 
 
 def free_bytes(device: torch.device) -> int:

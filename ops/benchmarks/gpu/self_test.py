@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from quire import kernels
 from quire.kernels.self_test.cases import WrongKernel, run_cases
-from quire.kernels.self_test.inputs import FULL, QUICK
 from quire.kernels.self_test.registry import cases_of
 from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.worker.device.devices import has_fp8
 from quire.worker.device.graphs import record_on_cuda
 
-MODELS, REHEARSED = ("llama-3.1-8b", "qwen3-0.6b"), ("small",)
+MODELS = ("llama-3.1-8b", "qwen3-0.6b")
 LONGEST, BLOCK_SIZE = 8192, 16
 
 
-def run(device: torch.device, is_rehearsal: bool, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def run(
+    device: torch.device, models: Sequence[str], level: str, save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """Run the self-test for each model, with a KV cache in the type of activations and in FP8.
 
-    Returns a row for each, with the number of cases and the lines of wrong kernels. A rehearsal has a tiny model.
+    Returns a row for each, with the number of cases and the lines of wrong kernels.
     """
     is_cuda = device.type == "cuda"
     caches = (False, True) if is_cuda and has_fp8(device) else (False,)
     found: dict[str, Any] = {"self_test": []}
-    for name in REHEARSED if is_rehearsal else MODELS:
+    for name in models:
         for fp8 in caches:
-            found["self_test"].append(_of_model(name, device, fp8, QUICK if is_rehearsal else FULL))
+            found["self_test"].append(_of_model(name, device, fp8, level))
             print(found["self_test"][-1], flush=True)
             save(found)
     faults = sum(len(row["faults"]) for row in found["self_test"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 
-from quire.ops.benchmarks.stack.__main__ import start_stack
+from quire.ops.benchmarks.stack.checkpoint import write_tokenizer
 from quire.ops.benchmarks.stack.load import LoadCase, run_case
 from quire.ops.benchmarks.stack.random_model import CONFIGS, RandomWeights, config_json, shapes_of
 from quire.worker.models.config import read_config
@@ -22,13 +24,11 @@ CASES = (
     LoadCase("c1", 1024, 128, requests=4, concurrency=1),
     LoadCase("c256", 128, 128, requests=512, concurrency=256),
 )
-REHEARSAL = (LoadCase("c1", 16, 4, requests=1, concurrency=1), LoadCase("c2", 16, 4, requests=2, concurrency=2))
 
 
 def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
     """Write a checkpoint with random weights in several shards, as published checkpoints have. Returns the seconds."""
     from safetensors.torch import save_file
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     started = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,13 +44,22 @@ def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
         save_file(part, str(folder / shard), {"format": "pt"})
         weight_map |= dict.fromkeys(part, shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    words = {"<s>": 0, "</s>": 1} | {f"w{i}": i for i in range(2, CONFIGS[name]["vocab_size"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    write_tokenizer(folder, CONFIGS[name]["vocab_size"])
     return time.perf_counter() - started
+
+
+def start_stack(model: Path, state: Path, extra: list[str]) -> tuple[subprocess.Popen[str], str, float]:
+    """Start `quire serve` on a free port. Returns its process, its URL, and the seconds until it was ready."""
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "quire", "serve", str(model), "--port", "0", "--served-model-name", "bench"]
+    process = subprocess.Popen(
+        [*command, "--state-dir", str(state / "state"), *extra], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("ready: "):
+            return process, line.split()[1], time.perf_counter() - started
+    raise SystemExit(f"quire serve ended with code {process.wait()} before it was ready")
 
 
 def run(

@@ -5,12 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def tiles_line(row: dict[str, Any]) -> str:
-    """Format a row of ops/benchmarks/kernels/tile_sizes.py."""
-    told = f"failed: {row['error']}"[:90] if "error" in row else f"{row['ms']:>9.3f} ms {100 * row['share']:>6.0f} %"
-    return f"{row['case']:<40}{row['tiles']:<45}{told}"
-
-
 def of_another_card(report: dict[str, Any]) -> list[str]:
     """Return a line that warns if the floors are for another card than the measured one."""
     name, parts = report.get("environment", {}).get("GPU", ""), report["parts"].values()
@@ -26,9 +20,6 @@ def table(report: dict[str, Any]) -> str:
     lines = of_another_card(report)
     if fault := report.get("unreliable"):
         lines.insert(0, f"unreliable: {fault}")
-    if notice := report.get("rehearsal"):  # its figures mean nothing, and are not shown
-        found = report["parts"].items()
-        return "\n".join([notice, *(f"{name:<18}{part['status']:<11}{part.get('why', '')}" for name, part in found)])
     for name, part in report["parts"].items():
         told = part.get("tests") or part.get("why") or ""
         if "unreliable" in part:
@@ -66,17 +57,8 @@ def table(report: dict[str, Any]) -> str:
             lines.append(
                 f"  {row['model']} {row['count']} CUDA graphs: captured in {row['seconds']:.1f} s, {row['gib']:.2f} GiB"
             )
-        lines += [f"  {tiles_line(row)}" for row in part.get("tiles", ())]
-        lines += [f"  {line}" for line in part.get("suggestions", ())]
         for row in part.get("invariance", ()):
             lines.append(f"  batch-invariant, {row['what']}: {row['ratio']:.2f} times as long (asked for 1.6 at most)")
-        if "quire" in part:
-            peers = (
-                f"{peer} {round(part[peer])} ({part['quire'] / part[peer]:.1f} times slower, asked for {least})"
-                for peer, least in (("generate", 8), ("generate_batch", 2))
-                if part.get(peer)
-            )
-            lines.append(f"  {part['what']}: Quire {part['quire']:.0f} tok/s, {', '.join(peers)}")
         if "ready_s" in part:
             lines.append(
                 f"  stack ready after {part['ready_s']:.1f} s (asked for: 45), checkpoint written in "

@@ -5,7 +5,7 @@ make paper ARGS="--quick"                      all experiments, runs too short f
 make paper ARGS="--only memory,sharing"        some experiments
 python -m quire.ops.benchmarks.paper --only batch --jobs 4 --seed 1
 
-Prints tables with the paper's values for comparison, and writes paper.json and a plot per experiment (PNG and SVG).
+Prints tables with the paper's values for comparison, and writes paper.json.
 """
 
 from __future__ import annotations
@@ -22,37 +22,31 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.ops.benchmarks.paper import blocks, memory, plots, recovery, sharing, throughput
+from quire.ops.benchmarks.paper import blocks, memory, recovery, sharing, throughput
 from quire.ops.benchmarks.paper.context import Context
+from quire.ops.benchmarks.peers.machine import machine
 from quire.ops.local.progress import Progress
 
 RESULTS = Path(__file__).parents[1] / "results" / "paper"
-PACKAGES = ("quire", "torch", "numpy", "matplotlib")
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+PACKAGES = ("quire", "torch", "numpy")
 
 
 class Experiment(NamedTuple):
-    """One experiment. `run` returns results for the JSON, from which the other functions make a text and a figure."""
+    """One experiment. `run` returns results for the JSON, of which `table` makes a text."""
 
     run: Callable[[Context], dict[str, Any]]
     table: Callable[[dict[str, Any]], str]
-    draw: Callable[[dict[str, Any]], Any]
     about: str
 
 
 EXPERIMENTS = {
-    "memory": Experiment(memory.run_memory, memory.memory_table, plots.memory, "figure 2: what the cache holds"),
-    "batch": Experiment(memory.run_batch, memory.batch_table, plots.batch, "figure 13: requests that run at once"),
-    "sharing": Experiment(sharing.run_sharing, sharing.sharing_table, plots.sharing, "figure 15: blocks saved"),
-    "blocks": Experiment(blocks.run_blocks, blocks.blocks_table, plots.blocks, "figure 18: block size"),
-    "recovery": Experiment(
-        recovery.run_recovery, recovery.recovery_table, plots.recovery, "figure 19: swap or recompute"
-    ),
+    "memory": Experiment(memory.run_memory, memory.memory_table, "figure 2: what the cache holds"),
+    "batch": Experiment(memory.run_batch, memory.batch_table, "figure 13: requests that run at once"),
+    "sharing": Experiment(sharing.run_sharing, sharing.sharing_table, "figure 15: blocks saved"),
+    "blocks": Experiment(blocks.run_blocks, blocks.blocks_table, "figure 18: block size"),
+    "recovery": Experiment(recovery.run_recovery, recovery.recovery_table, "figure 19: swap or recompute"),
     "throughput": Experiment(
-        throughput.run_throughput,
-        throughput.throughput_table,
-        plots.throughput,
-        "figures 12, 14, 16, 17: latency by rate",
+        throughput.run_throughput, throughput.throughput_table, "figures 12, 14, 16, 17: latency by rate"
     ),
 }
 
@@ -68,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="short runs, to see that all works")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes for simulations")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for paper.json and the plots")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for paper.json")
     args = parser.parse_args(argv)
     chosen = args.only.split(",")
     if unknown := [name for name in chosen if name not in EXPERIMENTS]:
@@ -84,12 +78,12 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         progress.say("interrupted; the experiments that had ended are written")
         return 130
-    print(f"Written: paper.json and plots, in {os.path.relpath(args.out)}")
+    print(f"Written: {os.path.relpath(args.out / 'paper.json')}")
     return 0
 
 
 def run(names: list[str], context: Context, folder: Path) -> None:
-    """Run experiments in order. Print the table of each, draw its plot, and add it to the report."""
+    """Run experiments in order. Print the table of each, and add its results to the report."""
     for index, name in enumerate(names):
         experiment = EXPERIMENTS[name]
         context.name = name
@@ -97,7 +91,6 @@ def run(names: list[str], context: Context, folder: Path) -> None:
         result = experiment.run(context)
         seconds = time.monotonic() - started
         result = {**stamp(context), "seconds": seconds, **result}
-        result["files"] = plots.save(result, name, experiment.draw, folder)
         write(name, result, folder / "paper.json")
         context.progress.say(f"{index + 1} of {len(names)}: {name}, {experiment.about}: {seconds:.0f} s")
         print(f"\n{experiment.table(result)}\n", flush=True)
@@ -116,23 +109,8 @@ def stamp(context: Context) -> dict[str, Any]:
         "when": time.strftime("%Y-%m-%dT%H:%M:%S"),
         "quick": context.quick,
         "seed": context.seed,
-        "machine": machine(),
+        "machine": machine() | {"load": os.getloadavg()[0]},
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-    }
-
-
-def machine() -> dict[str, Any]:
-    """The number of cores, the processor and its instruction sets, without host names."""
-    flags: set[str] = set()
-    if Path("/proc/cpuinfo").exists():
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
-                flags.update(line.split(":", 1)[1].split())
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "processor": platform.machine(),
-        "flags": [flag for flag in CPU_FLAGS if flag in flags],
-        "load": os.getloadavg()[0],
     }
 
 

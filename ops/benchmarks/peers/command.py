@@ -1,4 +1,4 @@
-"""`make bench ARGS="--peer llamacpp --peer vllm"`: compare this checkout with other servers on this machine."""
+"""`make bench`: measure this checkout, alone or compared with other servers on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PEERS = ("llamacpp", "vllm")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a comparison to those of `make bench`."""
-    group = parser.add_argument_group("comparison with other servers, in alternating rounds")
+    group = parser.add_argument_group("rounds, and other servers, which run in turns")
     group.add_argument(
         "--peer",
         action="append",
@@ -87,6 +87,8 @@ def _compare(args: argparse.Namespace, output: Path, folder: Path) -> int:
         sides = [*quire_sides(args, made, folder), *sides]
     elif args.quire_args:
         raise SettingError("--quire-args needs Quire: leave --no-quire out")
+    if not sides:
+        raise SettingError("--no-quire needs another server: give --peer NAME")
     names = [side.name for side in sides]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         flag = "--quire-args" if twice.startswith("quire") else "--peer"

@@ -8,8 +8,7 @@ python -m quire.ops.benchmarks.soak --minutes 10 --seed 3 --workers 3 --gateways
 
 Prints requests, tokens, faults, migrations (requests that another attempt continued), repairs (published output that a
 gateway missed and read from the log), fenced items, resumes, lost requests (must be 0), changed or duplicated answers
-(must be 0) and the longest pause. Writes soak.json and a plot of the throughput with the faults marked. The exit code
-is 1 if a request was lost or changed.
+(must be 0) and the longest pause. Writes soak.json. The exit code is 1 if a request was lost or changed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from typing import Any
 import aiohttp
 from redis import Redis
 
-from quire.ops.benchmarks.soak.chaos import FAULTS, OF_RANKS, Chaos, RestartedProcess, answers
+from quire.ops.benchmarks.peers.processes import answers
+from quire.ops.benchmarks.soak.chaos import Chaos, RestartedProcess
 from quire.ops.benchmarks.soak.client import SoakRecord, ask
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.local.embedded_redis import EmbeddedRedis
@@ -121,14 +121,17 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             port = free_port()
             command = ["worker", *common, "--worker-id", f"w{index}", "--internal-port", str(port), "--threads", "1"]
             command += ["--dtype", "float32", "--max-num-seqs", "16", *lease, "--tensor-parallel-size", str(args.ranks)]
-            workers.append(RestartedProcess(f"w{index}", command, partial(answers, port, "/health"), folder / "w.log"))
+            workers.append(
+                RestartedProcess(
+                    f"w{index}", command, partial(answers, f"http://127.0.0.1:{port}/health"), folder / "w.log"
+                )
+            )
         for index in range(args.gateways):
             port = free_port()
             urls.append(f"http://127.0.0.1:{port}")
             command = ["gateway", *common, "--port", str(port), "--drain-s", "1"]
-            gateways.append(
-                RestartedProcess(f"g{index}", command, partial(answers, port, "/healthz"), folder / "g.log")
-            )
+            ready = partial(answers, f"{urls[-1]}/healthz")
+            gateways.append(RestartedProcess(f"g{index}", command, ready, folder / "g.log"))
         chaos = Chaos(workers, gateways, redis_server, args.seed, args.pause_s, args.ranks)
         await chaos.mend_all()
         progress.say(f"{args.workers} workers and {args.gateways} gateways are ready")
@@ -149,7 +152,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         complete = [record for record in records if record.outcome == "complete"]
         changed = await check(urls[0], complete, args.checks)
         return {
-            **report(records, chaos, seconds, started),
+            **report(records, chaos, seconds),
             **await state(redis_server),
             "checked": min(args.checks, len(complete)),
             "changed": len(changed),
@@ -162,10 +165,8 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         redis_server.stop()
 
 
-def report(records: list[SoakRecord], chaos: Chaos, seconds: float, started: float) -> dict[str, Any]:
+def report(records: list[SoakRecord], chaos: Chaos, seconds: float) -> dict[str, Any]:
     ends = Counter(record.outcome or "lost" for record in records)
-    times = sorted(at - started for record in records for at in record.tokens_at)
-    per_second = Counter(int(at) for at in times)
     return {
         "seconds": seconds,
         "requests": len(records),
@@ -179,7 +180,6 @@ def report(records: list[SoakRecord], chaos: Chaos, seconds: float, started: flo
         "worst_pause_s": max((record.worst_pause_s for record in records), default=0.0),
         "faults": [asdict(fault) for fault in chaos.faults],
         "fault_counts": dict(Counter(fault.what for fault in chaos.faults)),
-        "events_per_second": [per_second[second] for second in range(int(seconds) + 1)],
     }
 
 
@@ -215,33 +215,6 @@ def is_good(result: dict[str, Any]) -> bool:
     )
 
 
-def plot(result: dict[str, Any], folder: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        return
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(12, 4))
-    axes.plot(result["events_per_second"], linewidth=0.8)
-    colours = dict(zip(FAULTS | OF_RANKS, ("C3", "C1", "C4", "C2", "C5", "black", "C6", "C7"), strict=True))
-    named = set()
-    for fault in result["faults"]:
-        what = fault["what"]
-        label = None if what in named else what
-        named.add(what)
-        axes.axvline(fault["at"], color=colours[what], alpha=0.5, linewidth=0.8, label=label)
-    if named:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(FAULTS), frameon=False, fontsize=8)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("events with text per second")
-    axes.set_ylim(bottom=0)
-    axes.set_title(", ".join(f"{result[name]} {name}" for name in ("requests", *RECOVERIES, "lost", "changed")))
-    figure.savefig(folder / "soak.png", dpi=120, bbox_inches="tight")
-    plt.close(figure)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m quire.ops.benchmarks.soak",
@@ -268,7 +241,6 @@ def main() -> int:
         result = asyncio.run(soak(args, Path(folder)))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "soak.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(result, args.out)
     shown = ("requests", "outcomes", "tokens", "fault_counts", "breaks", "resumes", "refusals", "lost", "checked")
     for name in (*shown, "changed", *RECOVERIES, "worst_pause_s", "accepted", "totals", "errors"):
         print(f"{name}: {result[name]}")

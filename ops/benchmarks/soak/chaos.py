@@ -166,15 +166,3 @@ class Chaos:
             if time.monotonic() > deadline:
                 raise TimeoutError("not everything came up again")
             await asyncio.sleep(0.1)
-
-
-def answers(port: int, path: str) -> bool:
-    """Return True if a GET of `path` on a local port returns status 200."""
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1) as response:
-            return bool(response.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False

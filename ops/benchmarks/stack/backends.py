@@ -2,7 +2,6 @@
 
 python -m quire.ops.benchmarks.stack.backends                            a random checkpoint of SmolLM2-135M's shape
 python -m quire.ops.benchmarks.stack.backends --rows 1 --model FOLDER --rounds 9
-python -m quire.ops.benchmarks.stack.backends --shape qwen3-moe          a mixture of experts
 
 Prints the median over rounds of the median decode step of each backend, and the ratios of the rounds.
 """
@@ -16,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from quire.ops.benchmarks.stack.checkpoint import FAMILY_SHAPES, SHAPES, make_checkpoint
+from quire.ops.benchmarks.stack.checkpoint import SHAPES, make_checkpoint
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.engine.engine import Engine
@@ -33,9 +32,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", help="checkpoint folder; by default one with random weights is made")
-    parser.add_argument(
-        "--shape", choices=sorted(SHAPES | FAMILY_SHAPES), default="llama135m", help="shape of the random checkpoint"
-    )
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="llama135m", help="shape of the random checkpoint")
     parser.add_argument("--rows", type=int, default=32, help="sequences of a step")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dtype", default="auto")

@@ -14,11 +14,12 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
+import torch
 import uvloop
 
-from quire.ops.benchmarks.stack.overhead import NoModel
 from quire.shared.messages import GenerationRequest, StepItem
 from quire.shared.telemetry.logs import setup_logging
 from quire.worker.engine.engine import Engine
@@ -32,12 +33,44 @@ TOKEN = 7
 VOCAB = 2048
 
 
+class NoCache:
+    """A KV cache without memory."""
+
+    def copy_blocks(self, src: list[int], dst: list[int]) -> None: ...
+    def swap_out(self, src: list[int], dst: list[int]) -> None: ...
+    def swap_in(self, src: list[int], dst: list[int]) -> None: ...
+
+
+class NoModel:
+    """Returns the same logits and the same token for every row."""
+
+    name = "none"
+    weights_digest = ""
+    state_bytes = 0
+    vocab_size = VOCAB
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.ops = self
+        self.device = torch.device("cpu")
+        self._logits = torch.zeros(max_num_seqs, VOCAB)
+        self._tokens = torch.full((max_num_seqs,), TOKEN, dtype=torch.int32)
+
+    def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> NoCache:
+        return NoCache()
+
+    def forward(self, batch: Any, kv_cache: NoCache) -> torch.Tensor:
+        return self._logits[: len(batch.logits_rows)]
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        return self._tokens[: len(logits)]
+
+
 class Clockwork(Engine):
     """Begins a step at each tick, and records when the step ended."""
 
     def __init__(self, limits: EngineLimits, step_s: float) -> None:
         # NoModel has only the methods that the engine calls.
-        super().__init__(NoModel(limits.max_num_seqs, VOCAB, TOKEN), limits, (), None)  # type: ignore[arg-type]
+        super().__init__(NoModel(limits.max_num_seqs), limits, (), None)  # type: ignore[arg-type]
         self._step_s = step_s
         self._due = 0.0
         self.log: list[tuple[float, float, dict[str, int]]] = []

@@ -6,8 +6,6 @@ python -m quire.ops.benchmarks.stack.pair --only tokens,gaps --seconds 5
 first     the first token, with an idle engine: from sending a request to its first token, less the engine's step
 gaps      256 streams, a step every 20 ms: the delay of tokens at the client, the growth of gaps between tokens, and the
           time that each process waited for a core (the part of the delay that the machine causes)
-bare      the same with a server that writes tokens itself (`bare.py`), without gateway, Redis and worker:
-          the delay that the machine and the client cause
 tokens    256 streams, a step every 6.4 ms, 40,000 tokens/s: processor time of gateway, worker and Redis per token
 cancel    steps that a request still takes part in after the broker accepted its cancellation
 memory    resident memory of the gateway per open stream
@@ -21,16 +19,15 @@ import argparse
 import asyncio
 import sys
 import time
-from contextlib import AbstractAsyncContextManager
 
 import uvloop
 
-from quire.ops.benchmarks.stack.pair_processes import Steps, Streaming, bare, pair, resident_kib
+from quire.ops.benchmarks.stack.pair_processes import Steps, pair, resident_kib
 from quire.ops.benchmarks.stack.stream_client import MODEL, Stream, open_stream
 from quire.shared.broker import Broker
 from quire.shared.redis.clients import command_client
 
-PARTS = ("first", "gaps", "bare", "tokens", "cancel", "memory")
+PARTS = ("first", "gaps", "tokens", "cancel", "memory")
 
 
 def spread(values: list[float], unit: str = "ms", scale: float = 1000.0) -> str:
@@ -63,11 +60,9 @@ async def first(requests: int) -> None:
     say("first", f"{requests} requests, added to the first token: {spread(added)}")
 
 
-async def flow(
-    system: AbstractAsyncContextManager[Streaming], step_ms: float, streams: int, seconds: float
-) -> tuple[list[Stream], Steps, dict[str, float]]:
+async def flow(step_ms: float, streams: int, seconds: float) -> tuple[list[Stream], Steps, dict[str, float]]:
     """Measure running streams: the events, the worker's steps, and processor seconds after the first half second."""
-    async with system as found:
+    async with pair(step_ms, streams) as found:
         tokens = round(1000 * seconds / step_ms)
         opened = [await open_stream(found.port, tokens, index) for index in range(streams)]
         await asyncio.gather(*(stream.first for stream in opened))
@@ -84,10 +79,8 @@ async def flow(
         return opened, found.steps(), used
 
 
-async def gaps(streams: int, step_ms: float, seconds: float, *, is_bare: bool = False) -> None:
-    part = "bare" if is_bare else "gaps"
-    system: AbstractAsyncContextManager[Streaming] = bare(step_ms) if is_bare else pair(step_ms, streams)
-    opened, steps, used = await flow(system, step_ms, streams, seconds)
+async def gaps(streams: int, step_ms: float, seconds: float) -> None:
+    opened, steps, used = await flow(step_ms, streams, seconds)
     made: dict[str, dict[int, float]] = {}
     for _, end, items in steps:
         for request_id, token in items.items():
@@ -100,18 +93,17 @@ async def gaps(streams: int, step_ms: float, seconds: float, *, is_bare: bool = 
                 late.append(at - engine[token])
                 if token - 1 in came:
                     grown.append(at - came[token - 1] - engine[token] + engine[token - 1])
-    say(part, f"{len(late)} tokens of {streams} streams, from the engine to the client: {spread(late)}")
-    say(part, f"growth of the gaps between tokens: {spread(grown)}")
+    say("gaps", f"{len(late)} tokens of {streams} streams, from the engine to the client: {spread(late)}")
+    say("gaps", f"growth of the gaps between tokens: {spread(grown)}")
     taken = sum(used["from"] <= end <= used["to"] for _, end, _ in steps)
-    if not is_bare:
-        say(part, f"the worker's thread that commits: {1000 * used['commit'] / taken:.2f} ms per step of {streams}")
+    say("gaps", f"the worker's thread that commits: {1000 * used['commit'] / taken:.2f} ms per step of {streams}")
     names = [name for name in used if name.endswith(" waited")]
     waits = ", ".join(f"{name.removesuffix(' waited')} {1000 * used[name] / taken:.1f}" for name in names)
-    say(part, f"waiting for a core, ms of each step: {waits}")
+    say("gaps", f"waiting for a core, ms of each step: {waits}")
 
 
 async def tokens(streams: int, seconds: float) -> None:
-    opened, steps, used = await flow(pair(6.4, streams), 6.4, streams, seconds)
+    opened, steps, used = await flow(6.4, streams, seconds)
     took = used["to"] - used["from"]
     count = sum(used["from"] <= at <= used["to"] for stream in opened for at in stream.arrivals().values())
     say("tokens", f"{count / took:,.0f} tokens/s to {streams} streams for {took:.1f} s")
@@ -174,8 +166,6 @@ async def measure(args: argparse.Namespace) -> None:
         await first(args.requests)
     if "gaps" in only:
         await gaps(args.streams, args.gap_step_ms, args.seconds)
-    if "bare" in only:
-        await gaps(args.streams, args.gap_step_ms, args.seconds, is_bare=True)
     if "tokens" in only:
         await tokens(args.streams, args.seconds)
     if "cancel" in only:
@@ -190,7 +180,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--gap-step-ms", type=float, default=20.0, help="from step to step in gaps and bare")
+    parser.add_argument("--gap-step-ms", type=float, default=20.0, help="from step to step in gaps")
     args = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(measure(args))

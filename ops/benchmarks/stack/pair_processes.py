@@ -1,4 +1,4 @@
-"""Redis, a gateway and a worker that computes nothing (`clockwork.py`), or a bare server in their place."""
+"""Redis, a gateway and a worker that computes nothing (`clockwork.py`), with their processor times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import msgpack
 from redis import Redis
 
-from quire.ops.benchmarks.soak.chaos import answers
+from quire.ops.benchmarks.peers.processes import answers
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.benchmarks.stack.stream_client import MODEL
 from quire.ops.local.embedded_redis import EmbeddedRedis
@@ -30,21 +30,23 @@ Steps = list[tuple[float, float, dict[str, int]]]
 
 
 @dataclass
-class Streaming:
-    """Processes that stream to clients at `port`, and their processor times."""
+class Pair:
+    """Redis, a gateway and a worker. The worker's processor time is that of the thread that commits."""
 
     folder: Path
     port: int
-    # The process that runs the steps and writes their times into `folder`.
-    stepping: subprocess.Popen[bytes]
+    redis: EmbeddedRedis
+    gateway: subprocess.Popen[bytes]
+    # Runs the steps and writes their times into `folder`.
+    worker: subprocess.Popen[bytes]
     # By name: the source of the processor time, and the process whose main thread can wait for a core.
     clocks: dict[str, Path]
     pids: dict[str, int]
 
     def steps(self) -> Steps:
-        """End the process that runs the steps. Returns the steps."""
-        self.stepping.send_signal(signal.SIGTERM)
-        self.stepping.wait(30)
+        """End the worker. Return its steps."""
+        self.worker.send_signal(signal.SIGTERM)
+        self.worker.wait(30)
         found: Steps = msgpack.unpackb((self.folder / "steps").read_bytes())
         return found
 
@@ -58,18 +60,10 @@ class Streaming:
 
     async def ready(self) -> None:
         for _ in range(300):
-            if answers(self.port, "/readyz"):
+            if answers(f"http://127.0.0.1:{self.port}/readyz"):
                 return
             await asyncio.sleep(0.1)
         raise TimeoutError("the server is not ready")
-
-
-@dataclass
-class Pair(Streaming):
-    """Redis, a gateway and a worker. The worker's processor time is that of the thread that commits."""
-
-    redis: EmbeddedRedis
-    gateway: subprocess.Popen[bytes]
 
 
 def _cpu_s(stat: Path) -> float:
@@ -87,14 +81,14 @@ def resident_kib(pid: int) -> int:
     return int(found[1])
 
 
-def start(folder: Path, step_ms: float, sequences: int, gateway_flags: Sequence[str] = ()) -> Pair:
+def start(folder: Path, step_ms: float, sequences: int) -> Pair:
     """Start all processes, without waiting until they are ready."""
     model = make_checkpoint(folder / "model", "tiny")
     redis = EmbeddedRedis(folder)
     redis.start()
     port = free_port()
     flags = ["--redis-url", redis.url, "--served-model-name", MODEL, "--port", str(port), "--log-level", "warning"]
-    gateway = _start("quire", "gateway", str(model), *flags, *gateway_flags)
+    gateway = _start("quire", "gateway", str(model), *flags)
     flags = ["--redis-url", redis.url, "--step-ms", str(step_ms), "--sequences", str(sequences)]
     worker = _start("quire.ops.benchmarks.stack.clockwork", *flags, "--log", str(folder / "steps"))
     with Redis.from_url(redis.url) as client:
@@ -105,7 +99,7 @@ def start(folder: Path, step_ms: float, sequences: int, gateway_flags: Sequence[
         "redis": Path(f"/proc/{redis_pid}/stat"),
     }
     pids = {"gateway": gateway.pid, "commit": worker.pid, "redis": redis_pid}
-    return Pair(folder, port, worker, clocks, pids, redis, gateway)
+    return Pair(folder, port, redis, gateway, worker, clocks, pids)
 
 
 def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
@@ -113,31 +107,14 @@ def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 @asynccontextmanager
-async def pair(step_ms: float, sequences: int = 256, gateway_flags: Sequence[str] = ()) -> AsyncIterator[Pair]:
+async def pair(step_ms: float, sequences: int = 256) -> AsyncIterator[Pair]:
     with tempfile.TemporaryDirectory(prefix="quire-pair-") as folder:
-        found = start(Path(folder), step_ms, sequences, gateway_flags)
+        found = start(Path(folder), step_ms, sequences)
         try:
             await found.ready()
             yield found
         finally:
-            for process in (found.gateway, found.stepping):
+            for process in (found.gateway, found.worker):
                 process.kill()
                 process.wait()
             found.redis.stop()
-
-
-@asynccontextmanager
-async def bare(step_ms: float) -> AsyncIterator[Streaming]:
-    with tempfile.TemporaryDirectory(prefix="quire-bare-") as folder:
-        port, log = free_port(), Path(folder) / "steps"
-        server = _start(
-            "quire.ops.benchmarks.stack.bare", "--port", str(port), "--step-ms", str(step_ms), "--log", str(log)
-        )
-        clocks, pids = {"server": Path(f"/proc/{server.pid}/stat")}, {"server": server.pid}
-        try:
-            found = Streaming(Path(folder), port, server, clocks, pids)
-            await found.ready()
-            yield found
-        finally:
-            server.kill()
-            server.wait()

@@ -50,7 +50,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "tie_word_embeddings": True,
     },
-    # A tiny model for rehearsals on a CPU.
+    # A tiny model for rehearsals and tests on a CPU.
     "small": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -16,14 +16,12 @@ _REQUEST = re.compile(rb'"id":\s*"cmpl-([0-9a-f]+)"')
 class Stream(asyncio.Protocol):
     """One request, with the received data and its times. While tokens arrive it only reads the clock."""
 
-    def __init__(self, port: int, max_tokens: int, index: int, key: str = "") -> None:
-        """key: an API key; none by default."""
+    def __init__(self, port: int, max_tokens: int, index: int) -> None:
         body = {"model": MODEL, "prompt": [2 + index % 1000, 3, 4], "max_tokens": max_tokens, "ignore_eos": True}
         text = json.dumps(body | {"stream": True, "temperature": 0})
         self._head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-            + (f"Authorization: Bearer {key}\r\n" if key else "")
-            + f"Accept: text/event-stream\r\nContent-Length: {len(text)}\r\n\r\n{text}"
+            f"Accept: text/event-stream\r\nContent-Length: {len(text)}\r\n\r\n{text}"
         ).encode()
         self.chunks: list[tuple[float, bytes]] = []
         self.sent_at = 0.0
@@ -40,7 +38,7 @@ class Stream(asyncio.Protocol):
         self.chunks.append((time.monotonic(), data))
         if not self.first.done() and b"id: " in data:
             self.first.set_result(None)
-        if data.endswith(b"0\r\n\r\n") or data.startswith(b"HTTP/1.1 429 "):
+        if data.endswith(b"0\r\n\r\n"):
             self.transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -68,7 +66,7 @@ class Stream(asyncio.Protocol):
         return times
 
 
-async def open_stream(port: int, max_tokens: int, index: int = 0, key: str = "") -> Stream:
+async def open_stream(port: int, max_tokens: int, index: int = 0) -> Stream:
     loop = asyncio.get_running_loop()
-    _, stream = await loop.create_connection(lambda: Stream(port, max_tokens, index, key), "127.0.0.1", port)
+    _, stream = await loop.create_connection(lambda: Stream(port, max_tokens, index), "127.0.0.1", port)
     return stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,30 @@ from redis import Redis
 
 from quire.gateway.admin import api_keys, dead_letters, parked_requests
 from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
-from quire.gateway.admin.key_settings import KeySettings, UsageSettings
+from quire.gateway.admin.key_settings import (
+    AuditKeys,
+    BackUpKeys,
+    CreateKey,
+    KeyRedis,
+    LimitAccount,
+    ListKeys,
+    RestoreKeys,
+    RevokeKey,
+    RotateKey,
+    ShowAccount,
+    UsageSettings,
+)
 from quire.gateway.admin.parking_settings import ParkingSettings
+from quire.gateway.server.commands import KEYS
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.secret import key_id_of
 from quire.shared.accounts.store import AccountStore
 from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
-from quire.shared.command_line import CommandError
+from quire.shared.command_line import CommandError, run_command
 from quire.shared.keys import PARKING_S, LaneKeys
 from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.shared.redis.clients import command_client
-from quire.shared.settings import SettingError, load
+from quire.shared.settings import SettingError, load, options
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import MODEL, tokens, until
@@ -31,62 +45,63 @@ from tests.support.gateway.running import MODEL, tokens, until
 # --- `quire keys` with a real Redis -----------------------------------------------------------------------------------
 
 
-def act(redis_url: str, **settings: Any) -> int:
-    return api_keys.run(KeySettings(redis_url=redis_url, **settings), {})
+def act(command: type[KeyRedis], redis_url: str, **settings: Any) -> int:
+    return api_keys.run(command(redis_url=redis_url, **settings), {})
 
 
 def test_a_key_from_its_creation_to_its_end(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    act(redis_url)
+    act(ListKeys, redis_url)
     assert "there is no API key" in capsys.readouterr().err
-    act(redis_url, action="create", name="ci", project="web", requests_per_minute=5, models="a, b")
+    act(CreateKey, redis_url, name="ci", project="web", requests_per_minute=5, models="a, b")
     secret = capsys.readouterr().out.strip()
     key_id = key_id_of(secret)
-    act(redis_url, action="limit", id=key_id, tokens_per_day=100, requests_per_minute=0)
+    act(LimitAccount, redis_url, id=key_id, tokens_per_day=100, requests_per_minute=0)
     limits = json.loads(capsys.readouterr().out)["limits"]
     assert limits == {"models": ["a", "b"], "tokens_per_day": 100}
-    act(redis_url, action="limit", project="web", cost_per_day=0.5)
+    act(LimitAccount, redis_url, project="web", cost_per_day=0.5)
     assert json.loads(capsys.readouterr().out)["limits"] == {"cost_per_day": 0.5}
-    act(redis_url, action="limit", project="web", weight=300)
+    act(LimitAccount, redis_url, project="web", weight=300)
     assert json.loads(capsys.readouterr().out)["limits"] == {"cost_per_day": 0.5, "weight": 300}
     with pytest.raises(CommandError, match="--weight: weight must be set for a project"):
-        act(redis_url, action="limit", id=key_id, weight=300)
-    act(redis_url, action="rotate", id=key_id)
+        act(LimitAccount, redis_url, id=key_id, weight=300)
+    act(RotateKey, redis_url, id=key_id)
     other = capsys.readouterr().out.strip()
     assert key_id_of(other) == key_id != secret
-    act(redis_url, action="revoke", id=key_id)
+    act(RevokeKey, redis_url, id=key_id)
     printed = capsys.readouterr()
     assert json.loads(printed.out)["revoked"] > 0
     assert f"refuse the key {key_id} within a second, and end its open calls" in printed.err
-    act(redis_url)
+    act(ListKeys, redis_url)
     listed = capsys.readouterr().out
     assert f"{key_id}  default/web  ci  revoked" in listed
-    act(redis_url, action="audit")
+    act(AuditKeys, redis_url)
     audit = capsys.readouterr().out
     assert len(audit.splitlines()) == 6
     assert secret[26:] not in listed + audit
-    act(redis_url, action="usage")
+    act(UsageSettings, redis_url)
     assert capsys.readouterr().out.startswith("date,key,model")
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("command", "settings", "message"),
     [
-        ({"action": "revoke"}, "--id is missing"),
-        ({"action": "show"}, "give the --id"),
-        ({"action": "revoke", "id": "0" * 16}, "there is no account"),
-        ({"action": "create", "name": "A B"}, "--name"),
-        ({"action": "create", "priority": "highest"}, "--priority"),
-        ({"action": "create", "weight": 5}, "--weight: weight must be set for a project"),
+        (RevokeKey, {}, "--id is missing"),
+        (ShowAccount, {}, "give the --id"),
+        (RevokeKey, {"id": "0" * 16}, "there is no account"),
+        (CreateKey, {"name": "A B"}, "--name"),
+        (CreateKey, {"priority": "highest"}, "--priority"),
+        (LimitAccount, {"organisation": "default", "weight": 5}, "--weight: weight must be set for a project"),
     ],
 )
-def test_faults_are_named(settings: dict[str, Any], message: str, redis_url: str) -> None:
+def test_faults_are_named(command: type[KeyRedis], settings: dict[str, Any], message: str, redis_url: str) -> None:
+    act(CreateKey, redis_url)
     with pytest.raises(CommandError, match=message):
-        act(redis_url, **settings)
+        act(command, redis_url, **settings)
 
 
 def test_a_redis_that_does_not_answer_is_named() -> None:
     with pytest.raises(CommandError, match="--redis-url"):
-        act("redis://127.0.0.1:1/0")
+        act(ListKeys, "redis://127.0.0.1:1/0")
 
 
 async def test_a_key_works_after_its_backup_is_restored_and_its_budget_goes_on(
@@ -103,15 +118,15 @@ async def test_a_key_works_after_its_backup_is_restored_and_its_budget_goes_on(
     waiting = asyncio.create_task(gateway.post("/v1/completions", body, Authorization=f"Bearer {secret}"))
     await until(lambda: has_open_request(store))
     file = tmp_path / "keys.json"
-    await asyncio.to_thread(act, url, action="backup", file=str(file))
+    await asyncio.to_thread(act, BackUpKeys, url, file=str(file))
     waiting.cancel()
     assert secret[26:] not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
     with pytest.raises(CommandError, match="give the name of a new file"):
-        await asyncio.to_thread(act, url, action="backup", file=str(file))
+        await asyncio.to_thread(act, BackUpKeys, url, file=str(file))
 
     await store.client.flushall()
-    await asyncio.to_thread(act, url, action="restore", file=str(file))
+    await asyncio.to_thread(act, RestoreKeys, url, file=str(file))
     assert "restored: API keys: 1" in capsys.readouterr().err
     async with gateway.worker(emit(tokens("abc"))):
         assert (await gateway.post("/v1/completions", body, Authorization=f"Bearer {secret}")).status == 200
@@ -127,14 +142,52 @@ async def has_open_request(store: AccountStore) -> bool:
 
 
 def test_a_limit_that_is_not_given_is_none() -> None:
-    settings = load(KeySettings, ("limit", "--id", "a", "--max-tokens", "0"), {}, prog="quire-keys")
-    assert (settings.action, settings.max_tokens, settings.tokens_per_day) == ("limit", 0, None)
-    assert load(UsageSettings, (), {}, prog="quire-usage").action == "usage"
+    settings = load(LimitAccount, ("a", "--max-tokens", "0"), {}, prog="quire-keys limit")
+    assert (settings.id, settings.max_tokens, settings.tokens_per_day) == ("a", 0, None)
 
 
-def test_an_unknown_action_is_refused() -> None:
-    with pytest.raises(SettingError):
-        load(KeySettings, ("remove",), {}, prog="quire-keys")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("create", "--grace-s", "5"), "quire-keys create: unknown flag --grace-s: `quire-keys create --help` lists"),
+        (("list", "--project", "web"), "quire-keys list: unknown flag --project"),
+        (("--project", "web"), "quire-keys list: unknown flag --project"),
+        (("revoke", "a", "b"), "quire-keys revoke: unexpected argument 'b'"),
+        (("revoke", "a", "--id", "b"), "quire-keys revoke: --id: given twice, as 'a' and with --id; give it once"),
+        (("rotate", "--grace-s", "-1"), "quire-keys rotate: --grace-s: '-1' from --grace-s is too small; give a whole"),
+        (("list", "--json=1"), "quire-keys list: --json: --json takes no value; give --json or --no-json"),
+        (("revok",), "quire-keys: there is no command 'revok': did you mean `quire-keys revoke`?"),
+        (("remove",), "quire-keys: there is no command 'remove': "),
+    ],
+)
+def test_each_command_has_only_its_own_flags(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command("quire-keys", KEYS, arguments, {}) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(message)
+    assert printed.count("\n") == 1
+
+
+def test_only_the_redis_of_the_keys_can_be_set_in_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {item.variable for command in KEYS.commands.values() for item in options(command.settings)}
+    assert found == {"", "QUIRE_REDIS_URL"}
+    assert run_command("quire-keys", KEYS, ("revoke",), {"QUIRE_KEYS_ID": "a"}) == 2
+    assert "QUIRE_KEYS_ID in the environment is not a setting" in capsys.readouterr().err
+
+
+def test_the_help_lists_the_commands_and_each_has_its_own_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("quire-keys", KEYS, ("--help",), {}) == 0
+    printed = capsys.readouterr().out
+    for name, command in KEYS.commands.items():
+        assert f"\n  {name} " in printed
+        assert run_command("quire-keys", KEYS, (name, "--help"), {}) == 0
+        own = capsys.readouterr().out
+        assert own.startswith(f"usage: quire-keys {name} ")
+        example = own.partition("\nexamples:")[2]
+        assert f"  quire-keys {name}" in example
+        flags = {flag for item in options(command.settings) for flag in item.flags}
+        assert {*re.findall(r" (--[a-z][a-z-]+)", example)} <= flags
 
 
 # --- The dead-letter queue: list, show and drop over several lanes ----------------------------------------------------

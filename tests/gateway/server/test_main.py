@@ -27,7 +27,7 @@ from quire.gateway.server.start_check import check_start, make_first_key
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.accounts.secret import key_id_of
-from quire.shared.command_line import CommandError
+from quire.shared.command_line import Command, CommandError, CommandGroup
 from quire.shared.errors import StartError
 from quire.shared.settings import to_environ
 from tests.support.gateway.running import MODEL, RunningGateway
@@ -217,9 +217,11 @@ def test_a_folder_without_a_model_is_refused_before_the_gateway_starts(tmp_path:
         commands.run_gateway(GatewaySettings(model=str(tmp_path)), {})
 
 
-@pytest.mark.parametrize("command", [commands.GATEWAY, commands.DEAD_LETTERS, commands.KEYS, commands.USAGE])
-def test_each_example_begins_with_the_program(command: object) -> None:
-    assert isinstance(command, type(commands.GATEWAY))
+@pytest.mark.parametrize(
+    "command",
+    [commands.GATEWAY, commands.DEAD_LETTERS, commands.PARKING, commands.KEYS, *commands.KEYS.commands.values()],
+)
+def test_each_example_begins_with_the_program(command: Command[Any] | CommandGroup) -> None:
     assert command.examples
     assert all(example.startswith("{prog}") for example in command.examples)
 

@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from quire.kernels.gpu import attention
 from quire.kernels.gpu.decode_plan import MIN_CHUNK
-from quire.kernels.gpu.tile_sizes import AttentionTiles
-from quire.ops.benchmarks.kernels.tile_sizes import PREFILL
 from tests.kernels.gpu import test_attention as interpreted
 from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.ptx.fault import PtxFault
-from tests.support.kernels.compile_for_cuda import candidate_name
 from tests.support.kernels.implementations import make_triton_ops
 from tests.support.kernels.oracle import assert_close, slack
 from tests.support.kernels.paged import Paged
@@ -107,23 +103,6 @@ def test_programs_share_the_keys_of_few_queries_behind_a_long_context(
         "prefill_kernel",
         "reduce_kernel",
     } <= emulator.sources.keys()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("tiles", PREFILL[1:], ids=candidate_name)  # the first are those of the table
-def test_every_candidate_for_the_tiles_of_prefill_is_right(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, tiles: AttentionTiles
-) -> None:
-    """With cached keys, shared keys and new prompts. `make gpu-check ARGS="--only tiles"` measures the candidates."""
-    monkeypatch.setattr(attention, "prefill_tiles", lambda *_: tiles)
-    paged = make(Case(), monkeypatch, [300, 40, 1], [33, 40, 1])
-    check(paged, paged.attend())
-    summed = interpreted.share_keys(paged, monkeypatch, least=100)
-    check(paged, paged.attend())
-    assert (summed[0][:, 6] > 1).any()
-    interpreted.test_new_prompts_are_computed_from_their_own_keys(
-        interpreted.Case(torch.bfloat16, 4, 1, 128, 16), monkeypatch
-    )
 
 
 @pytest.mark.parametrize(

@@ -87,15 +87,15 @@ class StaticKernel:
 
 
 SHORT = "bf16 d64 32/8 page16 window0 invariant"
-# In place of a shape: each kernel once, in the shape SHORT if it has one; prefill with each candidate for its tiles.
-ONCE, CANDIDATES = "once", "candidates"
+# In place of a shape: each kernel once, in the shape SHORT if it has one.
+ONCE = "once"
 
 
 def compile_served(folder: Path, capability: int, shape: str | None = None) -> list[StaticKernel]:
     """Compile all kernels for the shapes of models that Quire serves; shape: only attention of this one."""
     environ = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.support.kernels.compile_for_cuda", "--capability", str(capability)]
-    modes = {None: ["--served"], ONCE: ["--once", "--shape", SHORT], CANDIDATES: ["--candidates"]}
+    modes = {None: ["--served"], ONCE: ["--once", "--shape", SHORT]}
     chosen = modes.get(shape, ["--shape", shape])
     command += ["--keep", str(folder), *chosen]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)

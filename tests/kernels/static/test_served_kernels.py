@@ -21,10 +21,8 @@ from tests.support.kernels.implementations import HAS_TRITON
 if HAS_TRITON:
     import triton
 
-    from quire.ops.benchmarks.kernels.tile_sizes import PREFILL
     from tests.kernels.static import golden, sass
-    from tests.kernels.static.compiled import CANDIDATES, CAPABILITIES, ONCE, SHORT, assembled, assemblers
-    from tests.support.kernels.compile_for_cuda import candidate_name
+    from tests.kernels.static.compiled import CAPABILITIES, ONCE, SHORT, assembled, assemblers
 
 if TYPE_CHECKING:
     from tests.kernels.static.compiled import StaticKernel
@@ -115,21 +113,6 @@ def test_every_kernel_can_be_launched_and_is_as_in_the_table(
         assert {"decode_kernel", "prefill_kernel"} <= {key[1] for key in new}
     found = golden.differences(old, new)
     assert not found, "\n".join([*found, "if that is meant: python -m tests.kernels.static.golden --write"])
-
-
-@pytest.mark.soak
-def test_candidates_for_the_tiles_of_prefill_fit_and_wait(served: Served) -> None:
-    """Before `make gpu-check ARGS="--only tiles"` measures them."""
-    kernels = [one for one in served(HOPPER, CANDIDATES) if one.name == "prefill_kernel"]
-    for tiles in PREFILL:
-        mine = [one for one in kernels if one.launch.endswith(f" {candidate_name(tiles)}")]
-        assert len(mine) == 2, f"{tiles}: one kernel for cached keys, one for new prompts"
-        for one in mine:
-            assert one.per_multiprocessor >= tiles.per_sm, one
-            assert not ptx_checks.touched_before_wait(one.program), one
-            assert not ptx_checks.written_without_barrier(one.program), one
-            assert not ptx_checks.divided_barriers(one.program), one
-            assert not sass.touched_before_wait(one.code), one
 
 
 # --- machine code -----------------------------------------------------------------------------------------------------

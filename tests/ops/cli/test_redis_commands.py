@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from quire.gateway.admin.key_settings import CreateKey, ListKeys, RevokeKey
 from quire.ops.cli.api_keys import keys
 from quire.ops.cli.dead_letters import dead
 from quire.ops.cli.parked_requests import parking
-from quire.ops.cli.settings import ApiKeySettings, DeadSettings, ParkedSettings
+from quire.ops.cli.settings import DeadSettings, ParkedSettings, of_state_folder
 from quire.ops.local import preconditions
 from quire.ops.local.embedded_redis import running_url
 from quire.ops.local.preconditions import find_redis, lock_state_dir
@@ -27,12 +28,12 @@ from tests.conftest import StartQuire, clean_environ
 
 def test_keys_are_made_and_used_while_no_server_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandError, match=r"no `quire serve` has run with the state folder .*--redis-url"):
-        keys(ApiKeySettings(state_dir=str(tmp_path)), {})
+        keys(of_state_folder(ListKeys)(state_dir=str(tmp_path)), {})
     assert list(tmp_path.iterdir()) == []
-    assert keys(ApiKeySettings(action="create", state_dir=str(tmp_path)), {}) == 0
+    assert keys(of_state_folder(CreateKey)(state_dir=str(tmp_path)), {}) == 0
     secret = capsys.readouterr().out.strip()
-    assert keys(ApiKeySettings(action="revoke", id=key_id_of(secret), state_dir=str(tmp_path)), {}) == 0
-    assert keys(ApiKeySettings(state_dir=str(tmp_path)), {}) == 0
+    assert keys(of_state_folder(RevokeKey)(id=key_id_of(secret), state_dir=str(tmp_path)), {}) == 0
+    assert keys(of_state_folder(ListKeys)(state_dir=str(tmp_path)), {}) == 0
     assert "revoked" in capsys.readouterr().out
     assert not (tmp_path / "redis" / "redis.sock").exists(), "the Redis ended"
     lock_state_dir(tmp_path).close()
@@ -47,7 +48,7 @@ def test_commands_at_the_same_time_wait_for_each_other(start_quire: StartQuire, 
 
 def test_a_given_redis_is_used() -> None:
     with pytest.raises(CommandError, match=r"no Redis at redis://127\.0\.0\.1:1/0"):
-        keys(ApiKeySettings(redis_url="redis://127.0.0.1:1/0"), {})
+        keys(of_state_folder(ListKeys)(redis_url="redis://127.0.0.1:1/0"), {})
 
 
 # --- dead letters -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.ops.cli.commands import COMMANDS
+from quire.ops.cli.commands import single_commands
 from quire.ops.cli.completions import ChatClient, Interrupted, StreamedAnswer, ToolCall
 from quire.ops.cli.server_url import parse_url, with_remedy
 from quire.ops.cli.service_flags import lift_service_flags
@@ -23,21 +23,21 @@ def wrong_value(item: Option) -> str | None:
     return None if item.kind is str else "x"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", single_commands())
 def test_a_wrong_value_is_told_in_full(name: str) -> None:
-    cls = COMMANDS[name].settings
+    cls = single_commands()[name].settings
     for item in options(cls):
         text = wrong_value(item)
         if text is None:
             continue
-        sources = [([], {item.variable: text}, item.variable)]
+        sources = [([], {item.variable: text}, item.variable)] if item.variable else []
         if item.kind is not bool:
             sources.append(([f"{item.flag}={text}"], {}, item.flag))
         for argv, environ, source in sources:
             with pytest.raises(SettingError) as caught:
                 load(cls, argv, environ, prog=f"quire {name}", known=ALL_SETTINGS)
             message = str(caught.value)
-            assert message.startswith(f"{item.flag} ({item.variable}): {text!r} from {source} "), message
+            assert message.startswith(f"{item.label}: {text!r} from {source} "), message
             assert "; give " in message
             assert "\n" not in message
 

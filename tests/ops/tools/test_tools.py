@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import sys
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from quire.ops.tools.changed_tests import ELSEWHERE, chosen
 from quire.ops.tools.env_example import render
 from quire.ops.tools.json_schema_suite import VOCABULARY, Case, cases, draw, main, run
 from quire.ops.tools.marked_tables import update_page, with_tables
-from quire.ops.tools.runbook_page import PAGE as RUNBOOK_PAGE
-from quire.ops.tools.runbook_page import render as render_runbook
 from quire.shared.text.grammar import write
 
 # --- marked tables ----------------------------------------------------------------------------------------------------
@@ -80,23 +77,6 @@ def test_the_example_file_has_every_setting() -> None:
     assert (PROJECT_ROOT / ".env.example").read_text() == render(), (
         "python -m quire.ops.tools.env_example > .env.example"
     )
-
-
-# --- runbook page -----------------------------------------------------------------------------------------------------
-# The page of the runbook is what the program makes, without dead links or Markdown.
-
-
-RUNBOOK = (PROJECT_ROOT / "docs" / "runbook.md").read_text()
-
-
-def test_the_page_of_the_runbook_is_what_the_program_makes() -> None:
-    page = RUNBOOK_PAGE.read_text()
-    assert page == render_runbook(RUNBOOK), "run python -m quire.ops.tools.runbook_page"
-    # Each link leads to a place of this page, and no Markdown is left over.
-    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))
-    assert "href" not in re.sub(r'href="#', "", page)
-    text = re.sub(r"<code>.*?</code>", "", page.partition("</style>")[2])
-    assert not re.search(r"\*|`|\]\(|^#|^- ", text, re.MULTILINE)
 
 
 # --- changed tests ----------------------------------------------------------------------------------------------------

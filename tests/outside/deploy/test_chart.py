@@ -1,4 +1,4 @@
-"""The chart of ops/deploy/kubernetes, rendered by the real helm: valid objects that fit together, pods, and values."""
+"""The chart of ops/deploy/kubernetes, rendered by Helm's own library: objects that fit together, pods, and values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from tests.support.charts import (
     CUSTOM,
     EXAMPLES,
     KUBERNETES,
-    LOADER,
     NAMESPACE,
     RELEASE,
     SETTINGS,
@@ -36,13 +35,15 @@ from tests.support.charts import (
     environment,
     every_case,
     helm,
+    merged_values,
     of_kind,
     pods,
     render,
+    template,
 )
 
 # --- chart ------------------------------------------------------------------------------------------------------------
-# The objects of the chart in ops/deploy/kubernetes, rendered by the real helm, are valid and fit together.
+# The objects of the chart in ops/deploy/kubernetes, rendered by Helm's own library, are valid and fit together.
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,9 +82,9 @@ def test_the_validator_sees_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("case", ["default", "all"])
 def test_helm_finds_nothing_to_complain_about(case: str) -> None:
-    words = [word for name in CASES[case] for word in ("--values", str(EXAMPLES / f"{name}.yaml"))]
-    done = helm("lint", "--strict", str(CHART), *words)
-    assert done.returncode == 0, done.stdout + done.stderr
+    found = helm().lint(CHART, merged_values(*CASES[case]), strict=True)
+    assert found["errors"] == []
+    assert [one for one in found["messages"] if one["severity"] > 1] == []
 
 
 def test_every_example_is_a_case() -> None:
@@ -138,9 +139,8 @@ def test_everything_that_is_named_is_there(case: str) -> None:
 
 
 def test_names_of_the_longest_release_fit() -> None:
-    done = helm("template", "r" * 53, str(CHART), "--set=monitoring.enabled=true,worker.autoscaling.enabled=true")
-    assert done.returncode == 0, done.stderr
-    names = {item["metadata"]["name"] for item in yaml.load_all(done.stdout, LOADER) if item}
+    values = merged_values("--set=monitoring.enabled=true,worker.autoscaling.enabled=true")
+    names = {item["metadata"]["name"] for item in template(values, "r" * 53)}
     assert max(map(len, names)) <= 63
     # The names of their pods get an ending of up to 17 letters.
     assert all(len(name) + 17 <= 63 for name in names if name.endswith(("-gateway", "-worker", "-redis")))
@@ -515,12 +515,11 @@ def test_bad_values_are_refused(values: Object, name: str) -> None:
     assert name in f"{refusal.value.json_path} {refusal.value.message}"
 
 
-def test_helm_refuses_what_the_schema_refuses(tmp_path: Path) -> None:
+def test_helm_refuses_what_the_schema_refuses() -> None:
     values = {"gatway": {}, "worker": {"device": "tpu"}, "settings": {"QUIRE_LOGLEVEL": "debug"}}
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    done = helm("template", RELEASE, str(CHART), "--values", str(tmp_path / "values.yaml"))
-    assert done.returncode != 0
-    assert all(name in done.stderr for name in ("'gatway'", "/worker/device", "QUIRE_LOGLEVEL"))
+    with pytest.raises(helm().HelmError) as refusal:
+        template(values)
+    assert all(name in str(refusal.value) for name in ("'gatway'", "/worker/device", "QUIRE_LOGLEVEL"))
 
 
 @pytest.mark.parametrize(
@@ -541,6 +540,6 @@ def test_helm_refuses_what_the_schema_refuses(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_do_not_fit_each_other_are_refused(values: str, complaint: str) -> None:
-    done = helm("template", RELEASE, str(CHART), f"--set={values}")
-    assert done.returncode != 0
-    assert complaint in done.stderr
+    with pytest.raises(helm().HelmError) as refusal:
+        render(f"--set={values}")
+    assert complaint in str(refusal.value)

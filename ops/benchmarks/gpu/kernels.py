@@ -1,31 +1,25 @@
 """Measures each Triton kernel on this GPU against the card's measured copy bandwidth and matrix multiplication rate.
 
-    python -m quire.ops.benchmarks.kernels.cpu --ops triton --json kernels.json
+    make gpu-check ARGS="--only bandwidth"
 
 Each case has a number of bytes to move and of floating-point operations to do. The floor of a case is the time that the
-card takes for them, the larger of the two times. The share is the floor divided by the median of `--repeat` runs. The
+card takes for them, the larger of the two times. The share is the floor divided by the median of several runs. The
 L2 cache is overwritten between runs. A case that can be captured runs as a CUDA graph, so that the host's launch time
 does not count.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    # Both import Triton, which --ops cpu does not need.
-    from quire.kernels.gpu.attention import AttentionPlan
-    from quire.kernels.gpu.ops import TritonOps
+    from quire.kernels.gpu.ops import TritonOps  # imports Triton
 
 FLOAT32, INT32, INT64 = 4, 4, 8  # bytes
 FLUSH_BYTES = 256 << 20  # several times the L2 cache of any card
@@ -43,16 +37,23 @@ class KernelWork:
         return max(self.bytes / bytes_per_s, self.flops / flops_per_s)
 
 
-class GpuKernelCase(Protocol):
+@dataclass(frozen=True)
+class GpuKernelCase:
     """A case: work(itemsize of the activations), and make(ops), which returns a function that does the work once."""
 
     name: str
-    bus: str  # "" for the device's memory, "to host", "to device"
-    is_captured: bool
+    is_captured = True
 
-    def work(self, itemsize: int) -> KernelWork: ...
+    @property
+    def bus(self) -> str:
+        """Return "to host" or "to device"; "" for the device's memory."""
+        return ""
 
-    def make(self, ops: TritonOps) -> Callable[[], object]: ...
+    def work(self, itemsize: int) -> KernelWork:
+        raise NotImplementedError
+
+    def make(self, ops: TritonOps) -> Callable[[], object]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -71,18 +72,9 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class OnDevice:
-    """Defaults of cases that use the device's memory only."""
-
-    bus = ""
-    is_captured = True
-
-
-@dataclass(frozen=True)
-class AttentionCase(OnDevice):
+class AttentionCase(GpuKernelCase):
     """Attention of sequences with `queries` tokens at the end of the context each. Planning is not measured."""
 
-    name: str
     lengths: tuple[int, ...]
     queries: int | None = None  # None: all of the context, with nothing cached
     heads: Heads = field(default_factory=Heads)
@@ -101,13 +93,12 @@ class AttentionCase(OnDevice):
         values = sum(self.lengths) * h.key_values + 2 * tokens * h.heads * h.d  # q in, result out
         return KernelWork(values * itemsize, 4 * self.pairs * h.heads * h.d)
 
-    def step(self, ops: TritonOps) -> AttentionStep:
-        """Return a step of this case with random queries, keys and values."""
+    def make(self, ops: TritonOps) -> Callable[[], object]:
         from quire.kernels.gpu.attention import AttentionPlan
 
         h, tokens, device = self.heads, sum(self.counts), ops.device
         per_sequence = [-(-n // h.block_size) for n in self.lengths]
-        ids = torch.randperm(sum(per_sequence), dtype=torch.int32).split(per_sequence)
+        ids = torch.randperm(sum(per_sequence), dtype=torch.int32).split(per_sequence)  # type: ignore[no-untyped-call]
         tables = torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).to(device)
         caches = ops.alloc_kv_cache(sum(per_sequence), h.kv_heads, h.block_size, h.d)
         for cache in caches:
@@ -117,53 +108,19 @@ class AttentionCase(OnDevice):
         qkv = torch.randn(tokens, h.heads + 2 * h.kv_heads, h.d, device=device).to(ops.dtype)
         q = qkv[:, : h.heads].contiguous()
         split = self.queries is None
-        k, v = torch.split(qkv[:, h.heads :], h.kv_heads, dim=1)
+        k, v = qkv[:, h.heads :].chunk(2, dim=1)
         if split:  # the cache has these keys and values, too
             at = [torch.arange(n, device=device) for n in self.lengths]
             blocks = torch.cat([row[tokens // h.block_size] for row, tokens in zip(tables.long(), at, strict=True)])
             for cache, rows in zip(caches, (k, v), strict=True):
                 cache[blocks, :, torch.cat(at) % h.block_size] = rows
         plan = AttentionPlan(ops.launch_options, tables, lengths, starts, split=split)
-        return AttentionStep(q, caches, plan, (k, v) if split else None, torch.empty_like(q))
-
-    def make(self, ops: TritonOps) -> Callable[[], object]:
-        return self.step(ops).attend
-
-
-class AttentionStep(NamedTuple):
-    """The attention of one layer in one step. fresh: keys and values of new prompts, which the caches have, too."""
-
-    q: Tensor  # [T, H, D]
-    caches: tuple[Tensor, Tensor]
-    plan: AttentionPlan
-    fresh: tuple[Tensor, Tensor] | None
-    out: Tensor  # [T, H, D]
-
-    @property
-    def scale(self) -> float:
-        return float(self.q.shape[-1] ** -0.5)
-
-    def attend(self) -> Tensor:
-        """Compute the step by the kernels. Returns `out`."""
-        self.plan.attend(self.q, *self.caches, self.scale, 0, self.out, self.fresh)
-        return self.out
-
-    def exact(self) -> Tensor:
-        """Return the result in float32, computed by torch."""
-        from quire.kernels.gpu.attention import LayerAttention
-        from quire.kernels.gpu.torch_attention import attend_in_torch
-
-        out = torch.empty_like(self.q, dtype=torch.float32)
-        k_cache, v_cache = (cache.float() for cache in self.caches)
-        call = LayerAttention(self.q.float(), k_cache, v_cache, 1.0, 0, out, None, 0.0)
-        plan = self.plan
-        attend_in_torch(call, self.scale, plan.block_tables, plan.seq_lens, plan.query_start)
-        return out
+        fresh, scale, out = (k, v) if split else None, float(h.d**-0.5), torch.empty_like(q)
+        return lambda: plan.attend(q, *caches, scale, 0, out, fresh)
 
 
 @dataclass(frozen=True)
-class RopeAndCache(OnDevice):
-    name: str
+class RopeAndCache(GpuKernelCase):
     tokens: int
     heads: Heads = field(default_factory=Heads)
 
@@ -184,8 +141,7 @@ class RopeAndCache(OnDevice):
 
 
 @dataclass(frozen=True)
-class AddRmsNorm(OnDevice):
-    name: str
+class AddRmsNorm(GpuKernelCase):
     tokens: int
     hidden: int = 4096
 
@@ -200,8 +156,7 @@ class AddRmsNorm(OnDevice):
 
 
 @dataclass(frozen=True)
-class SiluMul(OnDevice):
-    name: str
+class SiluMul(GpuKernelCase):
     tokens: int
     inner: int = 14336
 
@@ -217,10 +172,9 @@ class SiluMul(OnDevice):
 
 
 @dataclass(frozen=True)
-class Moves:
+class Moves(GpuKernelCase):
     """A copy of `blocks` blocks in all layers. bus: to or from host memory. Ids come from the host each time."""
 
-    name: str
     bus: str = ""
     blocks: int = 256
     layers: int = 32
@@ -254,10 +208,9 @@ class Moves:
 
 
 @dataclass(frozen=True)
-class Logits(OnDevice):
+class Logits(GpuKernelCase):
     """An operation on logits. The floor reads each row once; the passes of a search beyond that lower the share."""
 
-    name: str
     method: str  # "argmax", "sample", "top_logprobs"
     rows: int = 256
     vocabulary: int = 128256
@@ -274,9 +227,9 @@ class Logits(OnDevice):
         if self.method == "top_logprobs":
             return lambda: ops.top_logprobs(logits, min(20, self.vocabulary))
         columns = (1.0, torch.float32), (self.top_k, torch.int32), (self.top_p, torch.float32), (0.0, torch.float32)
-        rest = [torch.full((self.rows,), value, dtype=dtype, device=ops.device) for value, dtype in columns]
+        t, k, p, m = (torch.full((self.rows,), value, dtype=dtype, device=ops.device) for value, dtype in columns)
         uniform = torch.rand(self.rows, dtype=torch.float64, device=ops.device)
-        return lambda: ops.sample(logits, *rest, uniform)
+        return lambda: ops.sample(logits, t, k, p, m, uniform)
 
 
 CASES: list[GpuKernelCase] = [
@@ -338,19 +291,6 @@ class GpuKernelResult:
         return cls(case.name, seconds * 1e3, *rates, card.floor_s(case, itemsize) / seconds)
 
 
-def table(card: Card, results: list[GpuKernelResult]) -> str:
-    """Format the results as text."""
-    lines = [
-        f"{card.name}: copies {card.copy_bytes_per_s / 1e9:.0f} GB/s, products {card.flops_per_s / 1e12:.0f} TFLOP/s, "
-        f"bus {card.bus_bytes_per_s / 1e9:.1f} GB/s",
-        f"{'kernel':<40}{'ms':>9}{'GB/s':>9}{'TFLOP/s':>9}{'share':>8}",
-    ]
-    for r in results:
-        flops = f"{r.tflop_per_s:9.1f}" if r.tflop_per_s else " " * 9
-        lines.append(f"{r.name:<40}{r.ms:>9.3f}{r.gb_per_s:>9.1f}{flops}{r.share:>8.1%}")
-    return "\n".join(lines)
-
-
 class Timer:
     """Measures the median time of runs on the device."""
 
@@ -367,15 +307,15 @@ class Timer:
             with torch.cuda.graph(graph):
                 run()
             run = graph.replay
-        times = []
+        times: list[float] = []
         for _ in range(self.repeat):
             self.flush.zero_()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             run()
             end.record()
             end.synchronize()
-            times.append(begin.elapsed_time(end) / 1e3)
+            times.append(float(begin.elapsed_time(end)) / 1e3)
         return statistics.median(times)
 
 
@@ -408,44 +348,24 @@ def measure_card(timer: Timer, probe: CardProbe = CardProbe()) -> Card:  # noqa:
 def run(
     dtype: torch.dtype,
     repeat: int,
-    json_file: Path | None,
+    save: Callable[[dict[str, Any]], None],
     cases: list[GpuKernelCase] = CASES,
     probe: CardProbe = CardProbe(),  # noqa: B008 (it is immutable)
-) -> int:
-    """Measure the cases, print a table and write `json_file`. Returns 0, 1 if a case fails, or 2 without a device."""
-    if not torch.cuda.is_available():
-        print("--ops triton needs a CUDA device, and torch finds none", file=sys.stderr)
-        return 2
-    import triton
-
+) -> dict[str, Any]:
+    """Measure the cases. Return the rates of the card and a row for each case; calls `save` after each case."""
     from quire.kernels.gpu.ops import TritonOps
 
     timer, ops = Timer(repeat, probe.flush_bytes), TritonOps(dtype=dtype)
     card = measure_card(timer, probe)
-    results: list[GpuKernelResult] = []
-    rows: list[dict[str, object]] = []
-    versions = {"torch": torch.__version__, "triton": triton.__version__, "dtype": str(dtype)}
+    found: dict[str, Any] = {"card": asdict(card), "kernels": []}
     for case in cases:
         try:
             seconds = timer.seconds(case.make(ops), case.is_captured)
         except Exception as error:  # of one kernel; the next kernels are still measured
-            rows.append({"name": case.name, "error": f"{type(error).__name__}: {error}"})
-            print(
-                f"{case.name} failed: {rows[-1]['error']}",
-                file=sys.stderr,
-                flush=True,
-            )
+            found["kernels"].append({"name": case.name, "error": f"{type(error).__name__}: {error}"})
         else:
-            results.append(GpuKernelResult.of(case, card, dtype.itemsize, seconds))
-            rows.append(asdict(results[-1]))
-        if json_file:
-            found = {"card": asdict(card), "versions": versions, "kernels": rows}
-            json_file.write_text(json.dumps(found, indent=1) + "\n")
+            found["kernels"].append(asdict(GpuKernelResult.of(case, card, dtype.itemsize, seconds)))
+        print(found["kernels"][-1], flush=True)
+        save(found)
         torch.cuda.empty_cache()
-    print(table(card, results))
-    return 0 if len(results) == len(cases) else 1
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `--ops triton` to the parser of cpu.py."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures of --ops triton to FILE")
+    return found | {"status": "failed" if any("error" in row for row in found["kernels"]) else "passed"}
