@@ -61,7 +61,7 @@ def code_lines(path: Path) -> int:
 
 
 def _python_lines(source: str) -> set[int]:
-    lines = set()
+    lines: set[int] = set()
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in skipped:
