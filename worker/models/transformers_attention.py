@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.ops import LayerStack, Ops
+from quire.kernels.ops import Ops
 from quire.worker.models.attention_chunks import Tables, tables_in_chunks
 from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.query_scales import scaled
@@ -96,11 +96,6 @@ def running(attention: Attention) -> Iterator[None]:
         yield
     finally:
         _running.reset(token)
-
-
-def current() -> Attention:
-    """The implementation that is in use."""
-    return _running.get()
 
 
 def register() -> None:
@@ -345,36 +340,6 @@ class PagedAttention:
             softcap=shape.softcap,
         )
         return mixed.view(1, tokens, shape.num_heads, width)[..., : shape.value_dim]
-
-    def attend_rows(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *head_norms: Any) -> torch.Tensor:
-        """The attention of rows that are not rotated [T, (H + 2 H_kv) * D] -> [T, H * D].
-
-        cos, sin [1, T, D]; head_norms: the last arguments of `Ops.rope_and_cache`.
-        """
-        shape, caches = next(self._calls)
-        table, heads = self._rotations.table_of(cos, sin), (shape.num_heads, shape.num_kv_heads)
-        rotated = self._ops.rope_and_cache(qkv, self._rows, table, self._slots, *caches, *heads, *head_norms)
-        window, cap = shape.sliding_window, shape.softcap
-        return self._ops.paged_attention(
-            rotated, *caches, *self._tables, shape.scale, window, plan=self._plan, softcap=cap
-        )
-
-    def take_calls(self, count: int) -> list[tuple[AttentionShape, tuple[torch.Tensor, torch.Tensor]]]:
-        """Return shape and cache of the next calls, which another operation computes."""
-        return [next(self._calls) for _ in range(count)]
-
-    def table_of(self, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Return the rotations of each token [T, D], as `RotationTables.table_of` does."""
-        return self._rotations.table_of(cos, sin)
-
-    def run_stack(self, x: torch.Tensor, stack: LayerStack) -> torch.Tensor:
-        """Compute the layers of a stack and its norm for all rows x [T, H], which are overwritten -> [T, H].
-
-        The rotations of the stack are those of `table_of`: one for each row.
-        """
-        rows = torch.arange(len(x))
-        interrupt = self._batch.interrupt
-        return self._ops.decoder_layers(x, stack, self._rows, self._slots, *self._tables, rows, interrupt=interrupt)
 
     def _tables_for(self, chunk: int, block_size: int) -> tuple[Tables, object]:
         """The block tables, lengths and starts of queries for a call, and their plan."""

@@ -1,7 +1,7 @@
 """Models that Transformers computes, with paged attention and linear layers of Quire's kernels.
 
 Linear layers are most of the work, and on a CPU their rows do not depend on the batch. On a CPU the kernels also
-compute the norms, rotary embeddings, gated MLPs, experts and whole layers that `transformers_fused` recognises.
+compute the norms, rotary embeddings, gated MLPs and experts that `transformers_fused` recognises.
 Transformers computes all other operations, one at a time. There is no list of suitable models: each is examined when it
 is loaded, and a short text must give the same logits with paged attention, in chunks and next to another text, as it
 gives alone with the attention of Transformers.
@@ -44,10 +44,8 @@ from quire.worker.models.transformers_config import KINDS, TransformersConfig
 from quire.worker.models.transformers_examine import FAR, apart, examine
 from quire.worker.models.transformers_fused import FusedModules, fuse, packed_bytes
 from quire.worker.models.transformers_fused_experts import is_stacked
-from quire.worker.models.transformers_fused_layer import fuse_layers
 from quire.worker.models.transformers_fused_norm import NormInputs
 from quire.worker.models.transformers_fused_rotary import RotationTables
-from quire.worker.models.transformers_fused_stack import fuse_stack
 from quire.worker.models.transformers_hidden import HiddenStates, body_of
 from quire.worker.models.transformers_linear import LinearUses, linear_layers, pack
 from quire.worker.models.transformers_parts import GatheringGroup, Parts, SplitAttention, SplitRotations
@@ -168,12 +166,7 @@ class TransformersModel(PagedModel):
             loaded._has_integers = weights.has_integers
             if states is not None:
                 loaded._continues_one_by_one = not _is_agreed(states.continue_chunks(loaded), ranks)
-
-            def run() -> torch.Tensor:
-                return trial.over_pages(loaded, texts)
-
-            num_layers = fuse_layers(model, ops, fused.rotations, run)
-            fused.log(model, num_layers, bool(num_layers) and fuse_stack(model, ops, shapes, run))
+            fused.log(model)
             found, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
             loaded.hidden_size = loaded._find_hidden_size(texts[0])
             FreeMemory().give_back()

@@ -42,10 +42,9 @@ class FusedModules:
     has_experts: bool = False  # among the fusions
     counts: dict[str, int] = field(default_factory=dict)  # replaced modules by kind
 
-    def log(self, model: nn.Module, layers: int, is_stack: bool) -> None:
-        """Log how many modules of each kind are replaced, and how many whole layers. is_stack: all as one operation."""
-        counts = self.counts | {"whole layers" + (" as one operation" if is_stack else ""): layers}
-        found = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    def log(self, model: nn.Module) -> None:
+        """Log how many modules of each kind are replaced."""
+        found = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
         log.info("%s: the kernels compute %s", type(model).__name__, found)
 
 

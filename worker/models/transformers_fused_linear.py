@@ -57,14 +57,14 @@ class JoinedLinearModule(PackedPart):
     ) -> None:
         """number: of this layer in the product. start: its first column. part: of this rank."""
         super().__init__(weight, None if number else product.packed)
-        self.product, self._number, self._range = product, number, slice(start, start + len(weight))
+        self._product, self._number, self._range = product, number, slice(start, start + len(weight))
         self.part = part
         if not has_bias:
             self.bias = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., K] -> [..., N], whose rows are apart by the width of the product."""
-        return self.part.give(self.product.output_for(self._number, x)[..., self._range])
+        return self.part.give(self._product.output_for(self._number, x)[..., self._range])
 
 
 class JoinedLayers(NamedTuple):

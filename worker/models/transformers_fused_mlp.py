@@ -30,12 +30,9 @@ class PackedMlp:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., H] -> [..., H]"""
-        found = self.rows(x.reshape(-1, self.gate_up.in_features).contiguous())
+        rows = x.reshape(-1, self.gate_up.in_features).contiguous()
+        found = self._part.give(self._ops.linear(self._ops.linear_silu_mul(rows, self.gate_up), self.down))
         return found.view(*x.shape[:-1], found.shape[-1])
-
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, H] -> [T, H]"""
-        return self._part.give(self._ops.linear(self._ops.linear_silu_mul(x, self.gate_up), self.down))
 
 
 class GatedMlp(NamedTuple):

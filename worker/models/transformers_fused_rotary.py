@@ -83,10 +83,7 @@ class RotationTables:
         rotation = self._rotations.get(module)
         if rotation is None:
             return None
-        return self.table_of(*rotation.take(q, k))
-
-    def table_of(self, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """The table [T, D] for cosines and sines [1, T, D], whose second half repeats the first."""
+        cos, sin = rotation.take(q, k)  # [1, T, D], whose second half repeats the first
         if id(cos) not in self._tables:
             half = cos.shape[-1] // 2
             self._tables[id(cos)] = cos, torch.cat([cos[0, :, :half], sin[0, :, :half]], dim=-1).float()

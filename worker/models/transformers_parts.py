@@ -270,10 +270,6 @@ class SplitAttention(PagedAttention):
         found[:, :, part.queries] = mixed
         return found if part.gathered_by is None else part.gathered_by.all_reduce(found)
 
-    def attend_rows(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *head_norms: Any) -> torch.Tensor:
-        next(self._heads)
-        return super().attend_rows(qkv, cos, sin, *head_norms)
-
 
 def _parameter(values: torch.Tensor) -> nn.Parameter:
     """A new parameter: the old one may be shared with another module."""
