@@ -239,7 +239,7 @@ def read_config(folder: Path) -> ModelConfig:
         rope=with_divisors(rope, gguf, head_dim) if gguf else rope,
         sliding_windows=sliding_windows,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-        o_bias=attention_bias,
+        o_bias=attention_bias if family.o_bias == "attention_bias" else fields.flag(family.o_bias, False),
         mlp_bias=family.mlp_bias and fields.flag("mlp_bias", False),
         qk_norm=family.qk_norm,
         tie_word_embeddings=fields.flag("tie_word_embeddings", bool(family.default("tie_word_embeddings"))),
@@ -346,7 +346,8 @@ def _sliding_windows(fields: Fields, family: Family, num_layers: int) -> tuple[i
             pattern = family.default("window_pattern")
             for name in ("sliding_window_pattern", "_sliding_window_pattern"):
                 pattern = fields.integer(name, pattern) if family.local_rope else pattern
-            kinds = [known[(layer + 1) % pattern > 0] for layer in range(num_layers)]
+            of_all = [known[window > 0]] * num_layers
+            kinds = of_all if not pattern else [known[(layer + 1) % pattern > 0] for layer in range(num_layers)]
         if not window and "sliding_attention" in kinds:
             raise fields.fault("sliding_window", "an integer above 0 with layers of the type sliding_attention")
         if family.is_gemma4:  # whatever layer_types says

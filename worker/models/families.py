@@ -56,10 +56,12 @@ class Family:
     """The properties that an architecture fixes in code, and its defaults."""
 
     model_type: str
-    qkv_bias: bool | None  # None: attention_bias decides, for the output projection too
+    qkv_bias: bool | None  # None: attention_bias decides
+    o_bias: str = "attention_bias"  # the field for the output projection, if attention_bias decides for queries
     mlp_bias: bool = False  # True if the architecture has the field mlp_bias
     qk_norm: bool = False
-    # none, all (sliding_window alone), layers (use_sliding_window and its companions), types (layer_types)
+    # none, all (sliding_window alone), layers (use_sliding_window and its companions), types (layer_types; without them
+    # by the default window_pattern, and without this all layers)
     window: str = "none"
     sinks: bool = False
     gate: str = SILU
@@ -69,6 +71,8 @@ class Family:
     experts: str = ""  # names of the experts' tensors: a key of `experts.STYLES`
     defaults: tuple[tuple[str, Any], ...] = ()
     own_fields: tuple[str, ...] | None = None  # besides COMMON; other fields are refused. None: only NEUTRAL is checked
+    # The first of each is needed, or another one: Transformers has defaults for them that the decoder lacks.
+    needed: tuple[tuple[str, ...], ...] = ()
 
     def default(self, name: str) -> Any:
         return dict(self.defaults).get(name)
@@ -80,6 +84,7 @@ _GEMMA = (
     *(("bos_token_id", 2), ("eos_token_id", 1), ("num_key_value_heads", 4), ("head_dim", 256)),
     *(("query_pre_attn_scalar", 256), ("sliding_window", 4096), ("tie_word_embeddings", True)),
 )
+_ROPE = ("rope_parameters", "rope_scaling")
 _GEMMA_FIELDS = (
     *("hidden_activation", "sliding_window", "layer_types", "query_pre_attn_scalar", "attn_logit_softcapping"),
     *("final_logit_softcapping", "use_bidirectional_attention", "cache_implementation"),
@@ -95,6 +100,43 @@ FAMILIES = {
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window="layers", defaults=_QWEN),
     "Qwen3ForCausalLM": Family(
         "qwen3", qkv_bias=None, qk_norm=True, window="layers", defaults=(*_QWEN, ("head_dim", 128))
+    ),
+    "MinistralForCausalLM": Family(
+        "ministral",
+        qkv_bias=False,
+        window="types",
+        defaults=(*_BOS_EOS, ("num_key_value_heads", 8), ("sliding_window", 4096)),
+        own_fields=("sliding_window", "layer_types"),
+    ),
+    "SeedOssForCausalLM": Family(
+        "seed_oss",
+        qkv_bias=None,
+        o_bias="attention_out_bias",
+        mlp_bias=True,
+        defaults=(
+            *(("bos_token_id", 0), ("eos_token_id", 2), ("attention_bias", True)),
+            *(("num_key_value_heads", 8), ("head_dim", 128)),
+        ),
+        own_fields=("attention_out_bias", "residual_dropout", "pretraining_tp"),
+    ),
+    "CwmForCausalLM": Family(
+        "cwm",
+        qkv_bias=False,
+        mlp_bias=True,
+        window="types",
+        defaults=(
+            *(("bos_token_id", 128_000), ("num_key_value_heads", 8), ("head_dim", 128), ("rms_norm_eps", 1e-5)),
+            *(("rope_theta", 1_000_000.0), ("sliding_window", 8192)),
+        ),
+        own_fields=("sliding_window", "layer_types", "pretraining_tp"),
+        needed=(("layer_types",), ("eos_token_id",), _ROPE),
+    ),
+    "IQuestCoderForCausalLM": Family(
+        "iquestcoder",
+        qkv_bias=None,
+        mlp_bias=True,
+        defaults=(*_BOS_EOS, ("num_key_value_heads", 8), ("head_dim", 128), ("rms_norm_eps", 1e-5)),
+        own_fields=("use_sliding_window", "max_window_layers", "sliding_window"),
     ),
     "MixtralForCausalLM": Family(
         "mixtral",
@@ -149,6 +191,7 @@ FAMILIES = {
             *("sliding_window", "layer_types", "num_local_experts", "num_experts", "num_experts_per_tok"),
             *("experts_per_token", "initial_context_length", "swiglu_alpha", "swiglu_limit", *ROUTER_TRAINING),
         ),
+        needed=(_ROPE,),
     ),
     "Gemma2ForCausalLM": Family(
         "gemma2",
@@ -232,6 +275,9 @@ def refuse_unsupported(fields: Fields, family: Family) -> None:
                 )
             log.warning("%s: %s is not used: Transformers does not read this field, either", fields.where, name[:80])
     _refuse_values(fields, family)
+    for names in family.needed:
+        if all(fields.get(name) is None for name in names):
+            raise fields.unsupported(names[0], "a value")
     if family.qkv_bias is False and fields.flag("attention_bias", False):
         raise fields.fault("attention_bias", f"false for {family.model_type}")
     if not family.mlp_bias and fields.flag("mlp_bias", False):
@@ -285,5 +331,3 @@ def _refuse_values(fields: Fields, family: Family) -> None:
                 raise fields.unsupported(name, str(value))
         if fields.get("experts_per_token") not in (None, fields.get("num_experts_per_tok", 4)):
             raise fields.fault("experts_per_token", "the value of num_experts_per_tok")
-        if fields.get("rope_parameters") is None and fields.get("rope_scaling") is None:
-            raise fields.unsupported("rope_parameters", "an object")
