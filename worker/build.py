@@ -18,6 +18,7 @@ from quire.worker.device import backend, devices, graph_capture, memory_plan
 from quire.worker.device.cache_range import warn_of_saturation
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
+from quire.worker.device.out_of_step import reason
 from quire.worker.device.runner import Runner
 from quire.worker.device.self_test import OFF, check_kernels, level_of, warn_of_assembler
 from quire.worker.device.slow_choices import slow_choices
@@ -38,7 +39,7 @@ from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
 from quire.worker.queue.pinned_prefixes import PrefixError, pin_prefixes
-from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel, reason, recorder
+from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel, recorder
 from quire.worker.settings import WorkerSettings
 from quire.worker.warm_up import warm_up
 

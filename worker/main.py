@@ -42,7 +42,7 @@ def run_to_the_end(settings: WorkerSettings) -> int:
         # Imported here because they import torch, which takes seconds, and `quire worker --help` is to be quick.
         import quire.worker.service  # noqa: F401
         from quire import kernels
-        from quire.worker.ranks.leader import OutOfStep
+        from quire.worker.device.out_of_step import OutOfStep
 
         kernels.report_builds(BuildProgress())
 
