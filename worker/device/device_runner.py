@@ -21,16 +21,16 @@ import torch
 
 from quire.kernels.lora import AdapterBatch
 from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
-from quire.worker.device.runner import NOWHERE, Inputs, Runner, StepOutput
 from quire.worker.device.staging import Number, SampledTokens, Staging, StagingField, padded, pinned_buffers
+from quire.worker.engine.forward_batch import ForwardBatch, send
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.engine.randomness import uniform
+from quire.worker.engine.runner import NOWHERE, Inputs, Runner, StepOutput
 from quire.worker.engine.sequence import PENDING
 from quire.worker.engine.step import Step
-from quire.worker.models.batch import ForwardBatch, send
-from quire.worker.models.paged import PagedModel
 
 # Values of a row of padding: one token, and the cheapest parameters of a draw. All other columns are 0.
 FILLERS = {"lengths": 1, "slots": NOWHERE, "top_ps": 1}

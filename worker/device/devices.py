@@ -13,8 +13,8 @@ from quire.kernels.grouped_weight import FP8
 from quire.shared.errors import StartError
 from quire.worker.device.placement import default_ranks
 from quire.worker.device.topology import read_topology
+from quire.worker.engine.paged_model import CheckpointConfig
 from quire.worker.models.config import ModelConfig
-from quire.worker.models.paged import CheckpointConfig
 from quire.worker.models.quantized.fp8 import Fp8
 from quire.worker.models.quantized.layout import Quantization
 from quire.worker.models.sharding import NotDivisible, Shard, can_share

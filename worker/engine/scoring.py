@@ -15,10 +15,10 @@ import torch
 
 from quire.kernels import Ops
 from quire.worker.device.staging import StreamMark
+from quire.worker.engine.forward_batch import send
 from quire.worker.engine.input_batch import NO_LOGPROBS
 from quire.worker.engine.prompt_scores import PromptScores
 from quire.worker.engine.sequence import Sequence
-from quire.worker.models.batch import send
 
 
 class TokenScores:

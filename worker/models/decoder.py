@@ -21,7 +21,8 @@ from quire.kernels.moe import SILU, ExpertNorms, PackedMoE
 from quire.kernels.ops import Ops, PackedLinear, PerLayerInput
 from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.worker.engine.adapters import Adapter
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import KVCache, PagedModel
 from quire.worker.models.config import (
     EMBEDDING,
     FINAL_NORM,
@@ -39,7 +40,6 @@ from quire.worker.models.kv_scales import PLAIN, KVFactors, projection_factors, 
 from quire.worker.models.loader import Progress, Weights
 from quire.worker.models.lora.adapter import load_adapter
 from quire.worker.models.mixed_cache import KVShape, MixedKVCache, alloc_layers, bytes_per_block
-from quire.worker.models.paged import KVCache, PagedModel
 from quire.worker.models.quantized.reader import make_reader, open_weights
 from quire.worker.models.rope import cos_sin_table
 from quire.worker.models.sharding import Shard

@@ -20,7 +20,7 @@ from torch import nn
 from quire.kernels import latent_ops
 from quire.kernels.latent import LARGEST_VALUE, LARGEST_WIDTH, LatentOps
 from quire.kernels.ops import Ops
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.transformers_attention import AttentionShape, LatentRow
 from quire.worker.models.transformers_fused_linear import PackedPart
 from quire.worker.models.transformers_fused_norm import is_near

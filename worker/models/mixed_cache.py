@@ -15,7 +15,7 @@ import torch
 from quire.kernels import latent_ops
 from quire.kernels.checks import cache_width
 from quire.kernels.ops import CacheStack, Ops
-from quire.worker.models.paged import KVCache
+from quire.worker.engine.paged_model import KVCache
 
 
 class KVShape(NamedTuple):

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.ops import Ops
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.attention_chunks import Tables, tables_in_chunks
-from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.query_scales import scaled
 from quire.worker.models.transformers_fused_rotary import RotationTables, joined_rows
 

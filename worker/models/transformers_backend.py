@@ -20,9 +20,11 @@ from torch import nn
 from quire.kernels import CpuOps, triton_failure
 from quire.kernels.ops import Ops
 from quire.kernels.self_test.uses import AttentionUse, KernelUses, LinearUse
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import EmptyKVCache, KVCache, PagedModel
+from quire.worker.engine.state_pool import StatePool
 from quire.worker.models import transformers_attention as attention
 from quire.worker.models import transformers_trial as trial
-from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.config import context_remedy
 from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.free_memory import FreeMemory
@@ -30,11 +32,9 @@ from quire.worker.models.latent_attention import LatentLayer, find_latent_layers
 from quire.worker.models.loader import Progress
 from quire.worker.models.mapped_files import MappedFiles
 from quire.worker.models.mixed_cache import KVShape, LatentShape, LayerShape, alloc_layers, bytes_per_block
-from quire.worker.models.paged import EmptyKVCache, KVCache, PagedModel
 from quire.worker.models.query_scales import take_query_scales
 from quire.worker.models.rope_lengths import keep_frequencies
 from quire.worker.models.sparse_attention import TAKES_INDICES, leave_out_indexers
-from quire.worker.models.states import StatePool
 from quire.worker.models.transformers_attention import (
     AttentionShape,
     PagedAttention,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quire.kernels.ops import AllReduceGroup, Ops
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.transformers_attention import AttentionShape, PagedAttention
 from quire.worker.models.transformers_fused_rotary import RotationTables
 

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import PagedModel
+from quire.worker.engine.state_pool import StateKey, StateLayout, StatePool
 from quire.worker.models import transformers_trial as trial
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.paged import PagedModel
-from quire.worker.models.states import StateKey, StateLayout, StatePool
 
 CONV, RECURRENT = "conv", "recurrent"
 

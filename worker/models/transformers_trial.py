@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.paged import PagedModel
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import PagedModel
 
 BLOCK_SIZE = 16
 # Lengths of two texts, each in a block of its own.

@@ -23,8 +23,8 @@ from quire.shared.messages.requests import MAX_ADAPTER_FAULTS, MAX_FAULT_LENGTH
 from quire.shared.model.adapter_names import Announcement
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.models.errors import CheckpointError
-from quire.worker.models.paged import PagedModel
 
 if TYPE_CHECKING:
     from quire.worker.engine.adapters import Adapter

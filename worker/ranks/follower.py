@@ -28,11 +28,11 @@ from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import backend, devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.device.self_test import refusal
+from quire.worker.engine.paged_model import KVCache, PagedModel
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
 from quire.worker.models import loader, transformers_fused, transformers_split, transformers_weights
 from quire.worker.models.choice import choose_model
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.paged import KVCache, PagedModel
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, Collectives, meet

@@ -29,12 +29,12 @@ from quire.shared.telemetry.logs import give_up
 from quire.worker.device.backend import kv_cache_name
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.device.out_of_step import OutOfStep
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import KVCache, PagedModel
+from quire.worker.engine.state_pool import StatePool
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
-from quire.worker.models.batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.loader import Progress
-from quire.worker.models.paged import KVCache, PagedModel
-from quire.worker.models.states import StatePool
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, meet, meeting

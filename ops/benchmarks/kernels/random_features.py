@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.config import EMBEDDING, HEAD
 from quire.worker.models.decoder import Decoder
 

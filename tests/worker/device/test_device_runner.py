@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, settings
 from quire.worker.device import staging
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import DRAWN, GraphBucket, record_on_cuda
-from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.runner import Runner
 from tests.support.mock_model import (
     VOCAB,
     MockCache,

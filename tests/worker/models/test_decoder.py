@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.kernels import CpuOps, KernelsUnavailable, Ops, ReferenceOps
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.rope import cos_sin_table

@@ -16,7 +16,7 @@ from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.lora import AdapterBatch
 from quire.kernels.quantization import quantize
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.errors import CheckpointError
 from quire.worker.models.kv_scales import KVFactors, read_kv_factors, scaled_rows

@@ -270,7 +270,7 @@ def test_a_folder_without_weights_is_refused(copy):
 
 
 def logits(path: Path) -> torch.Tensor:
-    from quire.worker.models.batch import ForwardBatch
+    from quire.worker.engine.forward_batch import ForwardBatch
 
     decoder = load(path)
     count = torch.arange(8, dtype=torch.int32)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.state_pool import StateKey, StateLayout, StatePool
 from quire.worker.models import transformers_states as states
 from quire.worker.models import transformers_trial as trial
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.states import StateKey, StateLayout, StatePool
 from quire.worker.models.transformers_attention import AttentionProbe, UnsupportedAttention, cache_of_call
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.models.transformers_examine import apart, examine

@@ -15,9 +15,9 @@ from quire.kernels.self_test.cases import SelfTestReport, run_cases
 from quire.kernels.self_test.devices import RecordGraph
 from quire.kernels.self_test.registry import cases_of
 from quire.kernels.self_test.uses import KernelUses
-from quire.worker.device.memory import available_memory
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.states import StatePool
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.state_pool import StatePool
+from quire.worker.host_memory import available_memory
 
 if TYPE_CHECKING:
     from quire.worker.engine.adapters import Adapter

@@ -13,12 +13,12 @@ import torch
 
 from quire.kernels import Interrupt
 from quire.kernels.lora import AdapterBatch
-from quire.worker.device.adapter_rows import adapter_batch
+from quire.worker.engine.adapter_rows import adapter_batch
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.step import Step
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.paged import PagedModel
 
 # Slot of a token whose K and V are not written.
 NOWHERE = -1
