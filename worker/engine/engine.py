@@ -25,7 +25,6 @@ from quire.kernels import Interrupt, StepInterrupted
 from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.shared.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
-from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.adapters import Adapters
 from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import BlockManager, cache_root, cache_scope
@@ -365,7 +364,6 @@ class Engine:
         token.
         """
         runner = self.runner
-        assert isinstance(runner, DeviceRunner)
         tokens, scores = runner.decode(step), None
         if tokens is not None:
             batch = step.decodes

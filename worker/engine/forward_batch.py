@@ -9,6 +9,7 @@ import torch
 
 from quire.kernels import Interrupt
 from quire.kernels.lora import AdapterBatch
+from quire.worker.engine.transfers import send
 
 ON_HOST = ("state_slots", "snapshots", "adapters", "interrupt")
 
@@ -48,15 +49,3 @@ class ForwardBatch:
         parts: list[Any] = [send(part, device) for part in self.parts()]
         sent = ForwardBatch(*parts)
         return replace(sent, **{name: getattr(self, name) for name in ON_HOST})
-
-
-def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy host memory to a device, in the order of its stream and without waiting.
-
-    From memory that is not pinned, a copy to a CUDA device would wait for all launched steps. The pinned copy belongs
-    to torch's allocator, which reuses it only after the device has read it; so `values` may change at once. On a CPU
-    nothing is copied.
-    """
-    if device.type == "cuda" and values.numel():
-        return values.pin_memory().to(device, non_blocking=True)
-    return values.to(device)

@@ -1,6 +1,8 @@
 """The runner: the KV cache in memory, and a scheduled step as one forward batch.
 
 Decoding sequences are gathered from the input batch with a few vector operations; chunks of prompts follow, one by one.
+`Runner` waits for each step, and is what the engine expects of any runner. `quire.worker.device.device_runner` has the
+one that does not wait.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.step import Step
+from quire.worker.engine.transfers import SampledTokens
 
 # Slot of a token whose K and V are not written.
 NOWHERE = -1
@@ -51,10 +54,13 @@ class StepOutput(NamedTuple):
 class Runner:
     """Runs steps of a model, and waits for each. Owns the cache that block tables point into.
 
-    looks_ahead: whether a step may be launched before the tokens of the previous one are known (`DeviceRunner`).
+    looks_ahead: whether a step may be launched before the tokens of the previous one are known (`DeviceRunner`). Only
+    such a runner has `decode`, `sample` and `sampled`.
     """
 
     looks_ahead = False
+    # The tokens of the newest step, in the order of its sequences.
+    sampled: torch.Tensor
 
     def __init__(self, model: PagedModel, limits: EngineLimits, input_batch: InputBatch) -> None:
         self.model = model
@@ -77,6 +83,21 @@ class Runner:
         """
         self.move_blocks(step)
         return self._run_model(self._build(step))
+
+    def decode(self, step: Step) -> SampledTokens | None:
+        """Launch a step that only decodes, including sampling.
+
+        Returns None for any other step, for one with adapters, and for one whose logits are needed, and launches
+        nothing.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not look ahead")
+
+    def sample(self, logits: torch.Tensor, rows: np.ndarray) -> SampledTokens:
+        """Sample one token for each row of logits, by the parameters of these rows of the input batch.
+
+        The device keeps the tokens as inputs of the next step, and in `sampled`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not look ahead")
 
     def _run_model(self, batch: ForwardBatch) -> StepOutput:
         with torch.inference_mode():

@@ -18,13 +18,13 @@ import torch
 from quire.kernels import Ops
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.shared.text.panics import faults_as
-from quire.worker.engine.forward_batch import send
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.randomness import uniform
 from quire.worker.engine.scoring import ScoredRows
 from quire.worker.engine.seen_tokens import SeenTokens
 from quire.worker.engine.sequence import Sequence
+from quire.worker.engine.transfers import send
 
 NEVER = float("-inf")
 # A mask is sparse if at most one in SPARSE of its words of 32 bits has a set bit.

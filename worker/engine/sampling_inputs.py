@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from quire.worker.engine.forward_batch import send
 from quire.worker.engine.groups import Groups
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.step import DecodeBatch, Step
+from quire.worker.engine.transfers import send
 
 
 class SamplingInputs(NamedTuple):

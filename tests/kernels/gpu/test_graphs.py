@@ -14,9 +14,9 @@ from quire.shared.messages import SamplingParams
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, record_on_cuda
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.forward_batch import send
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
+from quire.worker.engine.transfers import send
 from tests.support.kernels import stacks
 from tests.support.kernels.implementations import HAS_TRITON, LONG_WITHOUT_GPU, ON_CUDA, make_triton_ops
 
