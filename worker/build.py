@@ -30,7 +30,7 @@ from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.runner import Runner
 from quire.worker.inspect import fingerprint
 from quire.worker.model_texts import ModelTexts, read_texts
-from quire.worker.models.choice import choose_model
+from quire.worker.models.choice import Checkpoint, choose_model
 from quire.worker.models.config import ModelConfig
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.loader import resolve
@@ -133,7 +133,7 @@ def raise_in_one_line(error: Exception) -> None:
 def load_model(
     settings: WorkerSettings,
     path: Path,
-    config: ModelConfig | TransformersConfig,
+    config: Checkpoint,
     ops: kernels.Ops,
     device: torch.device,
     cpus: Collection[int] = (),

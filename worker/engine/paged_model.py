@@ -21,11 +21,10 @@ from quire.worker.host_memory import available_memory
 
 if TYPE_CHECKING:
     from quire.worker.engine.adapters import Adapter
-    from quire.worker.models.quantized.layout import Quantization
 
 
 class CheckpointConfig(Protocol):
-    """The properties of a checkpoint that are known before its weights are read."""
+    """The properties of a checkpoint that any model has, known before its weights are read."""
 
     @property
     def architecture(self) -> str:
@@ -33,10 +32,6 @@ class CheckpointConfig(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
-
-    @property
-    def quantization(self) -> Quantization | None:
-        """How the weights are quantised; None if they are not."""
 
     @property
     def max_position_embeddings(self) -> int:

@@ -9,10 +9,11 @@ from quire.worker.models.config import ModelConfig, read_config
 from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
 
+Checkpoint = ModelConfig | TransformersConfig
 QUIRE, TRANSFORMERS, AUTO = ("quire", "transformers", "auto")
 
 
-def choose_model(folder: Path, implementation: str = AUTO) -> ModelConfig | TransformersConfig:
+def choose_model(folder: Path, implementation: str = AUTO) -> Checkpoint:
     """Read the configuration of a checkpoint for an implementation; `auto` prefers Quire's own decoder.
 
     Raises CheckpointError; NotSupported if the implementation does not support the model.

@@ -18,10 +18,8 @@ from quire.worker.device.slow_choices import slow_choices
 from quire.worker.device.staging import (
     ALIGNMENT,
     IN_FLIGHT,
-    SampledTokens,
     Staging,
     StagingField,
-    StreamMark,
     padded,
     pinned_buffers,
 )
@@ -32,6 +30,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.runner import NOWHERE, Runner
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.step import DecodeBatch, PrefillChunk, Step
+from quire.worker.engine.transfers import SampledTokens, StreamMark
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.mock_model import MockCache, MockModel
