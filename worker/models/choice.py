@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.shared.gguf.model_files import is_gguf
 from quire.worker.models.config import ModelConfig, read_config
-from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
 
 Checkpoint = ModelConfig | TransformersConfig

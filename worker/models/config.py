@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from quire.kernels.moe import SILU
+from quire.shared.errors import NotSupported
 from quire.shared.gguf.file import open_gguf
 from quire.shared.gguf.model_files import is_gguf
 from quire.shared.model.config import longer_context
 from quire.shared.model.folder import CONFIG
-from quire.worker.models.errors import NotSupported
 from quire.worker.models.experts import ExpertsConfig, parse_experts
 from quire.worker.models.families import Family, family_of, refuse_unsupported
 from quire.worker.models.fields import Fields, config_fields, read_json, special_token_ids

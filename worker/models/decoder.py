@@ -20,6 +20,7 @@ import quire.kernels.ops
 from quire.kernels.moe import SILU, ExpertNorms, PackedMoE
 from quire.kernels.ops import Ops, PackedLinear, PerLayerInput
 from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
+from quire.shared.errors import CheckpointError
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel
@@ -34,7 +35,6 @@ from quire.worker.models.config import (
     context_remedy,
     read_config,
 )
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.expert_weights import load_expert_norms, load_experts
 from quire.worker.models.kv_scales import PLAIN, KVFactors, projection_factors, read_kv_factors, scale_names
 from quire.worker.models.loader import Progress, Weights

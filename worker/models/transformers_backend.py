@@ -20,13 +20,13 @@ from torch import nn
 from quire.kernels import CpuOps, triton_failure
 from quire.kernels.ops import Ops
 from quire.kernels.self_test.uses import AttentionUse, KernelUses, LinearUse
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import EmptyKVCache, KVCache, PagedModel
 from quire.worker.engine.state_pool import StatePool
 from quire.worker.models import transformers_attention as attention
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.config import context_remedy
-from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.free_memory import FreeMemory
 from quire.worker.models.latent_attention import LatentLayer, find_latent_layers
 from quire.worker.models.loader import Progress

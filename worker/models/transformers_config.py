@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from quire.shared.errors import NotSupported
 from quire.shared.model.config import context_length, longest_context
 from quire.shared.model.folder import CONFIG
 from quire.worker.lean_torch import complete_torch
-from quire.worker.models.errors import NotSupported
 from quire.worker.models.families import FAMILIES
 from quire.worker.models.fields import Fields, config_fields, special_token_ids
 from quire.worker.models.loader import Weights

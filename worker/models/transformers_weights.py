@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.worker.models.loader import AGAIN, Progress
 from quire.worker.models.mapped_files import MappedFiles
 from quire.worker.models.transformers_config import TransformersConfig

@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
+from quire.shared.errors import CheckpointError
 from quire.shared.gguf import cursor
 from quire.shared.gguf.config import generation_config, model_config, rope_factors
 from quire.shared.gguf.cursor import HeaderCursor
@@ -24,7 +25,6 @@ from quire.shared.gguf.types import ARRAY, BOOL, OTHER_TENSOR_TYPES, SCALARS, ST
 from quire.shared.model.files import ModelError, read_json
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import read_config
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.fields import read_json as read_by_worker
 from tests.support.gguf_bytes import gguf_bytes, tensor, text, value
 from tests.support.gguf_vocabularies import TOKENS, write_vocabulary

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from quire import kernels
+from quire.shared.errors import NotSupported
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models import latent_attention
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.alibi import AlibiBias, mpt_slopes_of, slopes_of, split
 from quire.worker.models.attention_chunks import tables_in_chunks
-from quire.worker.models.errors import NotSupported
 from quire.worker.models.latent_attention import find_latent_layers
 from quire.worker.models.query_scales import LogQueryScale, scaled, take_query_scales
 from quire.worker.models.sparse_attention import compressed_keys
@@ -268,7 +268,7 @@ def test_the_trial_sees_the_factors_of_transformers(tmp_path: Path, monkeypatch:
     """With a period of 8 tokens the factors matter in the texts of the trial: other factors are refused."""
     from transformers import AutoModelForCausalLM
 
-    from quire.worker.models.errors import NotSupported
+    from quire.shared.errors import NotSupported
 
     model_type, fields = ARCHITECTURES["llama4_text-tuned"]
     path = make_other(tmp_path / "llama4", model_type, **fields)

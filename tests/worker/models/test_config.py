@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from quire.shared.errors import CheckpointError
 from quire.worker.models.config import read_config
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.fields import Fields, config_fields, read_json, special_token_ids
 from quire.worker.models.layer_names import MAX_PATTERNS, LayerNames, PatternError
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from quire import kernels
 from quire.kernels.moe import Routing
 from quire.kernels.quantization import quantize
+from quire.shared.errors import CheckpointError
 from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.expert_weights import load_experts
 from quire.worker.models.experts import ExpertsConfig, parse_experts
 from quire.worker.models.families import FAMILIES

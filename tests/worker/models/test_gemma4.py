@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig, read_config
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.rope import RopeConfig
 from quire.worker.models.sharding import NotDivisible, Shard
 from quire.worker.models.transformers_config import TransformersConfig

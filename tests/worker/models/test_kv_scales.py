@@ -16,9 +16,9 @@ from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.lora import AdapterBatch
 from quire.kernels.quantization import quantize
+from quire.shared.errors import CheckpointError
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.kv_scales import KVFactors, read_kv_factors, scaled_rows
 from quire.worker.models.loader import Weights
 from tests.kernels.test_grouped_weight import random_weight

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.kernels import ReferenceOps
+from quire.shared.errors import CheckpointError
 from quire.worker.models import loader
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
 from tests.support.checkpoints import make_checkpoint
 
 pytest.importorskip("transformers")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
-from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.fields import Fields
 from quire.worker.models.rope import RopeConfig, cos_sin_table, inverse_frequencies, parse_rope
 from tests.support.architectures import ARCHITECTURES

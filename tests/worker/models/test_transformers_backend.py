@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.worker.models import transformers_backend, transformers_trial
 from quire.worker.models.choice import choose_model
-from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
 from tests.support.checkpoints import VOCAB_SIZE

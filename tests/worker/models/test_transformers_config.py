@@ -11,13 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.shared.errors import StartError
+from quire.shared.errors import CheckpointError, NotSupported, StartError
 from quire.shared.model.folder import WEIGHTS
 from quire.worker.device import devices
 from quire.worker.engine.offline import generate
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig
-from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.families import (
     FAMILIES,
     _words_of_transformers,

@@ -14,12 +14,12 @@ from torch import nn
 from quire import kernels
 from quire.kernels.grouped_weight import FP8, GroupedWeight
 from quire.kernels.quantization import QuantizedWeight
+from quire.shared.errors import CheckpointError
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models import transformers_trial as trial
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.models.transformers_quantized import AS_THEY_ARE, RoundedWeights, StoredWeights, _content

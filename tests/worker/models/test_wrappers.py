@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
+from quire.shared.errors import NotSupported
 from quire.shared.model.folder import WEIGHTS
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
@@ -18,7 +19,6 @@ from quire.worker.engine.offline import generate
 from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig, read_config
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import NotSupported
 from quire.worker.models.rope import RopeConfig
 from quire.worker.models.transformers_config import TransformersConfig
 from quire.worker.models.wrappers import text_tensor_name

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quire.shared.errors import CheckpointError
 from quire.shared.gguf.config import ROPE_FACTORS, rope_factors
 from quire.shared.gguf.errors import AGAIN, GGUFError
 from quire.shared.gguf.file import GGUFFile
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.rope import RopeConfig
 
 

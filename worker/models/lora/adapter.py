@@ -19,9 +19,9 @@ from safetensors.torch import load
 
 from quire.kernels.lora import MAX_RANK, LoraPart
 from quire.kernels.ops import Ops
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.worker.engine.adapters import Adapter
 from quire.worker.models.config import ModelConfig
-from quire.worker.models.errors import CheckpointError, NotSupported
 from quire.worker.models.kv_scales import KVFactors
 from quire.worker.models.lora.adapter_config import (
     ADAPTER_CONFIG,

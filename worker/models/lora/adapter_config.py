@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from quire.worker.models.errors import CheckpointError, NotSupported
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.worker.models.layer_names import PatternError, compile_bounded
 
 ADAPTER_CONFIG = "adapter_config.json"

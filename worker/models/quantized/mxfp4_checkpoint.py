@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.grouped_weight import GROUP, GroupedWeight, grouped_part
-from quire.worker.models.errors import CheckpointError
+from quire.shared.errors import CheckpointError
 from quire.worker.models.loader import AGAIN
 from quire.worker.models.quantized.checkpoint import QuantizedCheckpoint
 from quire.worker.models.quantized.layout import Stored

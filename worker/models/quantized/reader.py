@@ -21,9 +21,9 @@ from quire.kernels.grouped_weight import MXFP4, GroupedWeight
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
 from quire.kernels.quantization import QuantizedWeight
+from quire.shared.errors import CheckpointError
 from quire.shared.gguf.model_files import is_gguf
 from quire.worker.models.config import ModelConfig
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.gguf.weights import GGUFWeights
 from quire.worker.models.loader import Progress, Weights
 from quire.worker.models.quantized.checkpoint import QuantizedCheckpoint

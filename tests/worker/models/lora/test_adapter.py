@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from quire import kernels
 from quire.kernels.lora import LINEARS
 from quire.kernels.reference import ReferenceOps
+from quire.shared.errors import CheckpointError
 from quire.shared.messages import GenerationRequest
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.lora.adapter import load_adapter
 from quire.worker.models.lora.adapter_config import (
     READ,

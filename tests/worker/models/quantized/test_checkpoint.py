@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from quire import kernels
 from quire.ops.benchmarks.kernels.perplexity import DEMO, perplexity, read_documents
 from quire.ops.paths import PROJECT_ROOT
+from quire.shared.errors import CheckpointError
 from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.quantized.checkpoint import is_finite
 from quire.worker.models.quantized.dequantized_checkpoint import DequantizedCheckpoint
 from quire.worker.models.sharding import ALL

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.shared.errors import CheckpointError
 from quire.shared.model.folder import WEIGHTS
 from quire.worker.models.config import read_config
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.fields import Fields
 from quire.worker.models.quantized import weight as weight_module
 from quire.worker.models.quantized.awq import AwqLayer

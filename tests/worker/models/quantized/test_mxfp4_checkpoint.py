@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from quire import kernels
 from quire.kernels.grouped_weight import MXFP4
+from quire.shared.errors import CheckpointError
 from quire.shared.messages import SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.engine.offline import complete
 from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.expert_weights import load_experts
 from quire.worker.models.quantized.mxfp4 import dequantize_mxfp4
 from quire.worker.models.quantized.reader import make_reader, open_weights

@@ -12,9 +12,9 @@ from quire.kernels.cpu import linear
 from quire.kernels.fp8_rows import FP8_DYNAMIC, quantize_rows
 from quire.kernels.grouped_weight import FP8
 from quire.kernels.quantization import QuantizedWeight, quantized_linear
+from quire.shared.errors import CheckpointError
 from quire.worker.models.config import read_config
 from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
 from quire.worker.models.quantized.reader import make_reader
 from quire.worker.models.sharding import Shard
 from tests.support.checkpoints import make_checkpoint
