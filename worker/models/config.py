@@ -24,10 +24,9 @@ from quire.worker.models.families import Family, family_of, refuse_unsupported
 from quire.worker.models.fields import Fields, config_fields, read_json, special_token_ids
 from quire.worker.models.gemma4 import DEFAULT_ROPES, parse_gemma4
 from quire.worker.models.gguf.quantization import quantization_of
-from quire.worker.models.gguf.rope import with_divisors
 from quire.worker.models.quantized.config import read_quantization
 from quire.worker.models.quantized.layout import Quantization
-from quire.worker.models.rope import DEFAULT_THETA, RopeConfig, parse_rope
+from quire.worker.models.rope import DEFAULT_THETA, RopeConfig, parse_rope, with_divisors
 from quire.worker.models.wrappers import is_wrapper, text_fields
 
 # Names of tensors in a checkpoint.

@@ -21,11 +21,11 @@ from quire.kernels import latent_ops
 from quire.kernels.latent import LARGEST_VALUE, LARGEST_WIDTH, LatentOps
 from quire.kernels.ops import Ops
 from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.models.transformers_attention import AttentionShape, LatentRow
 from quire.worker.models.transformers_fused_linear import PackedPart
 from quire.worker.models.transformers_fused_norm import is_near
+from quire.worker.models.transformers_layer_weights import AS_THEY_ARE, LayerWeights
 from quire.worker.models.transformers_parts import Parts
-from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
+from quire.worker.models.transformers_shapes import AttentionShape, LatentRow
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from quire.shared.model.folder import INDEX, WEIGHTS, weights_fault
 from quire.shared.model.hub import HubError, find_folder
 from quire.worker.models.fields import read_json
 from quire.worker.models.mapped_files import MappedFiles
-from quire.worker.models.wrappers import text_tensor_name
+from quire.worker.models.tensor_names import text_tensor_name
 
 log = logging.getLogger(__name__)
 

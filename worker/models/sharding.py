@@ -43,19 +43,6 @@ def _inner_features(config: ModelConfig) -> list[int]:
     return mlp + ([config.experts.intermediate_size] if config.experts else [])
 
 
-class Unsplit:
-    """A model that one process computes, whatever its layers are called."""
-
-    rank = 0
-    vocabulary = ALL
-
-    def part(self, name: str) -> tuple[slice, ...]:
-        return ()
-
-    def owns_bias(self, name: str) -> bool:
-        return True
-
-
 @dataclass(frozen=True)
 class Shard:
     """Part `rank` of `size` of a model. Raises NotDivisible."""

@@ -35,11 +35,7 @@ from quire.worker.models.mixed_cache import KVShape, LatentShape, LayerShape, al
 from quire.worker.models.query_scales import take_query_scales
 from quire.worker.models.rope_lengths import keep_frequencies
 from quire.worker.models.sparse_attention import TAKES_INDICES, leave_out_indexers
-from quire.worker.models.transformers_attention import (
-    AttentionShape,
-    PagedAttention,
-    UnsupportedAttention,
-)
+from quire.worker.models.transformers_attention import PagedAttention, UnsupportedAttention
 from quire.worker.models.transformers_config import KINDS, TransformersConfig
 from quire.worker.models.transformers_examine import FAR, apart, examine
 from quire.worker.models.transformers_fused import FusedModules, fuse, packed_bytes
@@ -47,10 +43,13 @@ from quire.worker.models.transformers_fused_experts import is_stacked
 from quire.worker.models.transformers_fused_norm import NormInputs
 from quire.worker.models.transformers_fused_rotary import RotationTables
 from quire.worker.models.transformers_hidden import HiddenStates, body_of
+from quire.worker.models.transformers_layer_weights import LayerWeights
 from quire.worker.models.transformers_linear import LinearUses, linear_layers, pack
-from quire.worker.models.transformers_parts import GatheringGroup, Parts, SplitAttention, SplitRotations
-from quire.worker.models.transformers_quantized import LayerWeights, RoundedWeights, StoredWeights, layer_weights
+from quire.worker.models.transformers_parts import GatheringGroup, Parts
+from quire.worker.models.transformers_quantized import RoundedWeights, StoredWeights, layer_weights
+from quire.worker.models.transformers_shapes import AttentionShape
 from quire.worker.models.transformers_split import ONE_PROCESS, CannotSplit, move_part, split
+from quire.worker.models.transformers_split_attention import SplitAttention, SplitRotations
 from quire.worker.models.transformers_states import RecurrentStates, StateStep, running, wrap
 from quire.worker.models.transformers_text import drop_unused
 from quire.worker.models.transformers_weights import copy_weights, load_weights, mapped_weights, nbytes_of

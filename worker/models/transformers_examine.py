@@ -9,13 +9,9 @@ import torch
 from quire.worker.models import transformers_attention as attention
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.sparse_attention import compressed_keys
-from quire.worker.models.transformers_attention import (
-    AttentionProbe,
-    AttentionRecorder,
-    AttentionShape,
-    UnsupportedAttention,
-)
+from quire.worker.models.transformers_attention import AttentionProbe, AttentionRecorder, UnsupportedAttention
 from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.transformers_shapes import AttentionShape
 from quire.worker.models.transformers_states import RecurrentStates, StateProbe
 from quire.worker.models.written_attention import is_written_out, replace_attention
 

@@ -18,14 +18,14 @@ from torch import nn
 from quire.kernels.ops import Ops
 from quire.worker.models import transformers_attention as attention
 from quire.worker.models import transformers_trial as trial
-from quire.worker.models.transformers_attention import AttentionShape
 from quire.worker.models.transformers_fused_experts import find_experts
 from quire.worker.models.transformers_fused_linear import find_joins
 from quire.worker.models.transformers_fused_mlp import find_mlps
 from quire.worker.models.transformers_fused_norm import NormInputs, fuse_norms
 from quire.worker.models.transformers_fused_rotary import Rotation, RotationProbe, defer, replace_rotations
+from quire.worker.models.transformers_layer_weights import AS_THEY_ARE, LayerWeights
 from quire.worker.models.transformers_linear import Fusion, LinearUses
-from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
+from quire.worker.models.transformers_shapes import AttentionShape
 
 log = logging.getLogger(__name__)
 

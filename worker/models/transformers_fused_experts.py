@@ -16,8 +16,8 @@ from torch import nn
 
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.transformers_fused_norm import is_near
+from quire.worker.models.transformers_layer_weights import AS_THEY_ARE, LayerWeights
 from quire.worker.models.transformers_parts import Parts
-from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 # Products, biases, gates and sums are rounded one after the other by torch.
 ROUNDINGS = 4

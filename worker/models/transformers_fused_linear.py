@@ -10,8 +10,8 @@ from torch import nn
 
 from quire.kernels.latent import PackedGroups
 from quire.kernels.ops import Ops, PackedLinear
+from quire.worker.models.transformers_layer_weights import AS_THEY_ARE, LayerWeights
 from quire.worker.models.transformers_parts import ModulePart, Parts
-from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 
 class PackedPart(nn.Module):

@@ -16,9 +16,9 @@ from torch import nn
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.transformers_fused_linear import PackedPart
 from quire.worker.models.transformers_fused_norm import is_near
+from quire.worker.models.transformers_layer_weights import AS_THEY_ARE, LayerWeights
 from quire.worker.models.transformers_linear import PackedLinearModule
 from quire.worker.models.transformers_parts import WHOLE, ModulePart, Parts
-from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 
 class PackedMlp:

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.loader import Progress
+from quire.worker.models.transformers_layer_weights import AS_THEY_ARE, LayerWeights
 from quire.worker.models.transformers_parts import WHOLE, ModulePart, Parts
-from quire.worker.models.transformers_quantized import AS_THEY_ARE, LayerWeights
 
 # Attributes of a weight that the weight of a packed layer also has.
 KEPT_ATTRIBUTES = (torch.Tensor.dtype.__get__, torch.Tensor.device.__get__)  # type: ignore[attr-defined]

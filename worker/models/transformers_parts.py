@@ -14,10 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from quire.kernels.ops import AllReduceGroup, Ops
-from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.models.transformers_attention import AttentionShape, PagedAttention
-from quire.worker.models.transformers_fused_rotary import RotationTables
+from quire.kernels.ops import AllReduceGroup
+from quire.worker.models.transformers_shapes import AttentionShape
 
 
 class GatheringGroup(AllReduceGroup, Protocol):
@@ -226,49 +224,6 @@ def _summed(forward: Any, part: ModulePart) -> Any:
         return part.give(forward(*args, **named))
 
     return summed
-
-
-class SplitRotations(RotationTables):
-    """The rotations of a step whose attention computes some of the heads."""
-
-    whole: tuple[torch.Tensor, torch.Tensor]  # queries and keys of all heads in the current call
-
-    def table_for(self, module: nn.Module, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-        return super().table_for(module, *self.whole)
-
-
-class SplitAttention(PagedAttention):
-    """The attention of one step, of the heads of this rank. `shapes` are those of the part."""
-
-    def __init__(
-        self,
-        heads: Sequence[HeadsPart],
-        ops: Ops,
-        shapes: list[AttentionShape],
-        batch: ForwardBatch,
-        caches: list[tuple[torch.Tensor, torch.Tensor]],
-        identities: dict[int, torch.Tensor],
-        rotations: SplitRotations,
-    ) -> None:
-        """heads: of each call. All other arguments are those of PagedAttention."""
-        super().__init__(ops, shapes, batch, caches, identities, rotations)
-        self._heads, self._whole = iter(heads), rotations
-
-    def attend(
-        self,
-        module: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        s_aux: torch.Tensor | None = None,
-        **rest: Any,
-    ) -> torch.Tensor:
-        part, self._whole.whole = next(self._heads), (q, k)
-        sinks = None if s_aux is None else s_aux[part.queries]
-        mixed = super().attend(module, q[:, part.queries], k[:, part.keys], v[:, part.keys], sinks, **rest)
-        found = mixed.new_zeros((1, mixed.shape[1], part.num_heads, mixed.shape[3]))
-        found[:, :, part.queries] = mixed
-        return found if part.gathered_by is None else part.gathered_by.all_reduce(found)
 
 
 def _parameter(values: torch.Tensor) -> nn.Parameter:

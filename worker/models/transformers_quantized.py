@@ -23,33 +23,13 @@ from quire.worker.models.loader import Progress
 from quire.worker.models.quantized.dequantized_checkpoint import DequantizedCheckpoint
 from quire.worker.models.quantized.reader import QuantizedReader
 from quire.worker.models.quantized.weight import joined
-from quire.worker.models.sharding import Unsplit
 from quire.worker.models.transformers_config import TransformersConfig
-from quire.worker.models.weight_reader import HEAD_BITS
+from quire.worker.models.transformers_layer_weights import AS_THEY_ARE, LayerWeights
+from quire.worker.models.weight_reader import HEAD_BITS, Unsplit
 
 WORD_BYTES = 8
 # Names of linear layers that choose experts, and are never rounded: rounding would change the choice.
 ROUTERS = ("gate", "router", "shared_expert_gate")
-
-
-class LayerWeights:
-    """The weights of linear layers as they are packed: without quantisation as they are."""
-
-    has_integers = False  # true if products round activations to 8 bits
-
-    def kind(self, weight: Tensor) -> object:
-        """Return how these weights [N, K] are quantised: an object that is equal for weights that can be joined."""
-        return None
-
-    def joined(self, weights: Sequence[Tensor]) -> LinearWeight:
-        """Return weights [N, K] of layers with the same input as those of one layer, along N."""
-        return weights[0].contiguous() if len(weights) == 1 else torch.cat(list(weights))
-
-    def finish(self) -> None:
-        """All layers are packed: log how, and free the codes."""
-
-
-AS_THEY_ARE = LayerWeights()
 
 
 class StoredWeights(LayerWeights):

@@ -25,7 +25,6 @@ from torch import nn
 
 from quire.worker.models import transformers_attention as attention
 from quire.worker.models import transformers_trial as trial
-from quire.worker.models.transformers_attention import AttentionShape
 from quire.worker.models.transformers_fused_experts import is_stacked
 from quire.worker.models.transformers_linear import kind_of, linear_layers
 from quire.worker.models.transformers_parts import (
@@ -40,6 +39,7 @@ from quire.worker.models.transformers_parts import (
     can_share_heads,
     heads_of,
 )
+from quire.worker.models.transformers_shapes import AttentionShape
 
 log = logging.getLogger(__name__)
 

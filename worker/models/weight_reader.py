@@ -21,7 +21,6 @@ from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.quantization import quantize
 from quire.worker.models.free_memory import FreeMemory
 from quire.worker.models.kv_scales import scaled_rows
-from quire.worker.models.sharding import Shard, Unsplit
 
 HEAD_BITS = 8  # 4 bits of the head would change the logits of rare tokens most
 
@@ -59,6 +58,36 @@ class TensorSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
 
+class Held(Protocol):
+    """The part of a model that a rank holds, such as a `Shard`."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> slice:
+        """The tokens whose logits this rank computes."""
+
+    def part(self, name: str) -> tuple[slice, ...]:
+        """Return the part of a tensor that this rank holds: a slice per dimension; empty for the whole."""
+
+    def owns_bias(self, name: str) -> bool:
+        """Return False for a bias that another rank adds."""
+
+
+class Unsplit:
+    """A model that one process computes, whatever its layers are called."""
+
+    rank = 0
+    vocabulary = slice(None)
+
+    def part(self, name: str) -> tuple[slice, ...]:
+        return ()
+
+    def owns_bias(self, name: str) -> bool:
+        return True
+
+
 Pack = Callable[[LinearWeight | WeightRows, torch.Tensor | None], PackedLinear]
 # Returns rows of weights side by side as one: names, and the part of each.
 ReadParts = Callable[[Sequence[str], Sequence[Part]], LinearWeight]
@@ -85,7 +114,7 @@ class WeightReader:
     def __init__(
         self,
         weights: TensorSource,
-        shard: Shard | Unsplit,
+        shard: Held,
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device | str,

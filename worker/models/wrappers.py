@@ -85,13 +85,6 @@ PLACEHOLDERS = {
 SHARED = ("bos_token_id", "compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype")
 # Of these, the value of the whole model has precedence, as in the generation configuration that Transformers makes.
 TOP = ("bos_token_id", "eos_token_id")
-# Prefixes of the text model's tensors, and what they are in a text model.
-PREFIXES = (
-    ("language_model.lm_head.", "lm_head."),
-    ("language_model.model.", "model."),
-    ("model.language_model.", "model."),
-    ("model.text_model.", "model."),
-)
 
 
 def is_wrapper(fields: Fields) -> bool:
@@ -135,18 +128,3 @@ def text_fields(fields: Fields) -> Fields:
 def _one_axis(rope: dict[str, Any]) -> dict[str, Any]:
     """RoPE parameters for positions with one axis."""
     return {key: "default" if value == "mrope" else value for key, value in rope.items() if key != "mrope_section"}
-
-
-def text_tensor_name(name: str) -> str:
-    """The name that a tensor of a wrapper has in a text model; `name` itself for any other tensor."""
-    for prefix, plain in PREFIXES:
-        if name.startswith(prefix):
-            return plain + name.removeprefix(prefix)
-    return name
-
-
-def layer_spellings(name: str) -> list[str]:
-    """Return the names that a layer of a text model may have: alone, and inside a wrapper of any version."""
-    plain = text_tensor_name(f"{name}.")
-    inside = [prefix + plain.removeprefix(own) for prefix, own in PREFIXES if plain.startswith(own)]
-    return [one.removesuffix(".") for one in (f"{name}.", plain, *inside)]

@@ -22,10 +22,11 @@ from quire.worker.models.attention_chunks import tables_in_chunks
 from quire.worker.models.latent_attention import find_latent_layers
 from quire.worker.models.query_scales import LogQueryScale, scaled, take_query_scales
 from quire.worker.models.sparse_attention import compressed_keys
-from quire.worker.models.transformers_attention import AttentionProbe, AttentionShape, UnsupportedAttention
+from quire.worker.models.transformers_attention import AttentionProbe, UnsupportedAttention
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.models.transformers_linear import PackedLinearModule
+from quire.worker.models.transformers_shapes import AttentionShape
 from quire.worker.models.transformers_trial import by_transformers, over_pages, texts
 from tests.support.architectures import ARCHITECTURES
 from tests.support.parity import GREEDY, MAX_TOKENS, assert_greedy, load, load_reference, make_engine, prompts, refusal

@@ -22,7 +22,8 @@ from quire.worker.engine.offline import generate
 from quire.worker.models import transformers_trial as trial
 from quire.worker.models.transformers_backend import TransformersModel
 from quire.worker.models.transformers_config import read_transformers_config
-from quire.worker.models.transformers_quantized import AS_THEY_ARE, RoundedWeights, StoredWeights, _content
+from quire.worker.models.transformers_layer_weights import AS_THEY_ARE
+from quire.worker.models.transformers_quantized import RoundedWeights, StoredWeights, _content
 from tests.support.checkpoints import EOS_TOKEN_ID
 from tests.support.hybrid_checkpoints import FAMILIES, make_hybrid
 from tests.support.parity import assert_greedy, load_reference

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from quire.worker.models import transformers_trial as trial
-from quire.worker.models.transformers_attention import AttentionShape
 from quire.worker.models.transformers_backend import examine
 from quire.worker.models.transformers_config import read_transformers_config
 from quire.worker.models.transformers_linear import LinearUses
@@ -27,6 +26,7 @@ from quire.worker.models.transformers_parts import (
     RowPart,
     can_share_heads,
 )
+from quire.worker.models.transformers_shapes import AttentionShape
 from quire.worker.models.transformers_split import CannotSplit, split
 from quire.worker.models.transformers_weights import load_weights
 from tests.support.hybrid_checkpoints import make_hybrid

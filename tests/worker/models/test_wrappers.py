@@ -20,8 +20,8 @@ from quire.worker.models.choice import choose_model
 from quire.worker.models.config import ModelConfig, read_config
 from quire.worker.models.decoder import Decoder
 from quire.worker.models.rope import RopeConfig
+from quire.worker.models.tensor_names import text_tensor_name
 from quire.worker.models.transformers_config import TransformersConfig
-from quire.worker.models.wrappers import text_tensor_name
 from tests.support.parity import GREEDY, SMALL, prompts
 from tests.support.vision_checkpoints import make_vision
 

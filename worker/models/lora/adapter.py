@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -21,7 +22,6 @@ from quire.kernels.lora import MAX_RANK, LoraPart
 from quire.kernels.ops import Ops
 from quire.shared.errors import CheckpointError, NotSupported
 from quire.worker.engine.adapters import Adapter
-from quire.worker.models.config import ModelConfig
 from quire.worker.models.kv_scales import KVFactors
 from quire.worker.models.lora.adapter_config import (
     ADAPTER_CONFIG,
@@ -30,7 +30,7 @@ from quire.worker.models.lora.adapter_config import (
     AdapterConfig,
     read_adapter_config,
 )
-from quire.worker.models.wrappers import text_tensor_name
+from quire.worker.models.tensor_names import text_tensor_name
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,31 @@ TEXT = ("model.layers.", "model.norm.", "model.embed_tokens.", "lm_head.", "laye
 _LINEAR_OF = dict(zip(PROJECTIONS, ("qkv", "qkv", "qkv", "o", "gate_up", "gate_up", "down"), strict=True))
 
 
+class AdaptedModel(Protocol):
+    """The configuration of the model that an adapter changes."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def intermediate_size(self) -> int: ...
+
+    @property
+    def qk_norm(self) -> bool: ...
+
+    @property
+    def is_wrapped(self) -> bool:
+        """True if the checkpoint is a vision-language model around this one."""
+
+    def q_size(self, layer: int) -> int: ...
+
+    def kv_size(self, layer: int) -> int: ...
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+
 def load_adapter(
-    name: str, folder: Path, config: ModelConfig, ops: Ops, max_rank: int, kv_factors: Sequence[KVFactors] = ()
+    name: str, folder: Path, config: AdaptedModel, ops: Ops, max_rank: int, kv_factors: Sequence[KVFactors] = ()
 ) -> Adapter:
     """Load and pack an adapter. Raises CheckpointError: one line with file, field, expected value and remedy.
 
@@ -96,7 +119,7 @@ def load_adapter(
     return Adapter(name, digest.hexdigest(), packed, max((len(a) for a, _ in factors.values()), default=0))
 
 
-def _modules(config: ModelConfig) -> list[tuple[str, tuple[int, int]]]:
+def _modules(config: AdaptedModel) -> list[tuple[str, tuple[int, int]]]:
     """Return the shape of each projection of the model by its name, without `.weight`."""
     return [
         (name.removesuffix(".weight"), (shape[0], shape[1]))
@@ -172,7 +195,7 @@ def _checked(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_targets(
-    path: Path, config: AdapterConfig, factors: dict[str, tuple[torch.Tensor, torch.Tensor]], model: ModelConfig
+    path: Path, config: AdapterConfig, factors: dict[str, tuple[torch.Tensor, torch.Tensor]], model: AdaptedModel
 ) -> None:
     """Raise CheckpointError if a module of `target_modules` has no tensors, or one that is not in it has some."""
     if config.targets is None:

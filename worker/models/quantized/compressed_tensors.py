@@ -14,9 +14,9 @@ from torch import Tensor
 
 from quire.worker.models.fields import Fields
 from quire.worker.models.layer_names import ALL, LayerNames, PatternError
-from quire.worker.models.quantized.fp8 import Fp8Layer
 from quire.worker.models.quantized.layout import (
     FLOATS,
+    Fp8Layer,
     LayerLayout,
     Load,
     Stored,
@@ -31,7 +31,7 @@ from quire.worker.models.quantized.layout import (
 )
 from quire.worker.models.quantized.weight import ScaledWeight
 from quire.worker.models.quantized.words import unpack_columns, unpack_rows
-from quire.worker.models.wrappers import layer_spellings
+from quire.worker.models.tensor_names import layer_spellings
 
 PACKED, INTEGERS, FLOATING, NAIVE, MIXED = FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"

@@ -8,66 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from quire.kernels.grouped_weight import FP8
 from quire.worker.models.fields import Fields
-from quire.worker.models.quantized.layout import (
-    FLOATS,
-    LayerLayout,
-    Load,
-    Stored,
-    StoredShape,
-    StoredType,
-    matrix_shape,
-    refuse_unknown,
-    required,
-)
-from quire.worker.models.quantized.weight import ScaledWeight
+from quire.worker.models.quantized.layout import E4M3, Fp8Layer, LayerLayout, StoredType, refuse_unknown
 
-E4M3, E8M0 = "F8_E4M3", "F8_E8M0"
 MEANT = ("quant_method", "weight_block_size", "activation_scheme", "fmt", "dequantize", "expert_dtype")
 # Types of scales and layers, which the tensors show; activations are not rounded, so their bound has no effect.
 NEUTRAL = ("modules_to_not_convert", "modules_to_convert", "ignored_layers", "scale_fmt", "activation_scale_ub",
            "kv_cache_scheme")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Fp8Layer:
-    """A layer. block: output channels and input features that share a scale; empty: as the tensor of scales shows."""
-
-    scale: str
-    block: tuple[int, ...] = ()
-    stored_as: str = FP8
-    integer_bits: int = 0
-
-    @property
-    def label(self) -> str:
-        return f"FP8 in blocks of {self.block[0]}x{self.block[1]}" if self.block else "FP8 per channel or tensor"
-
-    @property
-    def row_unit(self) -> int:
-        return self.block[0] if self.block else 1
-
-    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
-        return matrix_shape(stored_shape, "weight")
-
-    def tensors(self, n: int, k: int) -> dict[str, Stored]:
-        shapes: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (), (1,), (1, 1))
-        if self.block:
-            shapes = ((-(-n // self.block[0]), -(-k // self.block[1])),)
-        return {"weight": Stored((E4M3,), ((n, k),)), self.scale: Stored((*FLOATS, E8M0), shapes)}
-
-    def weight(self, n: int, k: int, load: Load) -> ScaledWeight:
-        scales = required(load, self.scale)
-        return ScaledWeight(required(load, "weight"), *scale_blocks(scales, n, k, self.block))
-
-
-def scale_blocks(scales: Tensor, n: int, k: int, block: tuple[int, ...]) -> tuple[Tensor, tuple[int, int]]:
-    """Return scales as a matrix with an entry per block, and the size of a block."""
-    if block:
-        return scales, (block[0], block[1])
-    return scales.reshape(-1, 1), (1 if scales.numel() == n else n, k)
 
 
 @dataclass(frozen=True)

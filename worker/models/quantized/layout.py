@@ -9,10 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quire.kernels.grouped_weight import FP8
 from quire.kernels.quantization import INT4_GROUP
 from quire.worker.models.fields import Fields
 from quire.worker.models.quantized.weight import ScaledWeight
 
+E4M3, E8M0 = "F8_E4M3", "F8_E8M0"
 FLOATS = ("F16", "BF16", "F32")  # types of scales, as safetensors names them
 # Returns the type of a stored tensor, as safetensors names it; None if the checkpoint does not have the tensor.
 StoredType = Callable[[str], str | None]
@@ -156,3 +158,44 @@ def group_order(g_idx: Tensor | None, end: str, k: int, group_size: int) -> Tens
         what = f"has values from {int(g_idx.min())} to {int(g_idx.max())}, expected groups from 0 to {groups - 1}"
         raise TensorFault(end, what, "quantise the model again")
     return g_idx.long()
+
+
+@dataclass(frozen=True)
+class Fp8Layer:
+    """A layer of FP8 numbers.
+
+    block: output channels and input features that share a scale; empty: as the tensor of scales shows.
+    """
+
+    scale: str
+    block: tuple[int, ...] = ()
+    stored_as: str = FP8
+    integer_bits: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"FP8 in blocks of {self.block[0]}x{self.block[1]}" if self.block else "FP8 per channel or tensor"
+
+    @property
+    def row_unit(self) -> int:
+        return self.block[0] if self.block else 1
+
+    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+        return matrix_shape(stored_shape, "weight")
+
+    def tensors(self, n: int, k: int) -> dict[str, Stored]:
+        shapes: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (), (1,), (1, 1))
+        if self.block:
+            shapes = ((-(-n // self.block[0]), -(-k // self.block[1])),)
+        return {"weight": Stored((E4M3,), ((n, k),)), self.scale: Stored((*FLOATS, E8M0), shapes)}
+
+    def weight(self, n: int, k: int, load: Load) -> ScaledWeight:
+        scales = required(load, self.scale)
+        return ScaledWeight(required(load, "weight"), *scale_blocks(scales, n, k, self.block))
+
+
+def scale_blocks(scales: Tensor, n: int, k: int, block: tuple[int, ...]) -> tuple[Tensor, tuple[int, int]]:
+    """Return scales as a matrix with an entry per block, and the size of a block."""
+    if block:
+        return scales, (block[0], block[1])
+    return scales.reshape(-1, 1), (1 if scales.numel() == n else n, k)

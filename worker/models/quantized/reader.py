@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -23,23 +24,33 @@ from quire.kernels.ops import Ops
 from quire.kernels.quantization import QuantizedWeight
 from quire.shared.errors import CheckpointError
 from quire.shared.gguf.model_files import is_gguf
-from quire.worker.models.config import ModelConfig
 from quire.worker.models.gguf.weights import GGUFWeights
 from quire.worker.models.loader import Progress, Weights
 from quire.worker.models.quantized.checkpoint import QuantizedCheckpoint
+from quire.worker.models.quantized.layout import Quantization
 from quire.worker.models.quantized.mxfp4 import Mxfp4
 from quire.worker.models.quantized.mxfp4_checkpoint import Mxfp4Checkpoint
-from quire.worker.models.sharding import Shard, Unsplit
-from quire.worker.models.weight_reader import Form, NotHeld, Part, WeightReader
+from quire.worker.models.weight_reader import Form, Held, NotHeld, Part, WeightReader
 
 log = logging.getLogger(__name__)
 
 AS_STORED, DEQUANTIZED = "as stored", "dequantised"  # `Form.how`
 
 
+class StoredConfig(Protocol):
+    """How a checkpoint stores its weights."""
+
+    @property
+    def quantization(self) -> Quantization | None: ...
+
+    @property
+    def dtype(self) -> str | None:
+        """The type of the weights that the checkpoint declares."""
+
+
 def open_weights(
     folder: Path,
-    config: ModelConfig,
+    config: StoredConfig,
     dtypes: Sequence[torch.dtype],
     device: torch.device | str,
     progress: Progress | None = None,
@@ -61,7 +72,7 @@ def open_weights(
 
 
 def make_reader(
-    weights: Weights, shard: Shard, ops: Ops, dtype: torch.dtype, device: torch.device | str, bits: int | str
+    weights: Weights, shard: Held, ops: Ops, dtype: torch.dtype, device: torch.device | str, bits: int | str
 ) -> WeightReader:
     """Return a reader of weights. Arguments as of `WeightReader`."""
     if isinstance(weights, QuantizedCheckpoint) or (isinstance(weights, GGUFWeights) and weights.quantization):
@@ -75,7 +86,7 @@ class QuantizedReader(WeightReader):
     def __init__(
         self,
         weights: QuantizedCheckpoint | GGUFWeights,
-        shard: Shard | Unsplit,
+        shard: Held,
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device | str,
