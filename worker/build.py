@@ -31,11 +31,11 @@ from quire.worker.engine.runner import Runner
 from quire.worker.inspect import fingerprint
 from quire.worker.model_texts import ModelTexts, read_texts
 from quire.worker.models.choice import Checkpoint, choose_model
-from quire.worker.models.config import ModelConfig
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.loader import resolve
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.files.loader import resolve
+from quire.worker.models.native.config import ModelConfig
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import TransformersConfig
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
 from quire.worker.queue.pinned_prefixes import PrefixError, pin_prefixes

@@ -78,7 +78,7 @@ def serve(settings: WorkerSettings) -> None:
     from quire.worker.build import build_engine
     from quire.worker.device.backend import arithmetic_labels
     from quire.worker.inspect.fingerprint import of_results
-    from quire.worker.models.loader import resolve
+    from quire.worker.models.files.loader import resolve
     from quire.worker.queue.adapter_loader import AdapterSettings
     from quire.worker.queue.leases import check_name
     from quire.worker.queue.model_registrar import read_registration

@@ -9,8 +9,8 @@ import torch
 from quire.shared.errors import StartError
 from quire.worker.device import memory_plan
 from quire.worker.models.choice import Checkpoint
-from quire.worker.models.config import ModelConfig
-from quire.worker.models.gguf.quantization import GGUFQuantization
+from quire.worker.models.files.gguf.quantization import GGUFQuantization
+from quire.worker.models.native.config import ModelConfig
 from quire.worker.settings import WorkerSettings
 
 GIB = 1024**3

@@ -19,9 +19,9 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.engine.paged_model import PagedModel
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import read_transformers_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import read_transformers_config
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import FAMILIES as OWN
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint

@@ -14,11 +14,11 @@ from quire.shared.errors import StartError
 from quire.worker.device.placement import default_ranks
 from quire.worker.device.topology import read_topology
 from quire.worker.models.choice import Checkpoint
-from quire.worker.models.config import ModelConfig
-from quire.worker.models.quantized.fp8 import Fp8
-from quire.worker.models.quantized.layout import Quantization
-from quire.worker.models.sharding import NotDivisible, Shard, can_share
-from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.files.quantized.fp8 import Fp8
+from quire.worker.models.files.quantized.layout import Quantization
+from quire.worker.models.native.config import ModelConfig
+from quire.worker.models.native.sharding import NotDivisible, Shard, can_share
+from quire.worker.models.transformers.config import TransformersConfig
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def check_ranks(settings: WorkerSettings, device: torch.device, config: Checkpoi
         if heads is not None and heads % size:
             possible = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
             raise StartError(f"--tensor-parallel-size {size}: {size} ranks cannot share {heads} heads; {possible} can")
-        return  # the rest is examined while the model is loaded (`quire.worker.models.transformers_split`)
+        return  # the rest is examined while the model is loaded (`quire.worker.models.transformers.split`)
     try:
         Shard(config, 0, size)
     except NotDivisible as error:

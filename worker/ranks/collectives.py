@@ -69,7 +69,7 @@ class BatchSizes(NamedTuple):
 
 
 class Collectives(ABC):
-    """One rank's side of the collective operations. Implements `quire.worker.models.decoder.TensorParallelGroup`.
+    """One rank's side of the collective operations: a `TensorParallelGroup` of the decoder.
 
     All ranks call the same operations in the same order, with tensors of the same shapes.
     """

@@ -30,11 +30,14 @@ from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.device.self_test import refusal
 from quire.worker.engine.paged_model import KVCache, PagedModel
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
-from quire.worker.models import loader, transformers_fused, transformers_split, transformers_weights
 from quire.worker.models.choice import choose_model
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.files import loader
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers import fused as transformers_fused
+from quire.worker.models.transformers import split as transformers_split
+from quire.worker.models.transformers import weights as transformers_weights
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import TransformersConfig
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, Collectives, meet
 from quire.worker.settings import WorkerSettings
 

@@ -31,7 +31,7 @@ from quire.ops.benchmarks.kernels.random_features import (
     make_random_features,
 )
 from quire.ops.paths import PROJECT_ROOT
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 
 DEMO = PROJECT_ROOT / "models" / "demo"
 # Name, dtype of activations, bits of quantised weights or FP8, dtype of the KV cache if it is not that of activations.

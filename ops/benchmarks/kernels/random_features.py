@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from quire import kernels
 from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.models.config import EMBEDDING, HEAD
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.config import EMBEDDING, HEAD
+from quire.worker.models.native.decoder import Decoder
 
 Document = tuple[list[int], list[int]]  # token ids and labels; a negative label is not predicted
 BLOCK_SIZE, BLOCKS = 16, 64

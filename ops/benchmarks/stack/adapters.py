@@ -24,7 +24,7 @@ from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
-from quire.worker.models.config import ModelConfig
+from quire.worker.models.native.config import ModelConfig
 from quire.worker.settings import WorkerSettings
 
 SEQUENCES = 32

@@ -17,7 +17,7 @@ from quire.shared.model.files import ModelError
 from quire.shared.model_argument import resolve_model
 from quire.shared.text.tokenizer import load_tokenizer
 from quire.worker.models.choice import choose_model
-from quire.worker.models.loader import Weights, resolve
+from quire.worker.models.files.loader import Weights, resolve
 from tests.support.checkpoints import make_checkpoint, make_tokenizer
 from tests.support.commands import refusal
 from tests.support.gguf_vocabularies import write_vocabulary

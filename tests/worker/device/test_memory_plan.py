@@ -18,7 +18,7 @@ from quire.worker.capacity import choose_limits
 from quire.worker.device import memory_plan
 from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from quire.worker.preflight import check_weights
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint

@@ -18,7 +18,7 @@ from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.pooling import add_rows
 from quire.worker.engine.runner import Runner
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.mock_model import (
     START,

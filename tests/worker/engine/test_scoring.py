@@ -23,7 +23,7 @@ from quire.worker.engine.offline import Completion, complete
 from quire.worker.engine.runner import Runner
 from quire.worker.engine.scoring import ScoredRows, TokenScores
 from quire.worker.engine.sequence import Sequence, SequenceGroup
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.mock_model import (
     START,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from quire.shared.errors import CheckpointError
-from quire.worker.models.config import read_config
-from quire.worker.models.fields import Fields, config_fields, read_json, special_token_ids
-from quire.worker.models.layer_names import MAX_PATTERNS, LayerNames, PatternError
+from quire.worker.models.files.fields import Fields, config_fields, read_json, special_token_ids
+from quire.worker.models.files.layer_names import MAX_PATTERNS, LayerNames, PatternError
+from quire.worker.models.native.config import read_config
 
 COMMON = {
     "vocab_size": 100,

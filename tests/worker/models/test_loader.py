@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from quire.kernels import ReferenceOps
 from quire.shared.errors import CheckpointError
-from quire.worker.models import loader
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.files import loader
+from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import make_checkpoint
 
 pytest.importorskip("transformers")

@@ -16,16 +16,16 @@ from quire.shared.model.folder import WEIGHTS
 from quire.worker.device import devices
 from quire.worker.engine.offline import generate
 from quire.worker.models.choice import choose_model
-from quire.worker.models.config import ModelConfig
-from quire.worker.models.families import (
+from quire.worker.models.files.fields import Fields
+from quire.worker.models.native.config import ModelConfig
+from quire.worker.models.native.families import (
     FAMILIES,
     _words_of_transformers,
     family_of,
     is_unknown_to_transformers,
     refuse_unsupported,
 )
-from quire.worker.models.fields import Fields
-from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
+from quire.worker.models.transformers.config import TransformersConfig, read_transformers_config
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
 from tests.support.parity import GREEDY, by_hugging_face, load, load_own, make_engine, prompts, refusal

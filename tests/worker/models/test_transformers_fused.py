@@ -17,13 +17,13 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from quire import kernels
-from quire.worker.models import transformers_trial as trial
-from quire.worker.models.transformers_fused import packed_bytes
-from quire.worker.models.transformers_fused_experts import find_experts
-from quire.worker.models.transformers_fused_linear import JoinedLinearModule, JoinedProduct, find_joins
-from quire.worker.models.transformers_fused_mlp import find_mlps
-from quire.worker.models.transformers_fused_norm import NormInputs, RmsNorm, fuse_norms, is_near, recognise
-from quire.worker.models.transformers_fused_rotary import (
+from quire.worker.models.transformers import trial
+from quire.worker.models.transformers.fused import packed_bytes
+from quire.worker.models.transformers.fused_experts import find_experts
+from quire.worker.models.transformers.fused_linear import JoinedLinearModule, JoinedProduct, find_joins
+from quire.worker.models.transformers.fused_mlp import find_mlps
+from quire.worker.models.transformers.fused_norm import NormInputs, RmsNorm, fuse_norms, is_near, recognise
+from quire.worker.models.transformers.fused_rotary import (
     Rotation,
     RotationProbe,
     RotationTables,
@@ -31,8 +31,8 @@ from quire.worker.models.transformers_fused_rotary import (
     joined_rows,
     replace_rotations,
 )
-from quire.worker.models.transformers_linear import LinearUses
-from quire.worker.models.transformers_parts import Parts
+from quire.worker.models.transformers.linear import LinearUses
+from quire.worker.models.transformers.parts import Parts
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import load
 from tests.support.transformers_checkpoints import make_kind
@@ -62,10 +62,10 @@ NAMES = ("norms", "gated MLPs", "joined products", "rotary embeddings", "mixture
 def test_one_line_says_how_many_modules_are_replaced(
     kind: str, counts: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "quire.worker.models.transformers_fused"):
+    with caplog.at_level(logging.INFO, "quire.worker.models.transformers.fused"):
         model = load(make_kind(tmp_path / kind, kind))
     expected = ", ".join(f"{count} {name}" for count, name in zip(counts, NAMES, strict=True))
-    lines = [one.getMessage() for one in caplog.records if one.name.endswith("transformers_fused")]
+    lines = [one.getMessage() for one in caplog.records if one.name.endswith("transformers.fused")]
     assert lines == [f"{type(model._model).__name__}: the kernels compute {expected}"]
 
 

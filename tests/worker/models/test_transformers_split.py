@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from quire.worker.models import transformers_trial as trial
-from quire.worker.models.transformers_backend import examine
-from quire.worker.models.transformers_config import read_transformers_config
-from quire.worker.models.transformers_linear import LinearUses
-from quire.worker.models.transformers_parts import (
+from quire.worker.models.transformers import trial
+from quire.worker.models.transformers.bridge import examine
+from quire.worker.models.transformers.config import read_transformers_config
+from quire.worker.models.transformers.linear import LinearUses
+from quire.worker.models.transformers.parts import (
     WHOLE,
     ColumnPart,
     ExpertsPart,
@@ -26,9 +26,9 @@ from quire.worker.models.transformers_parts import (
     RowPart,
     can_share_heads,
 )
-from quire.worker.models.transformers_shapes import AttentionShape
-from quire.worker.models.transformers_split import CannotSplit, split
-from quire.worker.models.transformers_weights import load_weights
+from quire.worker.models.transformers.shapes import AttentionShape
+from quire.worker.models.transformers.split import CannotSplit, split
+from quire.worker.models.transformers.weights import load_weights
 from tests.support.hybrid_checkpoints import make_hybrid
 from tests.support.idle_ranks import IdleRanks
 from tests.support.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other

@@ -24,7 +24,7 @@ from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import complete, generate
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from quire.worker.ranks.leader import Followers, LeadingDecoder
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint

@@ -14,11 +14,11 @@ from quire import kernels
 from quire.ops.benchmarks.kernels.perplexity import DEMO, perplexity, read_documents
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.errors import CheckpointError
-from quire.worker.models.config import read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.quantized.checkpoint import is_finite
-from quire.worker.models.quantized.dequantized_checkpoint import DequantizedCheckpoint
-from quire.worker.models.sharding import ALL
+from quire.worker.models.files.quantized.checkpoint import is_finite
+from quire.worker.models.files.quantized.dequantized_checkpoint import DequantizedCheckpoint
+from quire.worker.models.native.config import read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.native.sharding import ALL
 from tests.support.quantized import FORMATS, edit_config, edit_tensors, quantize_checkpoint
 from tests.worker.models.quantized.conftest import open_quantized
 
