@@ -34,8 +34,7 @@ from quire.worker.models.choice import Checkpoint, choose_model
 from quire.worker.models.files.loader import resolve
 from quire.worker.models.native.config import ModelConfig
 from quire.worker.models.native.decoder import Decoder
-from quire.worker.models.transformers.bridge import TransformersModel
-from quire.worker.models.transformers.config import TransformersConfig
+from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
 from quire.worker.queue.pinned_prefixes import PrefixError, pin_prefixes

@@ -18,7 +18,7 @@ from quire.worker.models.files.quantized.fp8 import Fp8
 from quire.worker.models.files.quantized.layout import Quantization
 from quire.worker.models.native.config import ModelConfig
 from quire.worker.models.native.sharding import NotDivisible, Shard, can_share
-from quire.worker.models.transformers.config import TransformersConfig
+from quire.worker.models.transformers.bridge import TransformersConfig
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def check_ranks(settings: WorkerSettings, device: torch.device, config: Checkpoi
         if heads is not None and heads % size:
             possible = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
             raise StartError(f"--tensor-parallel-size {size}: {size} ranks cannot share {heads} heads; {possible} can")
-        return  # the rest is examined while the model is loaded (`quire.worker.models.transformers.split`)
+        return  # the rest is examined while the model is loaded (`quire.worker.models.transformers`)
     try:
         Shard(config, 0, size)
     except NotDivisible as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from quire.shared.errors import CheckpointError, NotSupported
 from quire.shared.gguf.model_files import is_gguf
 from quire.worker.models.native.config import ModelConfig, read_config
-from quire.worker.models.transformers.config import TransformersConfig, read_transformers_config
+from quire.worker.models.transformers.bridge import TransformersConfig, read_transformers_config
 
 Checkpoint = ModelConfig | TransformersConfig
 QUIRE, TRANSFORMERS, AUTO = ("quire", "transformers", "auto")

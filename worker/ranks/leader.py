@@ -35,8 +35,7 @@ from quire.worker.engine.state_pool import StatePool
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
 from quire.worker.models.files.loader import Progress
 from quire.worker.models.native.decoder import Decoder
-from quire.worker.models.transformers.bridge import TransformersModel
-from quire.worker.models.transformers.config import TransformersConfig
+from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, meet, meeting
 from quire.worker.settings import WorkerSettings
 

@@ -1,10 +1,10 @@
 """Models that Transformers computes, with paged attention and linear layers of Quire's kernels.
 
 Linear layers are most of the work, and on a CPU their rows do not depend on the batch. On a CPU the kernels also
-compute the norms, rotary embeddings, gated MLPs and experts that `fused` recognises.
-Transformers computes all other operations, one at a time. There is no list of suitable models: each is examined when it
-is loaded, and a short text must give the same logits with paged attention, in chunks and next to another text, as it
-gives alone with the attention of Transformers.
+compute the norms, rotary embeddings, gated MLPs and experts that `fused` recognises. Transformers computes all other
+operations, one at a time. There is no list of suitable models: each is examined when it is loaded, and a short text
+must give the same logits with paged attention, in chunks and next to another text, as it gives alone with the
+attention of Transformers. This module is the only one of the bridge that other rooms import.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.worker.models.native.config import context_remedy
 from quire.worker.models.native.mixed_cache import KVShape, LatentShape, LayerShape, alloc_layers, bytes_per_block
 from quire.worker.models.transformers import attention, trial
 from quire.worker.models.transformers.attention import PagedAttention, UnsupportedAttention
-from quire.worker.models.transformers.config import KINDS, TransformersConfig
+from quire.worker.models.transformers.config import KINDS, TransformersConfig, read_transformers_config
 from quire.worker.models.transformers.examine import FAR, apart, examine
 from quire.worker.models.transformers.fused import FusedModules, fuse, packed_bytes
 from quire.worker.models.transformers.fused_experts import is_stacked
@@ -54,14 +54,14 @@ from quire.worker.models.transformers.text import drop_unused
 from quire.worker.models.transformers.weights import copy_weights, load_weights, mapped_weights, nbytes_of
 from quire.worker.models.transformers.written_attention import has_alibi, prepare
 
+__all__ = ["TransformersConfig", "TransformersModel", "read_transformers_config"]
+
 log = logging.getLogger(__name__)
 
 CHUNKS_NEED_CPU = "its attention in chunks is computed on CPUs only (--device cpu)"
 RELEASED_BYTES = 16 << 20  # of packed weights, after which the pages of files are released
 # Largest relative distance if only the steps differ. Mostly the distance is 0.
 NEAR = 0.05
-
-
 # The width of rows in the self-test of a model that does not give its hidden states.
 UNKNOWN_WIDTH = 64
 
