@@ -1,8 +1,15 @@
 """Quantised weights of models that Transformers computes.
 
 Transformers gets the numbers that the weights stand for, so that a model is examined and tried with them. When a layer
-is packed, its weights are found again by their content, and the kernels get their codes. Names of layers do not matter:
-Transformers changes some of them, and stacks the weights of experts.
+is packed, a digest of its numbers finds the layer of the checkpoint that has them, and the kernels get its codes.
+
+Names do not find it. Transformers renames tensors, puts gates and ups side by side and stacks the weights of experts,
+by rules that differ by model and by release, and it does not say which tensors a parameter was made of. Numbers
+survive that. Layers with equal numbers are the same for a product, so it does not matter which of them is found.
+
+If Transformers changes numbers while it loads them, or a parameter is made of parts that no digest here has, the layer
+keeps its numbers: the results are right, and the layer takes more memory. The log line of the reader counts the layers
+that were found. Each weight is digested once when it is read and once or twice when it is packed.
 """
 
 from __future__ import annotations
@@ -12,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quire.kernels.grouped_weight import GroupedWeight, grouped_rows, to_fp8
@@ -27,7 +33,6 @@ from quire.worker.models.files.weight_reader import HEAD_BITS, Unsplit
 from quire.worker.models.transformers.config import TransformersConfig
 from quire.worker.models.transformers.layer_weights import AS_THEY_ARE, LayerWeights
 
-WORD_BYTES = 8
 # Names of linear layers that choose experts, and are never rounded: rounding would change the choice.
 ROUTERS = ("gate", "router", "shared_expert_gate")
 
@@ -142,15 +147,8 @@ def layer_weights(config: TransformersConfig, ops: Ops, bits: int | str, progres
 
 
 def _content(weight: Tensor) -> bytes:
-    """Return a key of the shape and the values of weights [N, K].
-
-    It is of the sums of all rows and of all columns, as integers of 64 bits that wrap around. A hash of all bytes would
-    take ten times as long.
-    """
+    """Return a digest of the shape, the type and the values of weights [N, K]."""
     plain = weight.detach().cpu().contiguous()
-    row_bytes = plain.view(torch.uint8)
-    words = F.pad(row_bytes, (0, -row_bytes.shape[1] % WORD_BYTES)).view(torch.int64)
-    key = hashlib.blake2b(f"{tuple(plain.shape)} {plain.dtype}".encode(), digest_size=16)
-    for dim in (0, 1):
-        key.update(words.sum(dim).numpy().data)
-    return key.digest()
+    digest = hashlib.blake2b(f"{tuple(plain.shape)} {plain.dtype}".encode(), digest_size=16)
+    digest.update(plain.view(torch.uint8).numpy().data)
+    return digest.digest()

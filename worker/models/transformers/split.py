@@ -1,7 +1,7 @@
 """Finds how the modules of a Transformers model can be split over ranks (tensor parallelism).
 
-There is no list of names. A short text is run with random numbers as the outputs of all linear layers and of the
-attention. Gradients then show on which of these numbers each input depends:
+A short text is run with random numbers as the outputs of all linear layers and of the attention. Gradients then show on
+which of these numbers each input depends:
 
 - The columns on which the heads of a rank depend, and no other input depends, are those that the rank computes.
 - If equal parts of the input of a layer depend on such columns or heads of one rank each, each rank multiplies its
@@ -9,6 +9,17 @@ attention. Gradients then show on which of these numbers each input depends:
 - All other layers are needed whole. Queries and keys of models with a norm over all heads are gathered.
 
 The results of layers that differ in numbers of their names only, such as those of all blocks, are put together.
+
+Transformers publishes plans for its own tensor parallelism (`base_model_tp_plan`), and a test compares them with what
+is found here. They do not replace it: a quarter of the served configurations have none, such as those of GPT-2, OPT,
+Falcon and Mamba. A plan names a dozen styles, each with code of its own in Transformers that cuts a module and changes
+what the model reads of it. Plans gather layers that need no gathering, as the merged layers of Phi-3, and do not know
+ranks that share a key-value head.
+
+If the text lacks a dependency that another text has, a column may look unneeded. Then the layer is not split, since
+each column must be needed by a rank: that costs speed alone. If two parts look independent and are not, the ranks
+compute something else. So the trial compares the logits of all ranks together with those of the whole model, and the
+model is refused. Only an error below the bounds of the trial (`examine.FAR`) would pass.
 """
 
 from __future__ import annotations
