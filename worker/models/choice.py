@@ -9,6 +9,7 @@ from quire.shared.gguf.model_files import is_gguf
 from quire.worker.models.native.config import ModelConfig, read_config
 from quire.worker.models.transformers.bridge import TransformersConfig, read_transformers_config
 
+# The configuration of a checkpoint, which is known before its weights are read.
 Checkpoint = ModelConfig | TransformersConfig
 QUIRE, TRANSFORMERS, AUTO = ("quire", "transformers", "auto")
 
