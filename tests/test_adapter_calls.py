@@ -20,7 +20,7 @@ from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from tests.conftest import quire_processes
 from tests.ops.local.test_launcher import children, launch
 from tests.support.adapters import change_config, merge_adapter, write_adapter

@@ -18,7 +18,7 @@ from quire.worker.device import backend, devices, graph_capture, memory_plan
 from quire.worker.device.cache_range import warn_of_saturation
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import GraphBucket
-from quire.worker.device.runner import Runner
+from quire.worker.device.out_of_step import reason
 from quire.worker.device.self_test import OFF, check_kernels, level_of, warn_of_assembler
 from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.adapters import Adapter
@@ -26,19 +26,19 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.grammars import Grammars
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.pacing import PrefillPacer
+from quire.worker.engine.paged_model import PagedModel
+from quire.worker.engine.runner import Runner
 from quire.worker.inspect import fingerprint
 from quire.worker.model_texts import ModelTexts, read_texts
-from quire.worker.models.choice import choose_model
-from quire.worker.models.config import ModelConfig
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.loader import resolve
-from quire.worker.models.paged import PagedModel
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.choice import Checkpoint, choose_model
+from quire.worker.models.files.loader import resolve
+from quire.worker.models.native.config import ModelConfig
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
 from quire.worker.queue.pinned_prefixes import PrefixError, pin_prefixes
-from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel, reason, recorder
+from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel, recorder
 from quire.worker.settings import WorkerSettings
 from quire.worker.warm_up import warm_up
 
@@ -132,7 +132,7 @@ def raise_in_one_line(error: Exception) -> None:
 def load_model(
     settings: WorkerSettings,
     path: Path,
-    config: ModelConfig | TransformersConfig,
+    config: Checkpoint,
     ops: kernels.Ops,
     device: torch.device,
     cpus: Collection[int] = (),

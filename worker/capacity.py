@@ -8,9 +8,9 @@ import torch
 
 from quire.shared.errors import StartError
 from quire.worker.device import devices, memory_plan
-from quire.worker.device.memory import available_memory
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.models.paged import PagedModel
+from quire.worker.engine.paged_model import PagedModel
+from quire.worker.host_memory import available_memory
 from quire.worker.ranks.leader import recorder
 from quire.worker.settings import SNAPSHOT_TOKENS, WorkerSettings
 

@@ -42,7 +42,7 @@ def run_to_the_end(settings: WorkerSettings) -> int:
         # Imported here because they import torch, which takes seconds, and `quire worker --help` is to be quick.
         import quire.worker.service  # noqa: F401
         from quire import kernels
-        from quire.worker.ranks.leader import OutOfStep
+        from quire.worker.device.out_of_step import OutOfStep
 
         kernels.report_builds(BuildProgress())
 
@@ -78,7 +78,7 @@ def serve(settings: WorkerSettings) -> None:
     from quire.worker.build import build_engine
     from quire.worker.device.backend import arithmetic_labels
     from quire.worker.inspect.fingerprint import of_results
-    from quire.worker.models.loader import resolve
+    from quire.worker.models.files.loader import resolve
     from quire.worker.queue.adapter_loader import AdapterSettings
     from quire.worker.queue.leases import check_name
     from quire.worker.queue.model_registrar import read_registration

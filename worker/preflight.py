@@ -8,9 +8,9 @@ import torch
 
 from quire.shared.errors import StartError
 from quire.worker.device import memory_plan
-from quire.worker.models.config import ModelConfig
-from quire.worker.models.gguf.quantization import GGUFQuantization
-from quire.worker.models.paged import CheckpointConfig
+from quire.worker.models.choice import Checkpoint
+from quire.worker.models.files.gguf.quantization import GGUFQuantization
+from quire.worker.models.native.config import ModelConfig
 from quire.worker.settings import WorkerSettings
 
 GIB = 1024**3
@@ -39,7 +39,7 @@ LEAST_QUANTIZED_BITS = 5  # of a weight of a quantised checkpoint as the kernels
 
 
 def check_weights(
-    path: Path, config: CheckpointConfig, dtype: torch.dtype, device: torch.device, ranks: int = 1, bits: int | str = 0
+    path: Path, config: Checkpoint, dtype: torch.dtype, device: torch.device, ranks: int = 1, bits: int | str = 0
 ) -> None:
     """Raise StartError for weights that do not fit into memory, before loading them takes minutes.
 

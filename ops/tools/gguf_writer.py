@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from quire.ops.tools.k_quants import QUANTIZERS
-from quire.worker.models.loader import Weights
+from quire.worker.models.files.loader import Weights
 
 Array = NDArray[Any]
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *QUANTIZERS)

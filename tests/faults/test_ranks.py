@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from quire.worker.models.loader import WEIGHTS
+from quire.worker.models.files.loader import WEIGHTS
 from tests.conftest import QuireProcess
 from tests.support.faults.calls import assert_same, owned
 from tests.support.faults.stack import FaultStack, Stream, said

@@ -26,12 +26,12 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import complete, generate
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.step import Step
 from quire.worker.models.choice import choose_model
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.paged import PagedModel
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import TransformersConfig
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.support.kernels.implementations import LONG_WITHOUT_GPU, ON_CUDA
 from tests.support.mock_model import record

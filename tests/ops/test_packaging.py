@@ -170,7 +170,7 @@ def test_it_shares_an_environment_with_the_package_kernels(wheels: dict[str, Pat
     python = new_environment(tmp_path / "environment", str(wheels["quire"]), "kernels")
     program = (
         "import kernels, quire.kernels, transformers, transformers.integrations.hub_kernels\n"
-        "import quire.worker.models.transformers_backend\n"
+        "import quire.worker.models.transformers.bridge\n"
         "print(kernels.__file__, quire.kernels.__file__, callable(kernels.get_kernel))"
     )
     done = run(python, "-c", program)

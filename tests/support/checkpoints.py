@@ -102,6 +102,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"moe_intermediate_size": 40},
     ),
     "mistral-full": ("Mistral", {"sliding_window": None, "head_dim": 16}),
+    "ministral": ("Ministral", {**TWO_WINDOWS, "head_dim": 16}),
+    "seed-oss": ("SeedOss", {"attention_bias": True, "attention_out_bias": False, "mlp_bias": True, "head_dim": 32}),
+    "cwm": ("Cwm", {**TWO_WINDOWS, "head_dim": 16, "rope_parameters": LLAMA3_ROPE}),
     # Texts of tests are longer than the original context of 16 tokens.
     "llama-yarn": ("Llama", {"rope_parameters": SHORT_YARN}),
     "qwen3-yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": SHORT_YARN | {"attention_factor": 1.2}}),

@@ -123,7 +123,7 @@ def make_large_checkpoint(folder: Path, kind: str) -> Path:
 
 
 def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    from quire.worker.models.config import EMBEDDING, HEAD, read_config
+    from quire.worker.models.native.config import EMBEDDING, HEAD, read_config
 
     config = read_config(folder)
     table = (config.vocab_size, config.hidden_size)

@@ -14,9 +14,9 @@ import torch
 
 from quire.gateway.model.renderer import Renderer
 from quire.ops.cli.main import main
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.paged import KVCache
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import KVCache
+from quire.worker.models.native.decoder import Decoder
 
 FAILING, DEADLY = (os.environ.get(name, "never") for name in ("TEST_FAILING", "TEST_DEADLY"))
 

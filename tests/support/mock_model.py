@@ -22,11 +22,11 @@ from quire.shared.messages import Delta, GenerationRequest, SamplingParams, Step
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graph_capture import graph_buckets
 from quire.worker.device.graphs import Graph, Record
-from quire.worker.device.runner import NOWHERE, Runner
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.runner import NOWHERE, Runner
 
 VOCAB = 97
 EOS = 0

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from quire import kernels
+from quire.shared.errors import CheckpointError
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.paged import PagedModel
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import read_transformers_config
+from quire.worker.engine.paged_model import PagedModel
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import read_transformers_config
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import FAMILIES as OWN
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint

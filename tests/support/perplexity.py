@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.decoder import Decoder
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.models.native.decoder import Decoder
 
 DEMO = PROJECT_ROOT / "models" / "demo"
 Document = tuple[list[int], list[int]]  # token ids and labels; a negative label is not predicted

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from quire import kernels
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"

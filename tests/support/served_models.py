@@ -16,14 +16,14 @@ import torch
 
 from quire import kernels
 from quire.ops.tools.marked_tables import update_page
+from quire.shared.errors import CheckpointError
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.models.choice import choose_model
-from quire.worker.models.config import ModelConfig
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.paged import PagedModel
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import KINDS as OTHER_KINDS
+from quire.worker.models.native.config import ModelConfig
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import KINDS as OTHER_KINDS
 from tests.support.architectures import ARCHITECTURES
 from tests.support.parity import assert_ends, assert_greedy, load_own, make_engine, prompts, reference
 from tests.support.transformers_checkpoints import make_other

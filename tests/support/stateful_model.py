@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch
 from tests.support.mock_model import START, UNWRITTEN, MockCache, MockModel, advance
 
 

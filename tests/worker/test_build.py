@@ -21,9 +21,9 @@ from quire.worker.device import memory_plan
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.model_texts import read_texts
-from quire.worker.models.config import read_config
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import read_transformers_config
+from quire.worker.models.native.config import read_config
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.settings import WorkerSettings
 from quire.worker.warm_up import warm_up

@@ -18,10 +18,10 @@ from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCom
 from quire.shared.keys import GROUP, LaneKeys
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
 from quire.shared.redis.clients import command_client, pubsub_client
-from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
+from quire.worker.engine.runner import Runner
 from quire.worker.queue.consumer import Consumer
 from quire.worker.service import EngineDied, LeaseTimes, WorkerService
 from tests.support.mock_model import EOS, MockModel, continuation

@@ -14,7 +14,7 @@ from quire.shared.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.placement import Placement, place
 from quire.worker.device.topology import Topology, read_topology
-from quire.worker.models.paged import PagedModel
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import logging
 import torch
 
 from quire.kernels.kv_values import FP8_LARGEST
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.paged import PagedModel
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import PagedModel
 
 log = logging.getLogger(__name__)
 

@@ -21,16 +21,17 @@ import torch
 
 from quire.kernels.lora import AdapterBatch
 from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
-from quire.worker.device.runner import NOWHERE, Inputs, Runner, StepOutput
-from quire.worker.device.staging import Number, SampledTokens, Staging, StagingField, padded, pinned_buffers
+from quire.worker.device.staging import Number, Staging, StagingField, padded, pinned_buffers
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.engine.randomness import uniform
+from quire.worker.engine.runner import NOWHERE, Inputs, Runner, StepOutput
 from quire.worker.engine.sequence import PENDING
 from quire.worker.engine.step import Step
-from quire.worker.models.batch import ForwardBatch, send
-from quire.worker.models.paged import PagedModel
+from quire.worker.engine.transfers import SampledTokens, send
 
 # Values of a row of padding: one token, and the cheapest parameters of a draw. All other columns are 0.
 FILLERS = {"lengths": 1, "slots": NOWHERE, "top_ps": 1}
@@ -97,7 +98,6 @@ class DeviceRunner(Runner):
         self._inputs_staging = Staging(input_fields(max_tokens, count, count + MAX_SCORED_POSITIONS), self.device)
         self._starts = torch.arange(count + 2, dtype=torch.int32, device=self.device)
         self._all_rows = torch.arange(count + 1, dtype=torch.int64, device=self.device)
-        # The tokens of the newest step, in the order of its sequences.
         self.sampled = torch.zeros(count + 1, dtype=torch.int32, device=self.device)
         self._hosts = pinned_buffers(count + 1, torch.int32, self.device)
         # Logits of graphs, outside of their pool: another graph may overwrite everything in the pool.
@@ -109,11 +109,6 @@ class DeviceRunner(Runner):
     # --- steps that only decode ---------------------------------------------------------------------------------------
 
     def decode(self, step: Step) -> SampledTokens | None:
-        """Launch a step that only decodes, including sampling.
-
-        Returns None for any other step, for one with adapters, and for one whose logits are needed, and launches
-        nothing.
-        """
         rows = step.decodes.rows
         if step.chunks or not step.decodes or self._has_adapters(step) or self.input_batch.needs_logits[rows].any():
             return None
@@ -290,10 +285,6 @@ class DeviceRunner(Runner):
         )
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray) -> SampledTokens:
-        """Sample one token for each row of logits, by the parameters of these rows of the input batch.
-
-        The device keeps the tokens as inputs of the next step, and in `sampled`.
-        """
         draws = bool(self.input_batch.is_drawn[rows].any())
         self._staging.send({"rows": rows} | (self._draw_columns(rows) if draws else {}))
         with torch.inference_mode():

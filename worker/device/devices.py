@@ -13,12 +13,12 @@ from quire.kernels.grouped_weight import FP8
 from quire.shared.errors import StartError
 from quire.worker.device.placement import default_ranks
 from quire.worker.device.topology import read_topology
-from quire.worker.models.config import ModelConfig
-from quire.worker.models.paged import CheckpointConfig
-from quire.worker.models.quantized.fp8 import Fp8
-from quire.worker.models.quantized.layout import Quantization
-from quire.worker.models.sharding import NotDivisible, Shard, can_share
-from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.choice import Checkpoint
+from quire.worker.models.files.quantized.fp8 import Fp8
+from quire.worker.models.files.quantized.layout import Quantization
+from quire.worker.models.native.config import ModelConfig
+from quire.worker.models.native.sharding import NotDivisible, Shard, can_share
+from quire.worker.models.transformers.bridge import TransformersConfig
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def choose_dtype(name: str, device: torch.device, quantized: bool = False) -> to
     return torch.bfloat16
 
 
-def check_quantization(settings: WorkerSettings, device: torch.device, config: CheckpointConfig) -> None:
+def check_quantization(settings: WorkerSettings, device: torch.device, config: Checkpoint) -> None:
     """Raise StartError if --quantization does not go with the weights, the implementation or the device of the model.
 
     Weights that are quantised already are not rounded again: only the value of the stored format is accepted.
@@ -125,7 +125,7 @@ def _check_fp8_products(settings: WorkerSettings, device: torch.device, quantiza
         )
 
 
-def has_integers(settings: WorkerSettings, device: torch.device, config: CheckpointConfig) -> bool:
+def has_integers(settings: WorkerSettings, device: torch.device, config: Checkpoint) -> bool:
     """True if weights are integers, so that activations are float32: by --quantization, or as the checkpoint says.
 
     With --dtype bfloat16 such integers are codes with scales, and activations are not rounded.
@@ -156,9 +156,7 @@ def describe(device: torch.device) -> str:
     return f"{properties.name} ({properties.total_memory / 2**30:.0f} GiB)"
 
 
-def choose_ranks(
-    settings: WorkerSettings, device: torch.device, config: ModelConfig | TransformersConfig
-) -> WorkerSettings:
+def choose_ranks(settings: WorkerSettings, device: torch.device, config: Checkpoint) -> WorkerSettings:
     """Return the settings with the number of ranks that --tensor-parallel-size 0 stands for."""
     if settings.tensor_parallel_size:
         return settings
@@ -173,7 +171,7 @@ def choose_ranks(
     return replace(settings, tensor_parallel_size=ranks)
 
 
-def check_ranks(settings: WorkerSettings, device: torch.device, config: ModelConfig | TransformersConfig) -> None:
+def check_ranks(settings: WorkerSettings, device: torch.device, config: Checkpoint) -> None:
     """Raise StartError if --tensor-parallel-size ranks cannot share the model, or exceed the number of GPUs."""
     size = settings.num_ranks
     if device.type == "cuda" and size > torch.cuda.device_count():
@@ -186,7 +184,7 @@ def check_ranks(settings: WorkerSettings, device: torch.device, config: ModelCon
         if heads is not None and heads % size:
             possible = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
             raise StartError(f"--tensor-parallel-size {size}: {size} ranks cannot share {heads} heads; {possible} can")
-        return  # the rest is examined while the model is loaded (`quire.worker.models.transformers_split`)
+        return  # the rest is examined while the model is loaded (`quire.worker.models.transformers`)
     try:
         Shard(config, 0, size)
     except NotDivisible as error:

@@ -22,7 +22,7 @@ from quire.worker.engine.limits import EngineLimits
 
 if TYPE_CHECKING:
     from quire.worker.engine.engine import Engine
-    from quire.worker.models.paged import PagedModel
+    from quire.worker.engine.paged_model import PagedModel
 
 log = logging.getLogger(__name__)
 

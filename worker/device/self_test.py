@@ -14,8 +14,8 @@ from quire.shared.errors import StartError
 from quire.worker.device import memory_plan
 from quire.worker.device.graph_capture import release
 from quire.worker.device.graphs import record_on_cuda
-from quire.worker.models.paged import PagedModel
-from quire.worker.ranks.leader import reason
+from quire.worker.device.out_of_step import reason
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

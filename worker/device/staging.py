@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from quire.worker.engine.transfers import StreamMark
+
 # Buffers in rotation. A step is collected once the next one has been launched, so at most two steps are in flight, and
 # the device has finished with the third buffer.
 IN_FLIGHT = 3
@@ -33,32 +35,6 @@ class StagingField(NamedTuple):
     name: str
     numpy: type[Number]
     length: int
-
-
-class StreamMark:
-    """A position in the device's stream of operations. On a CPU it has always been reached.
-
-    A thread that waits sleeps. By default CUDA keeps a core busy instead, with little gain: the next step is launched
-    before the tokens of a step are waited for.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        is_cuda = device.type == "cuda"
-        # Asked for once, since torch reads the environment for each answer.
-        self._stream = torch.cuda.current_stream(device) if is_cuda else None
-        self._event: torch.Event | None = (
-            torch.cuda.Event(blocking=True) if is_cuda else None  # type: ignore[no-untyped-call]
-        )
-
-    def set(self) -> None:
-        """Move the mark to the end of the stream, after all operations launched so far."""
-        if self._event is not None:
-            self._event.record(self._stream)
-
-    def wait(self) -> None:
-        """Wait until the device has reached the mark."""
-        if self._event is not None and not self._event.query():
-            self._event.synchronize()
 
 
 class Staging:
@@ -101,16 +77,3 @@ def padded(values: np.ndarray, count: int, filler: int) -> np.ndarray:
     filled = np.full(count, filler, dtype=values.dtype)
     filled[: len(values)] = values
     return filled
-
-
-class SampledTokens:
-    """Tokens sampled on the device, on their way to the host."""
-
-    def __init__(self, host: torch.Tensor, count: int, copied: StreamMark) -> None:
-        self._host, self._count, self._copied = host, count, copied
-
-    def wait(self) -> np.ndarray:
-        """Wait for the device. Returns the tokens: int32 [R]."""
-        self._copied.wait()
-        tokens: np.ndarray = self._host[: self._count].numpy().copy()
-        return tokens

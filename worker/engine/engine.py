@@ -25,8 +25,6 @@ from quire.kernels import Interrupt, StepInterrupted
 from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.shared.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.runner import Runner, StepOutput
 from quire.worker.engine.adapters import Adapters
 from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import BlockManager, cache_root, cache_scope
@@ -37,8 +35,10 @@ from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.integrity import check_groups
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.pacing import PrefillPacer
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.pooling import Embedding, pool
 from quire.worker.engine.results import Results, best_beams
+from quire.worker.engine.runner import Runner, StepOutput
 from quire.worker.engine.sampler import Sampler, bad_word_tokens, token_mask
 from quire.worker.engine.sampling_inputs import SamplingInputs, finish_chunks
 from quire.worker.engine.scheduler import Scheduler
@@ -46,7 +46,6 @@ from quire.worker.engine.scoring import score_prompts
 from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
 from quire.worker.engine.step import PrefillChunk, Step
 from quire.worker.engine.timing import StepTimes
-from quire.worker.models.paged import PagedModel
 
 log = logging.getLogger(__name__)
 
@@ -365,7 +364,6 @@ class Engine:
         token.
         """
         runner = self.runner
-        assert isinstance(runner, DeviceRunner)
         tokens, scores = runner.decode(step), None
         if tokens is not None:
             batch = step.decodes

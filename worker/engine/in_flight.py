@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quire.worker.device.staging import SampledTokens
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.scoring import TokenScores
 from quire.worker.engine.sequence import Sequence
 from quire.worker.engine.step import DecodeBatch
+from quire.worker.engine.transfers import SampledTokens
 
 
 @dataclass(frozen=True, slots=True)

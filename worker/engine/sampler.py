@@ -24,7 +24,7 @@ from quire.worker.engine.randomness import uniform
 from quire.worker.engine.scoring import ScoredRows
 from quire.worker.engine.seen_tokens import SeenTokens
 from quire.worker.engine.sequence import Sequence
-from quire.worker.models.batch import send
+from quire.worker.engine.transfers import send
 
 NEVER = float("-inf")
 # A mask is sparse if at most one in SPARSE of its words of 32 bits has a set bit.

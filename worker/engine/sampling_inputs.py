@@ -11,7 +11,7 @@ import torch
 from quire.worker.engine.groups import Groups
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.step import DecodeBatch, Step
-from quire.worker.models.batch import send
+from quire.worker.engine.transfers import send
 
 
 class SamplingInputs(NamedTuple):

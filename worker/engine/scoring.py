@@ -14,11 +14,10 @@ import numpy as np
 import torch
 
 from quire.kernels import Ops
-from quire.worker.device.staging import StreamMark
 from quire.worker.engine.input_batch import NO_LOGPROBS
 from quire.worker.engine.prompt_scores import PromptScores
 from quire.worker.engine.sequence import Sequence
-from quire.worker.models.batch import send
+from quire.worker.engine.transfers import StreamMark, send
 
 
 class TokenScores:

@@ -1,7 +1,7 @@
 """Slots for the recurrent states of sequences: which slot holds what. Bookkeeping without tensors.
 
 A model with recurrent layers keeps one state of fixed size per sequence, in a slot of a pool
-(`quire.worker.models.states`). The slot of a running sequence is the row that it has in the input batch, so that
+(`quire.worker.engine.state_pool`). The slot of a running sequence is the row that it has in the input batch, so that
 admission counts both at once. The slots above the rows hold copies:
 
     snapshot    the state at the end of a full block that the prefix cache knows, found by the hash of that block;

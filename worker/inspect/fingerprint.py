@@ -20,8 +20,8 @@ from quire.shared.gguf.model_files import is_gguf
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.offline import complete
-from quire.worker.models.gguf.weights import GGUFWeights
-from quire.worker.models.loader import Weights
+from quire.worker.models.files.gguf.weights import GGUFWeights
+from quire.worker.models.files.loader import Weights
 
 DIGEST_BYTES = 4
 # Too short to fill a block of the smallest size together with the first step: it leaves nothing in the prefix cache.

@@ -1,1 +1,1 @@
-"""Models: a checkpoint becomes a Decoder that runs batches of tokens over a paged KV cache."""
+"""The models that a worker serves: its own decoder, the bridge to Transformers, and the files of both."""

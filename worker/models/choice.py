@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.shared.gguf.model_files import is_gguf
-from quire.worker.models.config import ModelConfig, read_config
-from quire.worker.models.errors import CheckpointError, NotSupported
-from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
+from quire.worker.models.native.config import ModelConfig, read_config
+from quire.worker.models.transformers.bridge import TransformersConfig, read_transformers_config
 
+# The configuration of a checkpoint, which is known before its weights are read.
+Checkpoint = ModelConfig | TransformersConfig
 QUIRE, TRANSFORMERS, AUTO = ("quire", "transformers", "auto")
 
 
-def choose_model(folder: Path, implementation: str = AUTO) -> ModelConfig | TransformersConfig:
+def choose_model(folder: Path, implementation: str = AUTO) -> Checkpoint:
     """Read the configuration of a checkpoint for an implementation; `auto` prefers Quire's own decoder.
 
     Raises CheckpointError; NotSupported if the implementation does not support the model.

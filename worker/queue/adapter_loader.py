@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from quire.shared.broker import Broker
-from quire.shared.errors import StartError
+from quire.shared.errors import CheckpointError, StartError
 from quire.shared.messages.requests import MAX_ADAPTER_FAULTS, MAX_FAULT_LENGTH
 from quire.shared.model.adapter_names import Announcement
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.paged import PagedModel
+from quire.worker.engine.paged_model import PagedModel
 
 if TYPE_CHECKING:
     from quire.worker.engine.adapters import Adapter

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from quire import kernels
 from quire.kernels.cpu.ranks import CpuRanks, shared_file
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.ranks.symmetric_memory import symmetric_all_reduce
 
 # Alignment of the parts of a broadcast batch, in numbers of 4 bytes: kernels want addresses aligned to 16 bytes.
@@ -69,7 +69,7 @@ class BatchSizes(NamedTuple):
 
 
 class Collectives(ABC):
-    """One rank's side of the collective operations. Implements `quire.worker.models.decoder.TensorParallelGroup`.
+    """One rank's side of the collective operations: a `TensorParallelGroup` of the decoder.
 
     All ranks call the same operations in the same order, with tensors of the same shapes.
     """

@@ -28,13 +28,11 @@ from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import backend, devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.device.self_test import refusal
+from quire.worker.engine.paged_model import KVCache, PagedModel
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
-from quire.worker.models import loader, transformers_fused, transformers_split, transformers_weights
 from quire.worker.models.choice import choose_model
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.paged import KVCache, PagedModel
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, Collectives, meet
 from quire.worker.settings import WorkerSettings
 
@@ -159,8 +157,8 @@ def run(rank: int, control: socket.socket, file: int) -> None:
     process = f"worker {settings.name} rank {rank}"
     setup_logging(process, settings.log_level, settings.log_format, worker=settings.name, rank=str(rank))
     # Rank 0 reads the same files, chooses the same kernels, and logs their warnings.
-    for module in (loader, kernels, transformers_weights, transformers_fused, transformers_split):
-        logging.getLogger(module.__name__).setLevel(logging.ERROR)
+    for package in ("quire.kernels", "quire.worker.models"):
+        logging.getLogger(package).setLevel(logging.ERROR)
     size = settings.num_ranks
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":

@@ -28,14 +28,14 @@ from quire.shared.processes import spawn
 from quire.shared.telemetry.logs import give_up
 from quire.worker.device.backend import kv_cache_name
 from quire.worker.device.graphs import Graph, Record, record_on_cuda
+from quire.worker.device.out_of_step import OutOfStep
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import KVCache, PagedModel
+from quire.worker.engine.state_pool import StatePool
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.loader import Progress
-from quire.worker.models.paged import KVCache, PagedModel
-from quire.worker.models.states import StatePool
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.files.loader import Progress
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, meet, meeting
 from quire.worker.settings import WorkerSettings
 
@@ -49,15 +49,6 @@ END_TIMEOUT_S = 5.0
 MAX_LAST_WORDS = 4096
 # Time after a failed step within which the end of a follower, which may be the cause, is noticed.
 CAUSE_S = 1.0
-
-
-class OutOfStep(Exception):
-    """A rank failed in a call that other ranks have made. The ranks may wait for each other, so all ranks must end."""
-
-
-def reason(error: BaseException) -> BaseException:
-    """The cause of an OutOfStep on this rank, if there is one; else the error itself."""
-    return error.__cause__ if isinstance(error, OutOfStep) and error.__cause__ else error
 
 
 def end_worker(rank: int, code: int, last_words: str) -> None:

@@ -21,9 +21,9 @@ from quire.worker.device import memory_plan
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graph_capture import graph_buckets
 from quire.worker.device.graphs import GREEDY, GraphBucket
-from quire.worker.device.runner import StepOutput
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.runner import StepOutput
 from quire.worker.engine.step import Step
 from quire.worker.inspect.snapshot import take_snapshot
 from quire.worker.settings import WorkerSettings

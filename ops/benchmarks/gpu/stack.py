@@ -18,7 +18,7 @@ import torch
 from quire.ops.benchmarks.stack.checkpoint import write_tokenizer
 from quire.ops.benchmarks.stack.load import LoadCase, run_case
 from quire.ops.benchmarks.stack.random_model import CONFIGS, RandomWeights, config_json, shapes_of
-from quire.worker.models.config import read_config
+from quire.worker.models.native.config import read_config
 
 CASES = (
     LoadCase("c1", 1024, 128, requests=4, concurrency=1),

@@ -23,7 +23,7 @@ from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.worker.device.devices import choose_dtype
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 
 SHAPE, QUICK_SHAPE = "llama135m", "tiny"
 DECODES = (1, 4, 16, 32)

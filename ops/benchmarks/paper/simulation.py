@@ -18,10 +18,10 @@ from quire.ops.benchmarks.paper.allocators import POLICIES, OrcaManager
 from quire.ops.benchmarks.paper.profiles import OPT_13B_SLOTS, Profile, StepWork
 from quire.ops.benchmarks.paper.workloads import CONTEXT, Request
 from quire.shared.messages import GenerationRequest, SamplingParams
-from quire.worker.device.runner import StepOutput
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.runner import StepOutput
 from quire.worker.engine.step import Step
 
 QUIRE = "Quire"

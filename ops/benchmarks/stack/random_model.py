@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from quire.kernels.ops import Ops
-from quire.worker.models.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, read_config
-from quire.worker.models.decoder import Decoder, load_layer
-from quire.worker.models.rope import cos_sin_table
-from quire.worker.models.sharding import Shard
-from quire.worker.models.weight_reader import WeightReader
+from quire.worker.models.files.weight_reader import WeightReader
+from quire.worker.models.native.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, read_config
+from quire.worker.models.native.decoder import Decoder, load_layer
+from quire.worker.models.native.rope import cos_sin_table
+from quire.worker.models.native.sharding import Shard
 
 # The values are those of config.json on Hugging Face.
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, record
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.models.batch import send
+from quire.worker.engine.transfers import send
 from tests.support.kernels import stacks
 from tests.support.kernels.implementations import HAS_TRITON, LONG_WITHOUT_GPU, ON_CUDA, make_triton_ops
 

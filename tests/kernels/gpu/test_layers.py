@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import LONG_WITHOUT_GPU, TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.stacks import (

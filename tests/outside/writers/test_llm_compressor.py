@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from tests.outside.environments import Environments
 from tests.support.checkpoints import make_checkpoint
 from tests.worker.models.test_decoder import TOLERANCE, Stepper, draw_prompts, operations

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire.shared.text.tokenizer import load_tokenizer
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from tests.outside.environments import downloaded
 from tests.worker.models.test_decoder import Stepper, operations
 

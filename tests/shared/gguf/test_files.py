@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
+from quire.shared.errors import CheckpointError
 from quire.shared.gguf import cursor
 from quire.shared.gguf.config import generation_config, model_config, rope_factors
 from quire.shared.gguf.cursor import HeaderCursor
@@ -23,9 +24,8 @@ from quire.shared.gguf.model_files import gguf_json, is_gguf
 from quire.shared.gguf.types import ARRAY, BOOL, OTHER_TENSOR_TYPES, SCALARS, STRING, TENSOR_TYPES
 from quire.shared.model.files import ModelError, read_json
 from quire.worker.models.choice import choose_model
-from quire.worker.models.config import read_config
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.fields import read_json as read_by_worker
+from quire.worker.models.files.fields import read_json as read_by_worker
+from quire.worker.models.native.config import read_config
 from tests.support.gguf_bytes import gguf_bytes, tensor, text, value
 from tests.support.gguf_vocabularies import TOKENS, write_vocabulary
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from quire.shared.errors import CheckpointError
 from quire.shared.model import folder as model_folder
 from quire.shared.model.config import read_model_config
 from quire.shared.model.files import ModelError
 from quire.shared.model_argument import resolve_model
 from quire.shared.text.tokenizer import load_tokenizer
 from quire.worker.models.choice import choose_model
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.loader import Weights, resolve
+from quire.worker.models.files.loader import Weights, resolve
 from tests.support.checkpoints import make_checkpoint, make_tokenizer
 from tests.support.commands import refusal
 from tests.support.gguf_vocabularies import write_vocabulary

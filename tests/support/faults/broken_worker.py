@@ -16,10 +16,10 @@ import time
 import torch
 
 from quire.ops.cli.main import main
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.paged import KVCache
-from quire.worker.models.transformers_backend import TransformersModel
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import KVCache
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersModel
 
 STEP_S = float(os.environ.get("TEST_STEP_S", "0"))
 DEADLY = int(os.environ.get("TEST_DEADLY_TOKEN", "-1"))

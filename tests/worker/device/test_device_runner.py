@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, settings
 from quire.worker.device import staging
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import DRAWN, GraphBucket, record_on_cuda
-from quire.worker.device.runner import Runner
+from quire.worker.engine import transfers
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.runner import Runner
 from tests.support.mock_model import (
     VOCAB,
     MockCache,
@@ -230,7 +231,7 @@ def reuses_a_buffer_at_once(patch: pytest.MonkeyPatch) -> None:
     send = staging.Staging.send
 
     def hasty(self: staging.Staging, columns: dict[str, np.ndarray]) -> None:
-        self._hosts = deque([(self._hosts[0][0], staging.StreamMark(torch.device("cpu")))])
+        self._hosts = deque([(self._hosts[0][0], transfers.StreamMark(torch.device("cpu")))])
         send(self, columns)
 
     patch.setattr(staging.Staging, "send", hasty)
@@ -238,7 +239,7 @@ def reuses_a_buffer_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def looks_at_tokens_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        staging.SampledTokens,
+        transfers.SampledTokens,
         "wait",
         lambda tokens: np.clip(tokens._host[: tokens._count].numpy(), 0, VOCAB - 1).copy(),
     )

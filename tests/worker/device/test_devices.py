@@ -16,12 +16,12 @@ from quire.shared.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.cache_range import warn_of_saturation
 from quire.worker.device.topology import Core, Topology
-from quire.worker.models.config import ModelConfig, read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.fields import Fields
-from quire.worker.models.quantized.config import read_quantization
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
+from quire.worker.models.files.fields import Fields
+from quire.worker.models.files.quantized.config import read_quantization
+from quire.worker.models.native.config import ModelConfig, read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import TransformersConfig, read_transformers_config
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import FORMATS, STORED_AS

@@ -16,10 +16,10 @@ from quire.shared.errors import StartError
 from quire.worker import build, capacity
 from quire.worker.capacity import choose_limits
 from quire.worker.device import memory_plan
+from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from quire.worker.preflight import check_weights
-from quire.worker.ranks.leader import OutOfStep
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import HAS_TRITON

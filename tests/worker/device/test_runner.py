@@ -14,24 +14,23 @@ import torch
 from quire import kernels
 from quire.shared.messages import SamplingParams
 from quire.worker.build import build_engine
-from quire.worker.device.adapter_rows import adapter_batch
-from quire.worker.device.runner import NOWHERE, Runner
 from quire.worker.device.slow_choices import slow_choices
 from quire.worker.device.staging import (
     ALIGNMENT,
     IN_FLIGHT,
-    SampledTokens,
     Staging,
     StagingField,
-    StreamMark,
     padded,
     pinned_buffers,
 )
+from quire.worker.engine.adapter_rows import adapter_batch
 from quire.worker.engine.blocks import Copy
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.runner import NOWHERE, Runner
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.step import DecodeBatch, PrefillChunk, Step
+from quire.worker.engine.transfers import SampledTokens, StreamMark
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.mock_model import MockCache, MockModel

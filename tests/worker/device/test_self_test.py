@@ -20,14 +20,14 @@ from quire.shared.messages import SamplingParams
 from quire.worker.device import self_test
 from quire.worker.device.backend import arithmetic_labels, kernels_name
 from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.device.self_test import check_kernels, level_of, warn_of_assembler
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import read_transformers_config
-from quire.worker.ranks.leader import OutOfStep
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.settings import WorkerSettings
 from tests.kernels.self_test.test_registry import next_token
 from tests.support.checkpoints import make_checkpoint

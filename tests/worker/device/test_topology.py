@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.worker.device import memory
-from quire.worker.device.memory import available_memory, of_container
+from quire.worker import host_memory as memory
 from quire.worker.device.placement import Placement, default_ranks, place
 from quire.worker.device.topology import Core, Topology, format_cpus, parse_cpus, read_topology
+from quire.worker.host_memory import available_memory, of_container
 from tests.support.cpu_trees import make_tree, numbered, write
 
 # --- topologies of made-up machines and containers, and of this machine -----------------------------------------------

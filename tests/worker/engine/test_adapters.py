@@ -16,7 +16,7 @@ from quire.worker.engine.adapters import Adapters
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import generate
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from tests.support.adapters import merge_adapter, write_adapter
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 

@@ -12,9 +12,9 @@ import torch
 
 from quire.shared.logprobs import read_records
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.runner import Runner
 from quire.worker.engine.sampler import restrict, token_mask
 from tests.support.mock_model import (
     EOS,

@@ -19,7 +19,7 @@ from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import Completion, complete
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
 MAX_TOKENS = 12

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from quire.kernels import StepInterrupted
 from quire.shared.messages import POOLINGS, Delta, GenerationRequest, SamplingParams, StepItem
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.runner import Runner, StepOutput
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.runner import Runner, StepOutput
 from quire.worker.engine.sequence import GroupState
 from quire.worker.engine.step import Step
 from tests.support.mock_grammars import DEAD_ENDS, ENDLESS

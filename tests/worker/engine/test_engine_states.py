@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, settings
 
-from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.runner import Runner
 from tests.support.mock_model import continuation, make_engine, request, run, text
 from tests.support.stateful_model import StatefulModel
 from tests.worker.engine.test_engine_random import EngineUnderLoad

@@ -29,7 +29,7 @@ from quire.worker.engine.grammars import DEAD_END, KEPT, Grammars
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import complete
 from quire.worker.engine.sampler import restrict
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from quire.worker.queue.engine_thread import EngineThread
 from tests.support.panicking import PANICS, panicking
 

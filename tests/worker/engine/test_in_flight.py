@@ -12,8 +12,8 @@ import torch
 
 from quire.shared.messages import Delta, Outcome, StepItem
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.staging import SampledTokens
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.transfers import SampledTokens
 from quire.worker.inspect.snapshot import take_snapshot
 from tests.support.mock_grammars import DEAD_ENDS, ENDLESS
 from tests.support.mock_model import (

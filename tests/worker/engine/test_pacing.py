@@ -17,7 +17,7 @@ from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.sequence import SequenceGroup
 from quire.worker.engine.step import DecodeBatch, PrefillChunk, Step
 from quire.worker.engine.timing import BATCH, StepTimes
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 
 TARGET_S = 0.030
 

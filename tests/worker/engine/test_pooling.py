@@ -13,12 +13,12 @@ import torch
 from quire import kernels
 from quire.shared.messages import GenerationRequest, StepItem
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.pooling import add_rows
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.paged import PagedModel
+from quire.worker.engine.runner import Runner
+from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.mock_model import (
     START,

@@ -18,7 +18,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import complete, generate
 from quire.worker.inspect.fingerprint import of_results
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 

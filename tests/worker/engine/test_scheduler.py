@@ -10,10 +10,10 @@ import torch
 from quire.kernels import StepInterrupted
 from quire.shared.messages import StepItem
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import KVCache
 from quire.worker.engine.scheduler import MAX_LEFT_OUT
 from quire.worker.engine.sequence import GroupState
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.paged import KVCache
 from tests.support.mock_model import (
     MockModel,
     alone,

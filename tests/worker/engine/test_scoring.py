@@ -17,13 +17,13 @@ from quire.shared.logprobs import TokenLogprobs, read_records
 from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from quire.shared.prompt_logprobs import read_prompt_records
 from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.runner import Runner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import Completion, complete
+from quire.worker.engine.runner import Runner
 from quire.worker.engine.scoring import ScoredRows, TokenScores
 from quire.worker.engine.sequence import Sequence, SequenceGroup
-from quire.worker.models.decoder import Decoder
+from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.mock_model import (
     START,

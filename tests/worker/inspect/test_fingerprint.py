@@ -11,8 +11,8 @@ from quire import kernels
 from quire.ops.paths import PROJECT_ROOT
 from quire.worker.build import build_engine
 from quire.worker.inspect.fingerprint import of_results, of_weights
-from quire.worker.models import decoder
-from quire.worker.models.rope import RopeConfig
+from quire.worker.models.native import decoder
+from quire.worker.models.native.rope import RopeConfig
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.transformers_checkpoints import make_kind

@@ -12,21 +12,21 @@ import torch
 from torch import nn
 
 from quire import kernels
+from quire.shared.errors import NotSupported
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
-from quire.worker.models import latent_attention
-from quire.worker.models import transformers_trial as trial
-from quire.worker.models.alibi import AlibiBias, mpt_slopes_of, slopes_of, split
-from quire.worker.models.attention_chunks import tables_in_chunks
-from quire.worker.models.errors import NotSupported
-from quire.worker.models.latent_attention import find_latent_layers
-from quire.worker.models.query_scales import LogQueryScale, scaled, take_query_scales
-from quire.worker.models.sparse_attention import compressed_keys
-from quire.worker.models.transformers_attention import AttentionProbe, AttentionShape, UnsupportedAttention
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import read_transformers_config
-from quire.worker.models.transformers_linear import PackedLinearModule
-from quire.worker.models.transformers_trial import by_transformers, over_pages, texts
+from quire.worker.models.transformers import latent_attention, trial
+from quire.worker.models.transformers.alibi import AlibiBias, mpt_slopes_of, slopes_of, split
+from quire.worker.models.transformers.attention import AttentionProbe, UnsupportedAttention
+from quire.worker.models.transformers.attention_chunks import tables_in_chunks
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import read_transformers_config
+from quire.worker.models.transformers.latent_attention import find_latent_layers
+from quire.worker.models.transformers.linear import PackedLinearModule
+from quire.worker.models.transformers.query_scales import LogQueryScale, scaled, take_query_scales
+from quire.worker.models.transformers.shapes import AttentionShape
+from quire.worker.models.transformers.sparse_attention import compressed_keys
+from quire.worker.models.transformers.trial import by_transformers, over_pages, texts
 from tests.support.architectures import ARCHITECTURES
 from tests.support.parity import GREEDY, MAX_TOKENS, assert_greedy, load, load_reference, make_engine, prompts, refusal
 from tests.support.served_models import reference
@@ -268,7 +268,7 @@ def test_the_trial_sees_the_factors_of_transformers(tmp_path: Path, monkeypatch:
     """With a period of 8 tokens the factors matter in the texts of the trial: other factors are refused."""
     from transformers import AutoModelForCausalLM
 
-    from quire.worker.models.errors import NotSupported
+    from quire.shared.errors import NotSupported
 
     model_type, fields = ARCHITECTURES["llama4_text-tuned"]
     path = make_other(tmp_path / "llama4", model_type, **fields)
@@ -306,7 +306,7 @@ def test_a_token_takes_one_row_per_layer(
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 def test_narrow_latent_caches_serve(kv_dtype: torch.dtype, tmp_path: Path) -> None:
     from quire.worker.models.choice import choose_model
-    from quire.worker.models.transformers_backend import TransformersModel
+    from quire.worker.models.transformers.bridge import TransformersModel
 
     path = make(tmp_path, "deepseek_v2")
     ops = kernels.select_ops("cpu", torch.float32, kv_dtype=kv_dtype)

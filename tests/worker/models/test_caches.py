@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.worker.models.batch import ForwardBatch, send
-from quire.worker.models.mixed_cache import KVShape, LatentShape, MixedKVCache, alloc_layers, bytes_per_block
-from quire.worker.models.paged import KVCache
-from quire.worker.models.states import ALIGNMENT, StateKey, StateLayout, StatePool
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.paged_model import KVCache
+from quire.worker.engine.state_pool import ALIGNMENT, StateKey, StateLayout, StatePool
+from quire.worker.engine.transfers import send
+from quire.worker.models.native.mixed_cache import KVShape, LatentShape, MixedKVCache, alloc_layers, bytes_per_block
 
 SHAPES = [KVShape(2, 16), KVShape(1, 48), KVShape(2, 16), KVShape(1, 16)]
 

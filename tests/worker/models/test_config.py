@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from quire.worker.models.config import read_config
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.fields import Fields, config_fields, read_json, special_token_ids
-from quire.worker.models.layer_names import MAX_PATTERNS, LayerNames, PatternError
+from quire.shared.errors import CheckpointError
+from quire.worker.models.files.fields import Fields, config_fields, read_json, special_token_ids
+from quire.worker.models.files.layer_names import MAX_PATTERNS, LayerNames, PatternError
+from quire.worker.models.native.config import read_config
 
 COMMON = {
     "vocab_size": 100,
@@ -28,8 +28,10 @@ COMMON = {
 CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 CLASSES |= {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe"}
+CLASSES |= {"ministral": "Ministral", "seed_oss": "SeedOss", "iquestcoder": "IQuestCoder"}
 
-OTHER_CLASSES = {"gpt_oss": "GptOss", "gemma2": "Gemma2", "gemma3_text": "Gemma3"}  # of several kinds of layers
+# Of several kinds of layers.
+OTHER_CLASSES = {"gpt_oss": "GptOss", "gemma2": "Gemma2", "gemma3_text": "Gemma3", "cwm": "Cwm"}
 
 
 def write(folder: Path, family: str, remove: tuple[str, ...] = (), **changes: Any) -> Path:
@@ -167,6 +169,9 @@ WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
         ("qwen2", {**WINDOWED, "max_window_layers": 1}, (0, 8)),
         ("qwen3", {**WINDOWED, "max_window_layers": 0}, (8, 8)),
         ("qwen3", WINDOWED, (0, 0)),
+        ("ministral", {"sliding_window": 8}, (8, 8)),
+        ("ministral", {"sliding_window": None}, (0, 0)),
+        ("ministral", {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}, (8, 0)),
         ("qwen2", {**WINDOWED, "layer_types": ["sliding_attention", "full_attention"]}, (8, 0)),
     ],
 )
@@ -191,6 +196,16 @@ def test_absent_fields_of_gemma_and_gpt_oss_have_the_defaults_of_transformers(tm
     assert (found.sliding_windows, found.sinks, found.qkv_bias, found.o_bias) == ((128, 0), True, True, True)
     assert (found.rope.theta, found.rope.factor, found.head_dim) == (150_000.0, 32.0, 64)
     assert (found.experts.routing.num_experts, found.experts.routing.top_k) == (128, 4)
+
+
+def test_absent_fields_of_seed_oss_and_cwm_have_the_defaults_of_transformers(tmp_path):
+    found = read_config(write(tmp_path, "seed_oss", num_attention_heads=80, remove=("num_key_value_heads",)))
+    assert (found.qkv_bias, found.o_bias, found.mlp_bias) == (True, False, False)
+    assert (found.head_dim, found.num_kv_heads, found.eos_token_ids, found.rope.theta) == (128, 8, (2,), 1e4)
+    assert read_config(write(tmp_path, "seed_oss", attention_out_bias=True)).o_bias
+    given = {"layer_types": ["full_attention", "sliding_attention"], "eos_token_id": 2, "rope_scaling": {"factor": 1.0}}
+    found = read_config(write(tmp_path, "cwm", **given))
+    assert (found.sliding_windows, found.head_dim, found.rope.theta) == ((0, 8192), 128, 1e6)
 
 
 def test_rotations_of_gemma_3_are_read_in_both_forms(tmp_path):

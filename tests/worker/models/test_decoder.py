@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from quire.kernels import CpuOps, KernelsUnavailable, Ops, ReferenceOps
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.config import read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.rope import cos_sin_table
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.models.native.config import read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.native.rope import cos_sin_table
 from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, make_checkpoint
 from tests.support.quantized import edit_config
 

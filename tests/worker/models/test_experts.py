@@ -14,16 +14,16 @@ from safetensors.torch import load_file, save_file
 from quire import kernels
 from quire.kernels.moe import Routing
 from quire.kernels.quantization import quantize
-from quire.worker.models.config import read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.expert_weights import load_experts
-from quire.worker.models.experts import ExpertsConfig, parse_experts
-from quire.worker.models.families import FAMILIES
-from quire.worker.models.fields import Fields
-from quire.worker.models.loader import Weights
-from quire.worker.models.sharding import NotDivisible, Shard
-from quire.worker.models.weight_reader import WeightReader
+from quire.shared.errors import CheckpointError
+from quire.worker.models.files.fields import Fields
+from quire.worker.models.files.loader import Weights
+from quire.worker.models.files.weight_reader import WeightReader
+from quire.worker.models.native.config import read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.native.expert_weights import load_experts
+from quire.worker.models.native.experts import ExpertsConfig, parse_experts
+from quire.worker.models.native.families import FAMILIES
+from quire.worker.models.native.sharding import NotDivisible, Shard
 from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import edit_config, edit_tensors, quantize_checkpoint
 from tests.worker.models.test_decoder import TOLERANCE, WHOLE, Stepper, draw_prompts, transformers_logits

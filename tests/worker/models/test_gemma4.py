@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.worker.models.choice import choose_model
-from quire.worker.models.config import ModelConfig, read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError, NotSupported
-from quire.worker.models.rope import RopeConfig
-from quire.worker.models.sharding import NotDivisible, Shard
-from quire.worker.models.transformers_config import TransformersConfig
+from quire.worker.models.native.config import ModelConfig, read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.native.rope import RopeConfig
+from quire.worker.models.native.sharding import NotDivisible, Shard
+from quire.worker.models.transformers.config import TransformersConfig
 from tests.support.checkpoints import COMMON, GEMMA4, make_checkpoint
 from tests.support.quantized import edit_config
 from tests.worker.models.test_decoder import TOLERANCE, WHOLE, Stepper, draw_prompts, transformers_logits

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.kernels import ReferenceOps
-from quire.worker.models import loader
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
+from quire.shared.errors import CheckpointError
+from quire.worker.models.files import loader
+from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import make_checkpoint
 
 pytest.importorskip("transformers")
@@ -270,7 +270,7 @@ def test_a_folder_without_weights_is_refused(copy):
 
 
 def logits(path: Path) -> torch.Tensor:
-    from quire.worker.models.batch import ForwardBatch
+    from quire.worker.engine.forward_batch import ForwardBatch
 
     decoder = load(path)
     count = torch.arange(8, dtype=torch.int32)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
-from quire.worker.models.errors import CheckpointError, NotSupported
-from quire.worker.models.fields import Fields
-from quire.worker.models.rope import RopeConfig, cos_sin_table, inverse_frequencies, parse_rope
+from quire.worker.models.files.fields import Fields
+from quire.worker.models.native.rope import RopeConfig, cos_sin_table, inverse_frequencies, parse_rope
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import assert_greedy, load, load_reference, make_engine, prompts, refusal

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
-from quire.worker.models import transformers_backend, transformers_trial
+from quire.shared.errors import CheckpointError, NotSupported
 from quire.worker.models.choice import choose_model
-from quire.worker.models.errors import CheckpointError, NotSupported
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import read_transformers_config
+from quire.worker.models.transformers import bridge as transformers_backend
+from quire.worker.models.transformers import trial as transformers_trial
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import read_transformers_config
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import load, refusal
 from tests.support.transformers_checkpoints import (
@@ -181,7 +182,7 @@ def test_a_layer_that_is_left_out_in_some_steps_is_an_error(tmp_path: Path, monk
 
 def test_one_that_fails_over_pages_is_refused_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_kind(tmp_path / "gpt2", "gpt2")
-    monkeypatch.setattr("quire.worker.models.transformers_backend.pack", lambda *_: 1 / 0)
+    monkeypatch.setattr("quire.worker.models.transformers.bridge.pack", lambda *_: 1 / 0)
     assert "cannot be computed with paged attention: ZeroDivisionError: division by zero" in refusal(path)
 
 
@@ -189,7 +190,7 @@ def test_memory_that_runs_out_is_no_fault_of_the_model(tmp_path: Path, monkeypat
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("quire.worker.models.transformers_backend.pack", full)
+    monkeypatch.setattr("quire.worker.models.transformers.bridge.pack", full)
     with pytest.raises(torch.OutOfMemoryError):
         load(make_kind(tmp_path / "gpt2", "gpt2"))
 
@@ -202,7 +203,7 @@ def test_a_kernel_that_triton_cannot_compile_is_no_fault_of_the_model(
     def fails(*_: Any) -> None:
         raise errors.OutOfResources(172160, 101376, "shared memory")
 
-    monkeypatch.setattr("quire.worker.models.transformers_backend.pack", fails)
+    monkeypatch.setattr("quire.worker.models.transformers.bridge.pack", fails)
     with pytest.raises(errors.OutOfResources):
         load(make_kind(tmp_path / "gpt2", "gpt2"))
 

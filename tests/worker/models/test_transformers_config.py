@@ -11,24 +11,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.shared.errors import StartError
+from quire.shared.errors import CheckpointError, NotSupported, StartError
 from quire.shared.model.folder import WEIGHTS
 from quire.worker.device import devices
+from quire.worker.engine.offline import generate
 from quire.worker.models.choice import choose_model
-from quire.worker.models.config import ModelConfig
-from quire.worker.models.errors import CheckpointError, NotSupported
-from quire.worker.models.families import (
+from quire.worker.models.files.fields import Fields
+from quire.worker.models.native.config import ModelConfig
+from quire.worker.models.native.families import (
     FAMILIES,
     _words_of_transformers,
     family_of,
     is_unknown_to_transformers,
     refuse_unsupported,
 )
-from quire.worker.models.fields import Fields
-from quire.worker.models.transformers_config import TransformersConfig, read_transformers_config
+from quire.worker.models.transformers.config import TransformersConfig, read_transformers_config
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
-from tests.support.parity import load, refusal
+from tests.support.parity import GREEDY, by_hugging_face, load, load_own, make_engine, prompts, refusal
 from tests.support.transformers_checkpoints import (
     YARN,
     change,
@@ -175,6 +175,17 @@ def test_a_type_that_transformers_computes_as_llama_goes_to_transformers(kind: s
         choose_model(path, "quire")
 
 
+def test_the_hub_name_of_iquest_coder_goes_to_the_own_decoder(tmp_path: Path) -> None:
+    path = make_kind(tmp_path / "iquestcoder", "iquestcoder")
+    expected = by_hugging_face(path)
+    change(path, architectures=["IQuestCoderForCausalLM"], use_sliding_window=False, clip_qkv=None)
+    assert isinstance(choose_model(path), ModelConfig)
+    assert [choices[0] for choices in generate(make_engine(load_own(path)), prompts(), GREEDY)] == expected
+    change(path, clip_qkv=1.0)
+    with pytest.raises(NotSupported, match=r"clip_qkv is 1\.0; supported: no such field"):
+        choose_model(path, "quire")
+
+
 def test_another_name_of_a_class_is_taken_only_if_it_is_named_after_the_type(tmp_path: Path) -> None:
     path = make_kind(tmp_path / "phimoe", "phimoe")
     for name in ("PhimoeForCausalLM", "PhiMoEForCausalLM"):
@@ -239,9 +250,18 @@ def test_a_field_that_a_family_does_not_know_is_refused(architecture: str, name:
 def test_a_field_that_transformers_does_not_know_either_is_left_out(
     architecture: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rope = {"rope_scaling": {"rope_type": "yarn"}} if architecture == "GptOssForCausalLM" else {}
-    refuse_unsupported(fields(architecture, unsloth_version="2026.9.1", **rope), FAMILIES[architecture])
+    needed = {names[-1]: {} for names in FAMILIES[architecture].needed}
+    refuse_unsupported(fields(architecture, unsloth_version="2026.9.1", **needed), FAMILIES[architecture])
     assert "here: unsloth_version is not used: Transformers does not read this field, either" in caplog.text
+
+
+@pytest.mark.parametrize("missing", ["layer_types", "eos_token_id", "rope_parameters"])
+def test_a_default_of_transformers_that_the_decoder_lacks_is_left_to_it(missing: str) -> None:
+    family = FAMILIES["CwmForCausalLM"]
+    needed: dict[str, Any] = {"layer_types": [], "eos_token_id": 2, "rope_parameters": {"rope_theta": 1.0}}
+    refuse_unsupported(fields("CwmForCausalLM", **needed), family)
+    with pytest.raises(NotSupported, match=f"{missing} is null; supported: a value"):
+        refuse_unsupported(fields("CwmForCausalLM", **(needed | {missing: None})), family)
 
 
 def test_without_transformers_no_field_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from quire.worker.models import transformers_states as states
-from quire.worker.models import transformers_trial as trial
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.states import StateKey, StateLayout, StatePool
-from quire.worker.models.transformers_attention import AttentionProbe, UnsupportedAttention, cache_of_call
-from quire.worker.models.transformers_config import read_transformers_config
-from quire.worker.models.transformers_examine import apart, examine
-from quire.worker.models.transformers_states import StateProbe, StateStep
-from quire.worker.models.transformers_trial import BLOCK_SIZE, LENGTHS, TrialChunk, texts
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.state_pool import StateKey, StateLayout, StatePool
+from quire.worker.models.transformers import states, trial
+from quire.worker.models.transformers.attention import AttentionProbe, UnsupportedAttention, cache_of_call
+from quire.worker.models.transformers.config import read_transformers_config
+from quire.worker.models.transformers.examine import apart, examine
+from quire.worker.models.transformers.states import StateProbe, StateStep
+from quire.worker.models.transformers.trial import BLOCK_SIZE, LENGTHS, TrialChunk, texts
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.transformers_checkpoints import make_kind, make_other

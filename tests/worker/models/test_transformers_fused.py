@@ -17,13 +17,13 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from quire import kernels
-from quire.worker.models import transformers_trial as trial
-from quire.worker.models.transformers_fused import packed_bytes
-from quire.worker.models.transformers_fused_experts import find_experts
-from quire.worker.models.transformers_fused_linear import JoinedLinearModule, JoinedProduct, find_joins
-from quire.worker.models.transformers_fused_mlp import find_mlps
-from quire.worker.models.transformers_fused_norm import NormInputs, RmsNorm, fuse_norms, is_near, recognise
-from quire.worker.models.transformers_fused_rotary import (
+from quire.worker.models.transformers import trial
+from quire.worker.models.transformers.fused import packed_bytes
+from quire.worker.models.transformers.fused_experts import find_experts
+from quire.worker.models.transformers.fused_linear import JoinedLinearModule, JoinedProduct, find_joins
+from quire.worker.models.transformers.fused_mlp import find_mlps
+from quire.worker.models.transformers.fused_norm import NormInputs, RmsNorm, fuse_norms, is_near, recognise
+from quire.worker.models.transformers.fused_rotary import (
     Rotation,
     RotationProbe,
     RotationTables,
@@ -31,43 +31,42 @@ from quire.worker.models.transformers_fused_rotary import (
     joined_rows,
     replace_rotations,
 )
-from quire.worker.models.transformers_linear import LinearUses
-from quire.worker.models.transformers_parts import Parts
+from quire.worker.models.transformers.linear import LinearUses
+from quire.worker.models.transformers.parts import Parts
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import load
 from tests.support.transformers_checkpoints import make_kind
 
-NAMES = ("norms", "gated MLPs", "joined products", "rotary embeddings", "mixtures of experts", "whole layers")
+NAMES = ("norms", "gated MLPs", "joined products", "rotary embeddings", "mixtures of experts")
 
 
 @pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize(
     ("kind", "counts"),
     [
-        ("gpt2", (0, 0, 0, 0, 0, 0)),  # torch's own norms; merged projections
-        ("opt", (0, 0, 3, 0, 0, 0)),
-        ("gemma3", (19, 0, 6, 3, 0, 0)),  # GELU; weights that are offsets from 1; two kinds of rotation
-        ("cohere2", (4, 3, 3, 0, 0, 0)),  # layer norms without bias; interleaved rotation
-        ("phi3", (7, 3, 0, 3, 0, 0)),  # gate and up in one layer
-        ("granite", (7, 3, 3, 3, 0, 0)),  # residuals are scaled, so that the layer is not Llama's
-        ("smollm3", (7, 3, 3, 2, 0, 2)),  # one layer does not rotate
-        ("diffllama", (7, 3, 3, 0, 0, 0)),  # rotated queries are changed before the attention
-        ("llama-heads-of-20", (7, 3, 3, 0, 0, 0)),  # the cache pads the keys
-        ("llama-yarn", (7, 3, 3, 3, 0, 3)),
-        ("qwen3-moe", (13, 0, 3, 3, 3, 0)),
-        ("longcat", (9, 2, 2, 0, 0, 0)),
+        ("gpt2", (0, 0, 0, 0, 0)),  # torch's own norms; merged projections
+        ("opt", (0, 0, 3, 0, 0)),
+        ("gemma3", (19, 0, 6, 3, 0)),  # GELU; weights that are offsets from 1; two kinds of rotation
+        ("cohere2", (4, 3, 3, 0, 0)),  # layer norms without bias; interleaved rotation
+        ("phi3", (7, 3, 0, 3, 0)),  # gate and up in one layer
+        ("granite", (7, 3, 3, 3, 0)),
+        ("smollm3", (7, 3, 3, 2, 0)),  # one layer does not rotate
+        ("diffllama", (7, 3, 3, 0, 0)),  # rotated queries are changed before the attention
+        ("llama-heads-of-20", (7, 3, 3, 0, 0)),  # the cache pads the keys
+        ("llama-yarn", (7, 3, 3, 3, 0)),
+        ("qwen3-moe", (13, 0, 3, 3, 3)),
+        ("longcat", (9, 2, 2, 0, 0)),
     ],
 )
 @pytest.mark.slow
 def test_one_line_says_how_many_modules_are_replaced(
     kind: str, counts: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "quire.worker.models.transformers_fused"):
+    with caplog.at_level(logging.INFO, "quire.worker.models.transformers.fused"):
         model = load(make_kind(tmp_path / kind, kind))
     expected = ", ".join(f"{count} {name}" for count, name in zip(counts, NAMES, strict=True))
-    lines = [one.getMessage() for one in caplog.records if one.name.endswith("transformers_fused")]
-    stack = " as one operation" if kind == "llama-yarn" else ""
-    assert lines == [f"{type(model._model).__name__}: the kernels compute {expected}{stack}"]
+    lines = [one.getMessage() for one in caplog.records if one.name.endswith("transformers.fused")]
+    assert lines == [f"{type(model._model).__name__}: the kernels compute {expected}"]
 
 
 @pytest.mark.usefixtures("cpu_kernels")

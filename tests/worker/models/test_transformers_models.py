@@ -14,12 +14,12 @@ from torch import nn
 
 from quire import kernels
 from quire.worker.engine.offline import generate
-from quire.worker.models import transformers_trial
-from quire.worker.models.loader import WEIGHTS
-from quire.worker.models.transformers_config import read_transformers_config
-from quire.worker.models.transformers_hidden import HiddenStates, body_of
-from quire.worker.models.transformers_linear import LinearUses, PackedLinearModule, pack
-from quire.worker.models.transformers_weights import copy_weights, load_weights, nbytes_of
+from quire.worker.models.files.loader import WEIGHTS
+from quire.worker.models.transformers import trial as transformers_trial
+from quire.worker.models.transformers.config import read_transformers_config
+from quire.worker.models.transformers.hidden import HiddenStates, body_of
+from quire.worker.models.transformers.linear import LinearUses, PackedLinearModule, pack
+from quire.worker.models.transformers.weights import copy_weights, load_weights, nbytes_of
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import GREEDY, MAX_TOKENS, by_hugging_face, load, make_engine, prompts, refusal
 from tests.support.selection import one_in
@@ -83,7 +83,7 @@ def test_layers_have_caches_of_their_own_shapes(kind: str, widths: list[tuple[in
 def test_logits_are_those_of_transformers_in_float32_and_near_them_in_bfloat16(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from quire.worker.models import transformers_trial as trial
+    from quire.worker.models.transformers import trial
 
     path = make_kind(tmp_path / "gpt-neox", "gpt-neox")
     model = load(path)

@@ -14,15 +14,16 @@ from torch import nn
 from quire import kernels
 from quire.kernels.grouped_weight import FP8, GroupedWeight
 from quire.kernels.quantization import QuantizedWeight
+from quire.shared.errors import CheckpointError
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
-from quire.worker.models import transformers_trial as trial
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.transformers_backend import TransformersModel
-from quire.worker.models.transformers_config import read_transformers_config
-from quire.worker.models.transformers_quantized import AS_THEY_ARE, RoundedWeights, StoredWeights, _content
+from quire.worker.models.transformers import trial
+from quire.worker.models.transformers.bridge import TransformersModel
+from quire.worker.models.transformers.config import read_transformers_config
+from quire.worker.models.transformers.layer_weights import AS_THEY_ARE
+from quire.worker.models.transformers.quantized import RoundedWeights, StoredWeights, _content
 from tests.support.checkpoints import EOS_TOKEN_ID
 from tests.support.hybrid_checkpoints import FAMILIES, make_hybrid
 from tests.support.parity import assert_greedy, load_reference

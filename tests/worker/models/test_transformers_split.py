@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from quire.worker.models import transformers_trial as trial
-from quire.worker.models.transformers_attention import AttentionShape
-from quire.worker.models.transformers_backend import examine
-from quire.worker.models.transformers_config import read_transformers_config
-from quire.worker.models.transformers_linear import LinearUses
-from quire.worker.models.transformers_parts import (
+from quire.worker.models.transformers import trial
+from quire.worker.models.transformers.bridge import examine
+from quire.worker.models.transformers.config import read_transformers_config
+from quire.worker.models.transformers.linear import LinearUses
+from quire.worker.models.transformers.parts import (
     WHOLE,
     ColumnPart,
     ExpertsPart,
@@ -27,8 +26,10 @@ from quire.worker.models.transformers_parts import (
     RowPart,
     can_share_heads,
 )
-from quire.worker.models.transformers_split import CannotSplit, split
-from quire.worker.models.transformers_weights import load_weights
+from quire.worker.models.transformers.shapes import AttentionShape
+from quire.worker.models.transformers.split import CannotSplit, split
+from quire.worker.models.transformers.weights import load_weights
+from tests.support.architectures import ARCHITECTURES
 from tests.support.hybrid_checkpoints import make_hybrid
 from tests.support.idle_ranks import IdleRanks
 from tests.support.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
@@ -113,6 +114,24 @@ def test_layers_are_split_by_what_depends_on_them(kind: str, tmp_path: Path) -> 
     assert found.pop(head) == f"head {-(-vocab_size // 2)}-{vocab_size}"
     assert found == SPLIT[kind]
     assert all(one.gathered_by is None for one in parts.heads)
+
+
+@pytest.mark.parametrize("kind", ["llama", "cohere2", "gpt-neox", "apertus", "phi", "exaone4", "deepseek-v3"])
+def test_layers_are_split_as_in_the_plans_of_transformers(kind: str, tmp_path: Path) -> None:
+    model_type, fields = ARCHITECTURES[kind]
+    model, parts = split_for(make_other(tmp_path / kind, model_type, **fields), rank=1)
+    plan = {re.escape(name).replace(r"\*", r"\d+"): style for name, style in model.config.base_model_tp_plan.items()}
+    styles = {
+        module: style
+        for name, module in model.base_model.named_modules()
+        for pattern, style in plan.items()
+        if re.fullmatch(pattern, name) and isinstance(module, nn.Linear)
+    }
+    found = {module: parts._parts[module] for module in styles}
+    assert set(styles.values()) == {"colwise", "rowwise"}
+    for module, part in found.items():
+        assert isinstance(part, ColumnPart if styles[module] == "colwise" else RowPart)
+        assert not isinstance(part, ColumnPart) or part.gathered_by is None
 
 
 def test_more_ranks_than_kv_heads_share_them(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from quire import kernels
 from quire.kernels.grouped_weight import FP8, to_fp8
 from quire.kernels.quantization import quantize
-from quire.worker.models.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.free_memory import FreeMemory
-from quire.worker.models.loader import Weights
-from quire.worker.models.mapped_files import MappedFiles
-from quire.worker.models.sharding import NotDivisible, Shard
-from quire.worker.models.weight_reader import WeightReader
+from quire.worker.models.files.free_memory import FreeMemory
+from quire.worker.models.files.loader import Weights
+from quire.worker.models.files.mapped_files import MappedFiles
+from quire.worker.models.files.weight_reader import WeightReader
+from quire.worker.models.native.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.native.sharding import NotDivisible, Shard
 from tests.support.checkpoints import make_checkpoint
 from tests.support.resident_memory import resident
 
@@ -268,7 +268,7 @@ def test_what_cannot_be_shared_equally_is_refused_with_what_can(
 
 def test_a_part_of_a_checkpoint_is_as_large_as_it_must_be(tmp_path: Path) -> None:
     from quire.kernels import ReferenceOps
-    from quire.worker.models.decoder import Decoder
+    from quire.worker.models.native.decoder import Decoder
 
     class Alone:
         """One of two, without the other."""

@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
+from quire.shared.errors import NotSupported
 from quire.shared.model.folder import WEIGHTS
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.models.choice import choose_model
-from quire.worker.models.config import ModelConfig, read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import NotSupported
-from quire.worker.models.rope import RopeConfig
-from quire.worker.models.transformers_config import TransformersConfig
-from quire.worker.models.wrappers import text_tensor_name
+from quire.worker.models.files.tensor_names import text_tensor_name
+from quire.worker.models.native.config import ModelConfig, read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.native.rope import RopeConfig
+from quire.worker.models.transformers.config import TransformersConfig
 from tests.support.parity import GREEDY, SMALL, prompts
 from tests.support.vision_checkpoints import make_vision
 

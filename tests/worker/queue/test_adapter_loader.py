@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from quire.shared.broker import Broker
+from quire.shared.errors import CheckpointError
 from quire.shared.model.adapter_names import Announcement
 from quire.shared.redis.clients import command_client
 from quire.worker.engine.adapters import Adapters
-from quire.worker.models.errors import CheckpointError
 from quire.worker.queue.adapter_loader import AdapterLoader, AdapterSettings
 from quire.worker.queue.model_registrar import ModelRegistrar, read_registration
 from tests.support.gateway.running import write_model

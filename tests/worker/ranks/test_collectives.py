@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.worker.models.batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.ranks.collectives import BatchSizes, Collectives, meet, meeting
 
 IN_ORDER = """

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.worker.models.batch import ForwardBatch
-from quire.worker.models.decoder import Decoder
+from quire.worker.device.out_of_step import OutOfStep
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.models.native.decoder import Decoder
 from quire.worker.ranks.collectives import BatchSizes
 from quire.worker.ranks.follower import Follower
-from quire.worker.ranks.leader import LeadingDecoder, OutOfStep
+from quire.worker.ranks.leader import LeadingDecoder
 from tests.support.checkpoints import make_checkpoint
 
 

@@ -20,11 +20,12 @@ from safetensors.torch import load_file, save_file
 
 from quire import kernels
 from quire.shared.messages import SamplingParams
+from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import complete, generate
-from quire.worker.models.decoder import Decoder
-from quire.worker.ranks.leader import Followers, LeadingDecoder, OutOfStep
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.ranks.leader import Followers, LeadingDecoder
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.parity import MAX_TOKENS, by_hugging_face, load_own, prompts

@@ -12,7 +12,7 @@ import torch
 from quire import kernels
 from quire.shared.messages import SamplingParams
 from quire.worker.engine.offline import generate
-from quire.worker.models.transformers_config import read_transformers_config
+from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.ranks.leader import Followers, LeadingTransformersModel
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint

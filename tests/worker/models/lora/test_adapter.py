@@ -17,21 +17,21 @@ from safetensors.torch import load_file, save_file
 from quire import kernels
 from quire.kernels.lora import LINEARS
 from quire.kernels.reference import ReferenceOps
+from quire.shared.errors import CheckpointError
 from quire.shared.messages import GenerationRequest
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.models.config import read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.lora.adapter import load_adapter
-from quire.worker.models.lora.adapter_config import (
+from quire.worker.models.files.lora.adapter import load_adapter
+from quire.worker.models.files.lora.adapter_config import (
     READ,
     REASONS,
     WITHOUT_EFFECT,
     AdapterConfig,
     read_adapter_config,
 )
+from quire.worker.models.native.config import read_config
+from quire.worker.models.native.decoder import Decoder
 from tests.support.adapters import change_config, load_adapted, write_adapter
 from tests.support.checkpoints import make_checkpoint
 from tests.support.parity import GREEDY, assert_greedy, prompts

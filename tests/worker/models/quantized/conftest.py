@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quire.worker.models.config import EMBEDDING, HEAD, read_config
-from quire.worker.models.quantized.checkpoint import QuantizedCheckpoint
+from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
+from quire.worker.models.native.config import EMBEDDING, HEAD, read_config
 from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import quantize_checkpoint
 

@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 
 from quire import kernels
 from quire.ops.paths import PROJECT_ROOT
-from quire.worker.models.config import read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.quantized.checkpoint import is_finite
-from quire.worker.models.quantized.dequantized_checkpoint import DequantizedCheckpoint
-from quire.worker.models.sharding import ALL
+from quire.shared.errors import CheckpointError
+from quire.worker.models.files.quantized.checkpoint import is_finite
+from quire.worker.models.files.quantized.dequantized_checkpoint import DequantizedCheckpoint
+from quire.worker.models.native.config import read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.native.sharding import ALL
 from tests.support.perplexity import DEMO, perplexity, read_documents
 from tests.support.quantized import FORMATS, edit_config, edit_tensors, quantize_checkpoint
 from tests.worker.models.quantized.conftest import open_quantized
@@ -248,7 +248,7 @@ def test_perplexity_of_each_format(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(PROJECT_ROOT))
     source = tmp_path / "demo"
     shutil.copytree(DEMO, source, ignore=shutil.ignore_patterns("training"))
-    documents = read_documents(Tokenizer.from_file(str(source / "tokenizer.json")), 64)
+    documents = read_documents("perplexity", Tokenizer.from_file(str(source / "tokenizer.json")), True, 64)
 
     def measured(folder: Path) -> float:
         model = Decoder.load(folder, ops, torch.float32, "cpu")

@@ -8,16 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.shared.errors import CheckpointError
 from quire.shared.model.folder import WEIGHTS
-from quire.worker.models.config import read_config
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.fields import Fields
-from quire.worker.models.quantized import weight as weight_module
-from quire.worker.models.quantized.awq import AwqLayer
-from quire.worker.models.quantized.checkpoint import QuantizedCheckpoint
-from quire.worker.models.quantized.config import read_quantization
-from quire.worker.models.quantized.gptq import GptqLayer, read_gptq
-from quire.worker.models.quantized.layout import (
+from quire.worker.models.files.fields import Fields
+from quire.worker.models.files.quantized import weight as weight_module
+from quire.worker.models.files.quantized.awq import AwqLayer
+from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
+from quire.worker.models.files.quantized.config import read_quantization
+from quire.worker.models.files.quantized.gptq import GptqLayer, read_gptq
+from quire.worker.models.files.quantized.layout import (
     TensorFault,
     group_order,
     layout_of_qweight,
@@ -25,9 +24,10 @@ from quire.worker.models.quantized.layout import (
     refuse_unknown,
     required,
 )
-from quire.worker.models.quantized.mxfp4 import dequantize_mxfp4
-from quire.worker.models.quantized.weight import ScaledWeight, joined, part_of
-from quire.worker.models.quantized.words import unpack_columns, unpack_rows
+from quire.worker.models.files.quantized.mxfp4 import dequantize_mxfp4
+from quire.worker.models.files.quantized.weight import ScaledWeight, joined, part_of
+from quire.worker.models.files.quantized.words import unpack_columns, unpack_rows
+from quire.worker.models.native.config import read_config
 from tests.support.quantized import FORMATS, edit_config, group, quantize_checkpoint, scheme
 from tests.support.vision_checkpoints import make_vision
 

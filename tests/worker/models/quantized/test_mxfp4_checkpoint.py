@@ -10,16 +10,16 @@ from safetensors.torch import load_file, save_file
 
 from quire import kernels
 from quire.kernels.grouped_weight import MXFP4
+from quire.shared.errors import CheckpointError
 from quire.shared.messages import SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.engine.offline import complete
-from quire.worker.models.config import read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.expert_weights import load_experts
-from quire.worker.models.quantized.mxfp4 import dequantize_mxfp4
-from quire.worker.models.quantized.reader import make_reader, open_weights
-from quire.worker.models.sharding import Shard
+from quire.worker.models.files.quantized.mxfp4 import dequantize_mxfp4
+from quire.worker.models.files.quantized.reader import make_reader, open_weights
+from quire.worker.models.native.config import read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.native.expert_weights import load_experts
+from quire.worker.models.native.sharding import Shard
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import edit_config, edit_tensors

@@ -12,11 +12,11 @@ from quire.kernels.cpu import linear
 from quire.kernels.fp8_rows import FP8_DYNAMIC, quantize_rows
 from quire.kernels.grouped_weight import FP8
 from quire.kernels.quantization import QuantizedWeight, quantized_linear
-from quire.worker.models.config import read_config
-from quire.worker.models.decoder import Decoder
-from quire.worker.models.errors import CheckpointError
-from quire.worker.models.quantized.reader import make_reader
-from quire.worker.models.sharding import Shard
+from quire.shared.errors import CheckpointError
+from quire.worker.models.files.quantized.reader import make_reader
+from quire.worker.models.native.config import read_config
+from quire.worker.models.native.decoder import Decoder
+from quire.worker.models.native.sharding import Shard
 from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
 from tests.support.quantized import FORMATS, PROJECTIONS, STORED_AS, edit_tensors, quantize_checkpoint

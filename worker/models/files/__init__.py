@@ -1,0 +1,1 @@
+"""Reads checkpoints: safetensors, quantised weights, GGUF files and LoRA adapters."""

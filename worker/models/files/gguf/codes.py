@@ -1,0 +1,55 @@
+"""Blocks of a GGUF file as weights that the kernels expand while they multiply: codes with scales, nothing rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.kernels.grouped_weight import UINT4, UINT8, GroupedWeight
+from quire.kernels.k_quant_weight import K_QUANT4, K_QUANT6, K_QUANTS, KQuantWeight
+from quire.worker.models.files.gguf.blocks import K_BLOCKS, half, int4_values, q5_0_codes, signed
+
+# The kind of the weights of each type that has one.
+KINDS = {
+    "Q4_0": UINT4,
+    "Q5_0": UINT8,
+    "Q8_0": UINT8,
+    "Q2_K": K_QUANT4,
+    "Q3_K": K_QUANT4,
+    "Q4_K": K_QUANT4,
+    "Q5_K": K_QUANT6,
+    "Q6_K": K_QUANT6,
+}
+
+
+def common_kind(types: Sequence[str]) -> str | None:
+    """Return the kind of weights side by side that have these types; None if there is none."""
+    kinds = {KINDS.get(one) for one in types}
+    if len(kinds) == 1:
+        return kinds.pop()
+    return K_QUANT6 if kinds <= set(K_QUANTS) else None
+
+
+def codes_of(type_: str, blocks: Tensor, rows: int, kind: str) -> GroupedWeight | KQuantWeight:
+    """Return the weights of blocks, uint8 [B, bytes], of some rows. kind: of `common_kind`.
+
+    Raises ValueError for scales that are not finite.
+    """
+    if type_ in K_BLOCKS:
+        parts = K_BLOCKS[type_](blocks)
+        minimum = parts.scale * parts.zero if parts.minimum is None else parts.minimum
+        offsets = parts.factors if parts.offsets is None else parts.offsets
+        codes, scales, minimums, factors, offsets = (
+            part.reshape(rows, -1).contiguous() for part in (parts.codes, parts.scale, minimum, parts.factors, offsets)
+        )
+        return KQuantWeight(codes, scales, minimums, factors, offsets, kind)
+    if type_ == "Q5_0":
+        codes, zero = q5_0_codes(blocks), 16
+    else:
+        values, zero = (int4_values(blocks), 8) if type_ == "Q4_0" else (signed(blocks[:, 2:]), 128)
+        codes = values.view(torch.uint8) + zero  # modulo 256
+    scales = half(blocks, 0).reshape(rows, -1).contiguous()
+    zeros = torch.full(scales.shape, zero, dtype=torch.uint8)
+    return GroupedWeight(codes.reshape(rows, -1).contiguous(), scales, kind, zeros)

@@ -1,0 +1,42 @@
+"""Reads `quantization_config` (or `compression_config`) of `config.json`, and names the formats that are not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.worker.models.files.fields import Fields
+from quire.worker.models.files.quantized.awq import read_awq
+from quire.worker.models.files.quantized.compressed_tensors import read_compressed_tensors
+from quire.worker.models.files.quantized.fp8 import read_fp8
+from quire.worker.models.files.quantized.gptq import read_gptq
+from quire.worker.models.files.quantized.layout import Quantization
+from quire.worker.models.files.quantized.mxfp4 import read_mxfp4
+
+# Fields that say how the weights of a checkpoint are quantised.
+QUANTIZED = ("quantization_config", "compression_config")
+READERS: dict[str, Callable[[Fields], Quantization]] = {
+    "awq": read_awq,
+    "compressed-tensors": read_compressed_tensors,
+    "fbgemm_fp8": read_fp8,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
+}
+
+
+def read_quantization(fields: Fields) -> Quantization | None:
+    """Parse the quantisation of a checkpoint; None if it is not quantised. Raises CheckpointError.
+
+    fields: of `config.json`.
+    """
+    found = [name for name in QUANTIZED if fields.get(name) is not None]
+    if not found:
+        return None
+    section = fields.section(found[0])
+    # Configurations of compressed-tensors before its field quant_method have only groups.
+    default = "compressed-tensors" if section.has("config_groups") else None
+    method = section.get("quant_method", default)
+    if not isinstance(method, str) or method not in READERS:
+        remedy = "use a checkpoint in one of these formats, or the one that this one was made from"
+        raise section.fault("quant_method", f"{', '.join(READERS)}; {remedy}")
+    return READERS[method](section)

@@ -1,0 +1,1 @@
+"""Quire's own decoder: Llama-shaped families, mixtures of experts, and Gemma."""

@@ -1,0 +1,1 @@
+"""The bridge to models that Transformers computes. `bridge` is its only door."""

@@ -1,0 +1,38 @@
+"""The text part of a model of Transformers that also takes images, sound or video."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.worker.models.transformers import trial
+from quire.worker.models.transformers.config import TransformersConfig
+
+log = logging.getLogger(__name__)
+
+
+def drop_unused(model: Any, config: TransformersConfig, text: torch.Tensor) -> None:
+    """Remove the towers and projectors that a text does not call, so that they take no memory.
+
+    Only models whose configuration has a part for text are changed. text: a short one.
+    """
+    if config.loaded.get_text_config() is config.loaded:
+        return
+    called: set[nn.Module] = set()
+    parents = [parent for parent in (model, getattr(model, "model", None)) if isinstance(parent, nn.Module)]
+    children = [(parent, name, child) for parent in parents for name, child in parent.named_children()]
+    hooks = [child.register_forward_pre_hook(lambda module, _: called.add(module)) for _, _, child in children]
+    try:
+        trial.by_transformers(model, [text])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    dropped = [(parent, name) for parent, name, child in children if child not in called]
+    for parent, name in dropped:
+        setattr(parent, name, None)
+    if dropped:
+        names = ", ".join(sorted(name for _, name in dropped))
+        log.info("%s serves text alone; not kept in memory: %s", config.architecture, names)
