@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.shared.broker import Broker, Claim, ComputedTokens, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from quire.shared.keys import LaneKeys
-from quire.shared.messages import Delta, Outcome, StepItem, step_items
+from quire.shared.messages import Delta, Outcome, PromptReport, StepItem, step_items
 from quire.shared.redis.clients import command_client
 from quire.worker.queue import committer as module
 from quire.worker.queue.committer import MAX_EARLY_CANCELS, Committer, merge
@@ -259,6 +259,13 @@ def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made(
     merged = [commit.item for commit in merge(steps)]
     assert [delta.token_ids for item in merged for delta in item.deltas] == [(1,), (11,), (2,), (12,)]
     assert [(item.start, item.end) for item in merged] == [(0, 2), (2, 4)]
+
+
+def test_a_merged_item_has_the_report_of_the_first_and_the_end_of_the_last() -> None:
+    report, end = PromptReport(9, 4), Outcome("stop")
+    items = [StepItem("r", 0, (Delta(0, (1,)),), None, report), StepItem("r", 1, (Delta(0, (2,), "stop"),), end)]
+    [(attempt, merged)] = merge([StepCommit("token", item) for item in items])
+    assert (attempt, merged) == ("token", StepItem("r", 0, (Delta(0, (1, 2), "stop"),), end, report))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sets(st.integers(0, 1)))), st.booleans(), st.sampled_from([1, 3, 256]))

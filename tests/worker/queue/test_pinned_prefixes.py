@@ -84,6 +84,12 @@ def test_a_text_has_the_special_tokens_of_a_plain_prompt(load, tokenizer: Tokeni
 ENTRY = '[[prefix]]\nname = "p"\n'
 
 
+def test_token_ids_and_salts_at_their_limits_are_taken(load) -> None:  # type: ignore[no-untyped-def]
+    salts = ("s", "s" * 256)
+    found = load("".join(f"[[prefix]]\nname = '{one}'\ntoken_ids = [0, 1535]\ncache_salt = '{one}'\n" for one in salts))
+    assert found == [PinnedPrompt(one, (0, 1535), one) for one in salts]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
