@@ -14,12 +14,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.keys import PRIORITY_CLASSES, LaneKeys
-from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
 from quire.shared.text.grammar import ANY_OBJECT
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.consumer import Consumer
 from quire.worker.queue.counts import ClaimCounts
+from tests.worker.queue.test_attempt_spans import PARENT, RecordingTracer
 
 KEYS = LaneKeys("lane")
 
@@ -59,14 +60,16 @@ class Engine:
 
 
 class Lane:
-    def __init__(self, broker: Broker, reader: QueueReader, incarnation: str) -> None:
+    def __init__(self, broker: Broker, reader: QueueReader, incarnation: str, tracer: Any = None) -> None:
         self.broker = broker
         self.reader = reader
         self.engine: Any = Engine()
         self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.reread_pending())
-        self.consumer = Consumer(broker, reader, self.committer, self.engine, incarnation, 3.0)
+        self.consumer = Consumer(broker, reader, self.committer, self.engine, incarnation, 3.0, tracer)
 
-    async def submit(self, request_id: str, priority_class: str, grammar: str = "", n: int = 1) -> None:
+    async def submit(
+        self, request_id: str, priority_class: str, grammar: str = "", n: int = 1, trace: str = ""
+    ) -> None:
         request = GenerationRequest(request_id, "m", (3,), SamplingParams(max_tokens=9, grammar=grammar, n=n))
         await self.broker.submit(
             request_id,
@@ -76,6 +79,7 @@ class Lane:
             bounds=BOUNDS,
             priority_class=priority_class,
             rows=request.rows,
+            traceparent=trace,
         )
 
     async def isolate(self, request_id: str) -> None:
@@ -104,12 +108,12 @@ class Lane:
 
 
 @asynccontextmanager
-async def consuming(redis_url: str, incarnation: str = "this process") -> AsyncIterator[Lane]:
+async def consuming(redis_url: str, incarnation: str = "this process", tracer: Any = None) -> AsyncIterator[Lane]:
     commands, blocking = command_client(redis_url), blocking_client(redis_url)
     try:
         broker = Broker(commands, "lane")
         await broker.create_groups()
-        yield Lane(broker, QueueReader(blocking, "lane", "w"), incarnation)
+        yield Lane(broker, QueueReader(blocking, "lane", "w"), incarnation, tracer)
     finally:
         await commands.aclose()
         await blocking.aclose()
@@ -485,6 +489,24 @@ async def test_what_was_handed_back_before_its_first_token_is_a_migration_and_wa
         await client.aclose()
 
 
+async def test_a_traced_request_has_the_spans_of_its_attempt_and_another_has_none(redis_url: str) -> None:
+    tracer = RecordingTracer()
+    async with consuming(redis_url, tracer=tracer) as lane:
+        await lane.submit("traced", "standard", trace=PARENT)
+        await lane.submit("other", "standard")
+        async with at_work(lane):
+            for name in await lane.until_started(2):
+                end = StepItem(name, 0, (Delta(0, (5,), "stop"),), Outcome("stop"))
+                lane.committer.put([StepCommit(dict(lane.committer.attempts)[name], end)])
+            await asyncio.wait_for(lane.committer.all_ended(), 10)
+    assert [(span.name, span.ended) for span in tracer.spans] == [("queue", True), ("prefill", True), ("decode", True)]
+    assert {(span.attributes["quire.request.id"], span.attributes["quire.worker.id"]) for span in tracer.spans} == {
+        ("traced", "w")
+    }
+    assert tracer.spans[1].attributes["gen_ai.usage.input_tokens"] == 1
+    assert tracer.spans[2].attributes["gen_ai.usage.output_tokens"] == 1
+
+
 async def until_logged(caplog: pytest.LogCaptureFixture, level: int) -> None:
     async with asyncio.timeout(10):
         while level not in [record.levelno for record in caplog.records]:  # noqa: ASYNC110
@@ -494,7 +516,7 @@ async def until_logged(caplog: pytest.LogCaptureFixture, level: int) -> None:
 async def test_a_worker_goes_on_after_redis_has_lost_its_data_and_after_it_has_refused_to_read(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lost data is one warning: the worker makes its groups again. A refusal is an error: an operator must repair it."""
+    """Lost data is one warning: the worker makes its groups again. A refusal is an error for an operator."""
     caplog.set_level(logging.WARNING)
     async with consuming(redis_url) as lane:
         lane.consumer._lease_s = 0.2
