@@ -268,6 +268,21 @@ async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningG
     assert (again.status, again.json["cancelled"]) == (200, False)
 
 
+async def test_a_repeated_call_does_not_wait_for_a_silence_before_it_reads_the_log(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("buffer", "cursor"):
+        monkeypatch.setattr(f"quire.gateway.stream.{module}.SILENCE_S", 60.0)
+    async with gateway.worker(emit(tokens("The quick brown fox"))) as worker:
+        replies = [await asyncio.wait_for(gateway.post(CHAT, chat_body(), idempotency_key="k"), 20) for _ in range(2)]
+        assert len(worker.claimed) == 1
+    assert [reply.status for reply in replies] == [200, 200]
+    assert replies[0].json == replies[1].json
+    assert replies[0].headers["x-request-id"] == replies[1].headers["x-request-id"]
+    calls = gateway.gateway.meters.calls.items()
+    assert {kind: count for (_, kind, _), count in calls if count} == {"new": 1, "joined": 1}
+
+
 async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway) -> None:
     for call_id in ["chatcmpl-" + 32 * "0", "chatcmpl-x", "cmpl-" + 32 * "0", "%2e%2e"]:
         reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
@@ -349,10 +364,32 @@ async def test_without_any_model_every_call_is_refused(redis_url: str) -> None:
         assert (await gateway.post("/v1/chat/completions", b"{")).error["code"] == "invalid_json"
         assert (await gateway.chat()).error["code"] == "model_not_found"
         assert (await gateway.get(f"/v1/responses/resp_{'a' * 32}")).status == 404
+        assert (await gateway.get("/v1/responses/resp_x")).status == 404
         assert (await gateway.post(f"/v1/completions/cmpl-{'a' * 32}/cancel", {})).error["code"] == "not_found"
         assert (await gateway.get("/status")).json["workers"] == 0
         assert (await gateway.get("/engine/workers")).status == 404
         assert (await gateway.get("/openapi.json")).status == 200
+        ready = await gateway.get("/readyz")
+        assert (ready.status, ready.json["problems"]) == (503, ["no worker makes progress"])
+
+
+async def test_an_unknown_model_is_refused_with_at_most_sixteen_names(redis_url: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "one")
+    async with discovering_gateway(redis_url) as gateway, FakeWorker(redis_url, "m00", emit([5])).running():
+        for count, end in ((16, "'m15'."), (17, "'m15', ....")):
+            names = [f"m{index:02}" for index in range(count)]
+            await register(redis_url, names[0], folder, *names[1:])
+            await gateway.until_names(*names)
+            message = (await gateway.complete(model="other")).error["message"]
+            assert message.endswith(f"this server has {', '.join(map(repr, names[:15]))}, {end}")
+
+
+async def test_a_request_without_a_name_needs_a_key_for_the_only_model(gateway: RunningGateway) -> None:
+    store = gateway.gateway.process.key_ring.store
+    for models, status in (([MODEL], 200), (["other"], 404), ([], 200)):
+        _, secret = await store.create("acme", "web", "test", AccountLimits.of({"models": models}))
+        reply = await gateway.post("/tokenize", {"prompt": "Hi"}, authorization=f"Bearer {secret}")
+        assert reply.status == status, models
 
 
 # --- The wiring of a gateway: its parts live from start to close, and leave nothing behind ----------------------------
