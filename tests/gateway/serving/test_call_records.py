@@ -62,3 +62,20 @@ async def test_the_beginning_of_a_prompt_is_logged_if_that_is_asked_for_also_of_
     assert json.loads(first.prompt) == parameters
     assert first.prompt in first.getMessage()
     assert len(second.prompt) == MAX_LOGGED_PROMPT
+
+
+async def test_a_call_whose_record_is_corrupt_is_gone_and_that_is_counted_and_logged_once(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = gateway.gateway
+    async with gateway.worker(emit(tokens("a"))):
+        call_id = (await gateway.post(CHAT, chat_body(), idempotency_key="k")).headers["x-request-id"]
+        await one.broker.client.hset(one.broker.keys.request(call_id), "metadata", b"\xff")
+        repeated = await gateway.post(CHAT, chat_body(), idempotency_key="k")
+    assert (repeated.status, repeated.error["code"]) == (503, "broker_unavailable")
+    resumed = await gateway.get(f"{CHAT}/chatcmpl-{call_id}/stream")
+    cancelled = await gateway.post(f"{CHAT}/chatcmpl-{call_id}/cancel", b"")
+    assert [(reply.status, reply.error["code"]) for reply in (resumed, cancelled)] == [(404, "not_found")] * 2
+    assert one.meters.corrupt_metadata == 3
+    errors = [record for record in caplog.records if (record.name, record.levelname) == ("gateway", "ERROR")]
+    assert [vars(record)["request_id"] for record in errors] == [call_id]
