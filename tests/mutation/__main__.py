@@ -51,7 +51,13 @@ ROOMS = {
     ),
     "gateway/serving": (
         ["gateway/serving"],
-        ["tests/gateway/serving", "tests/gateway/test_dialects.py", "tests/gateway/routes", "tests/gateway/admission"],
+        [
+            "tests/gateway/serving",
+            "tests/gateway/test_dialects.py",
+            "tests/gateway/test_parking.py",
+            "tests/gateway/routes",
+            "tests/gateway/admission",
+        ],
     ),
     "shared/accounts": (
         ["shared/accounts"],

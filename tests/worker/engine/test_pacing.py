@@ -250,13 +250,13 @@ def test_phases_add_up_to_the_step(times: StepTimes) -> None:
 
 
 def test_steps_are_counted_by_kind_and_size(times: StepTimes) -> None:
-    for one in (step(3), step(2), step(0, 5), step(4, 6, 7)):
+    for one in (step(3), step(1), step(0, 1), step(4, 6, 7)):
         run(times, one, 0, 0, 1, 0, 0)
     read = times.read()
     assert {kind: one.count for kind, one in read.seconds.items()} == {"decode": 2, "prefill": 1, "mixed": 1}
-    assert (read.sequences.count, read.sequences.sum) == (4, 3 + 2 + 1 + 6)
-    assert (read.tokens["decode"].count, read.tokens["decode"].sum) == (3, 9)
-    assert (read.tokens["prefill"].count, read.tokens["prefill"].sum) == (2, 18)
+    assert (read.sequences.count, read.sequences.sum) == (4, 3 + 1 + 1 + 6)
+    assert (read.tokens["decode"].count, read.tokens["decode"].sum) == (3, 8)
+    assert (read.tokens["prefill"].count, read.tokens["prefill"].sum) == (2, 14)
 
 
 def test_sampling_between_two_steps_belongs_to_none(times: StepTimes) -> None:
