@@ -53,6 +53,7 @@ ROOMS = {
         ["gateway/serving"],
         [
             "tests/gateway/serving",
+            "tests/gateway/api/test_bodies.py",
             "tests/gateway/test_dialects.py",
             "tests/gateway/test_parking.py",
             "tests/gateway/routes",

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from quire.gateway.api import resume
 from quire.gateway.model.served_model import load_model
 from quire.gateway.serving.service import Gateway
 from quire.shared.accounts.limits import AccountLimits
@@ -268,11 +269,15 @@ async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningG
     assert (again.status, again.json["cancelled"]) == (200, False)
 
 
-async def test_a_repeated_call_does_not_wait_for_a_silence_before_it_reads_the_log(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def long_silences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no gateway read a log only because a request was silent."""
     for module in ("buffer", "cursor"):
         monkeypatch.setattr(f"quire.gateway.stream.{module}.SILENCE_S", 60.0)
+
+
+@pytest.mark.usefixtures("long_silences")
+async def test_a_repeated_call_reads_what_is_logged_at_once(gateway: RunningGateway) -> None:
     async with gateway.worker(emit(tokens("The quick brown fox"))) as worker:
         replies = [await asyncio.wait_for(gateway.post(CHAT, chat_body(), idempotency_key="k"), 20) for _ in range(2)]
         assert len(worker.claimed) == 1
@@ -281,6 +286,47 @@ async def test_a_repeated_call_does_not_wait_for_a_silence_before_it_reads_the_l
     assert replies[0].headers["x-request-id"] == replies[1].headers["x-request-id"]
     calls = gateway.gateway.meters.calls.items()
     assert {kind: count for (_, kind, _), count in calls if count} == {"new": 1, "joined": 1}
+
+
+@pytest.mark.usefixtures("long_silences")
+async def test_a_resumed_stream_reads_what_is_logged_at_once(gateway: RunningGateway) -> None:
+    async with gateway.worker(emit(tokens("The quick brown fox"))):
+        async with gateway.stream(CHAT, chat_body(stream=True)) as stream:
+            events = await stream.rest()
+        for seen in (0, 2):
+            path = f"{CHAT}/{events[0].data['id']}/stream"
+            async with gateway.stream(path, Last_Event_ID=str(events[seen].id)) as again:
+                assert await asyncio.wait_for(again.rest(), 20) == events[seen + 1 :]
+
+
+async def test_a_client_that_resumes_keeps_its_call_alive_and_ends_it_when_it_leaves_while_the_log_is_read(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catch_up = resume.catch_up
+    reads, may_read = asyncio.Event(), asyncio.Event()
+
+    async def held(*args: Any) -> str:
+        reads.set()
+        await may_read.wait()
+        return await catch_up(*args)
+
+    monkeypatch.setattr(resume, "catch_up", held)
+    async with gateway.worker(endless(65)) as worker:
+        async with gateway.stream(CHAT, chat_body(stream=True)) as stream:
+            call_id = (await stream.next()).data["id"]
+            _, writer = await gateway.connect(raw_request("GET", f"{CHAT}/{call_id}/stream"))
+            await asyncio.wait_for(reads.wait(), 10)
+        await started(worker)
+        [(request_id, steps)] = worker.steps.items()
+
+        async def goes_on() -> bool:
+            return worker.steps[request_id] > steps + 3
+
+        await until(goes_on)
+        assert worker.cancelled.empty(), "another client has come"
+        writer.close()
+        assert await asyncio.wait_for(worker.cancelled.get(), 10) == request_id
+        may_read.set()
 
 
 async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway) -> None:

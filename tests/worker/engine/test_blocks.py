@@ -181,8 +181,11 @@ class Blocks(RuleBasedStateMachine):
         needed, free, num_unused = self.blocks.blocks_to_swap_in(group), self.blocks.num_free, self.num_unused()
         if needed > free:
             return
+        hosts = {host for sequence in group for host in sequence.host_table}
         copies = self.blocks.swap_in(group)
-        assert free - self.blocks.num_free <= needed
+        # Blocks of the group with the same tokens may become one.
+        spare = len(hosts) - len({tuple(self.host[host]) for host in hosts})
+        assert needed - spare <= free - self.blocks.num_free <= needed
         self.counted.swapped_in += len(copies)
         self.note_allocated(len(copies), num_unused)
         for copy in copies:
