@@ -14,6 +14,7 @@ import pytest
 
 from quire.gateway.api import resume
 from quire.gateway.model.served_model import load_model
+from quire.gateway.serving import service
 from quire.gateway.serving.service import Gateway
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.keys import LaneKeys
@@ -451,6 +452,25 @@ async def test_a_gateway_that_is_closed_leaves_no_task_behind(gateway: RunningGa
     await other.close()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() <= before
+
+
+async def test_a_gateway_ends_although_redis_does_not_answer_its_cancellations(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "CANCEL_TIMEOUT_S", 0.1)
+    settings = gateway.settings
+    other = Gateway(settings, load_model(settings.model, settings.name))
+    await other.start()
+    asked = asyncio.Event()
+
+    async def never(*args: Any, **kwargs: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(other.broker, "cancel", never)
+    other.canceller.cancel(["a" * 32])
+    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(other.close(), 10)
 
 
 async def test_a_request_without_a_listener_is_cancelled_unless_its_client_may_return(

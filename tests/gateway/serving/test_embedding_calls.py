@@ -249,16 +249,6 @@ async def test_calls_and_prompt_tokens_are_counted_and_logged(
     assert "secret" not in caplog.text
 
 
-async def test_inputs_are_logged_if_the_operator_wants_it(
-    start_gateway: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    gateway = await start_gateway(log_prompts=True)
-    async with gateway.worker(embedder):
-        await embed(gateway, input=["a known input"])
-    assert "a known input" in caplog.text
-
-
 # --- Loading a model from its registration ----------------------------------------------------------------------------
 
 

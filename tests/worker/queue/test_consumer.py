@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.keys import PRIORITY_CLASSES, LaneKeys
@@ -518,21 +519,55 @@ async def test_a_worker_goes_on_after_redis_has_lost_its_data_and_after_it_has_r
 ) -> None:
     """Lost data is one warning: the worker makes its groups again. A refusal is an error for an operator."""
     caplog.set_level(logging.WARNING)
+    async with consuming(redis_url) as lane, at_work(lane):
+        await lane.submit("a", "standard")
+        assert await lane.until_started(1) == ["a"]
+        await lane.broker.client.flushall()
+        await until_logged(caplog, logging.WARNING)
+        await lane.submit("b", "standard")
+        assert await lane.until_started(2) == ["a", "b"]
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        queue = KEYS.queue("interactive")
+        await lane.broker.client.set(queue, "no stream")
+        await until_logged(caplog, logging.ERROR)
+        await lane.broker.client.delete(queue)
+        await lane.submit("c", "interactive")
+        assert await lane.until_started(3) == ["a", "b", "c"]
+
+
+async def test_takeovers_go_on_after_redis_has_lost_its_data_and_after_it_was_away(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reads of new requests warn of lost data, and make the groups again."""
+    caplog.set_level(logging.WARNING)
     async with consuming(redis_url) as lane:
-        lane.consumer._lease_s = 0.2
-        reclaims = asyncio.create_task(lane.consumer.run_reclaim())
-        async with at_work(lane):
-            await lane.submit("a", "standard")
-            assert await lane.until_started(1) == ["a"]
-            await lane.broker.client.flushall()
-            await until_logged(caplog, logging.WARNING)
-            await lane.submit("b", "standard")
-            assert await lane.until_started(2) == ["a", "b"]
-            assert [record.levelno for record in caplog.records] == [logging.WARNING]
-            queue = KEYS.queue("interactive")
-            await lane.broker.client.set(queue, "no stream")
-            await until_logged(caplog, logging.ERROR)
-            await lane.broker.client.delete(queue)
-            await lane.submit("c", "interactive")
-            assert await lane.until_started(3) == ["a", "b", "c"]
-        await asyncio.wait_for(reclaims, 10)
+        lane.consumer._lease_s = 0.02
+        is_away, failures = False, 0
+        reclaim: Any = lane.broker.reclaim
+
+        async def noted(*args: Any) -> Any:
+            nonlocal failures
+            try:
+                if is_away:
+                    raise RedisConnectionError
+                return await reclaim(*args)
+            except RedisError:
+                failures += 1
+                raise
+
+        lane.broker.reclaim = noted  # type: ignore[method-assign]
+        await lane.broker.client.flushall()
+        task = asyncio.create_task(lane.consumer.run_reclaim())
+        async with asyncio.timeout(10):
+            while failures < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert not caplog.records
+        is_away = True
+        await until_logged(caplog, logging.WARNING)
+        is_away = False
+        await lane.broker.create_groups()
+        await lane.submit("a", "standard")
+        assert await QueueReader(lane.broker.client, "lane", "dead").read(1, 0)
+        assert await lane.until_started(1) == ["a"]
+        lane.consumer.stop()
+        await asyncio.wait_for(task, 10)
