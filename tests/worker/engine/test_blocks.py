@@ -285,3 +285,18 @@ def test_scopes_share_pinned_blocks_and_nothing_else() -> None:
             blocks.free(first)
             blocks.free(second)
     blocks.check_integrity([])
+
+
+def test_a_swapped_sequence_takes_no_block_that_another_one_holds_and_copies_none_that_is_cached() -> None:
+    blocks = BlockManager(20, 2, 10)
+    swapped, _ = computed(blocks, (1, 2, 3, 4, 5), "")
+    other, cached = computed(blocks, (1, 2, 3, 4, 6), "")
+    assert cached == 4
+    for taken in (1, 3):  # the partly filled block; and those that only the cache has
+        assert len(blocks.swap_out([swapped])) == 3
+        free = blocks.num_free
+        assert blocks.blocks_to_swap_in([swapped]) == taken
+        assert len(blocks.swap_in([swapped])) == 1
+        assert free - blocks.num_free == taken
+        blocks.free(other)
+    blocks.check_integrity([swapped])
