@@ -51,7 +51,14 @@ ROOMS = {
     ),
     "gateway/serving": (
         ["gateway/serving"],
-        ["tests/gateway/serving", "tests/gateway/test_dialects.py", "tests/gateway/routes", "tests/gateway/admission"],
+        [
+            "tests/gateway/serving",
+            "tests/gateway/api/test_bodies.py",
+            "tests/gateway/test_dialects.py",
+            "tests/gateway/test_parking.py",
+            "tests/gateway/routes",
+            "tests/gateway/admission",
+        ],
     ),
     "shared/accounts": (
         ["shared/accounts"],

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 # What mutmut mutates in a call of these is the wording of a log line, which no test asserts.
-LOG_CALLS = frozenset(("debug", "info", "warning", "error", "exception", "log"))
+LOG_CALLS = frozenset(("debug", "info", "warning", "error", "exception", "critical", "log"))
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Groups:
         # after a sequence has joined, left or begun to decode.
         self.decodes = DecodeBatch.of([])
         self.prefills: list[Sequence] = []
-        self._is_stale = True
+        self._is_stale = False
 
     # --- sizes --------------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class Orphans:
         running = [request_id for request_id, _ in self._committer.attempts]
         listeners = await self._broker.listeners_of(running)
         live = await self._broker.live_gateways(sorted({name for gateways in listeners.values() for name in gateways}))
-        orphans = {request_id for request_id, gateways in listeners.items() if live.isdisjoint(gateways)}
+        orphans = [request_id for request_id, gateways in listeners.items() if live.isdisjoint(gateways)]
         self._orphaned_at = {request_id: self._orphaned_at.get(request_id, now) for request_id in orphans}
         for request_id, since in self._orphaned_at.items():
             if now - since < self._grace_s:

@@ -12,8 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from quire.gateway.api import resume
 from quire.gateway.model.served_model import load_model
-from quire.gateway.serving import model_directory
+from quire.gateway.serving import model_directory, service
 from quire.gateway.serving.service import Gateway
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.keys import LaneKeys
@@ -277,6 +278,66 @@ async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningG
     assert (again.status, again.json["cancelled"]) == (200, False)
 
 
+@pytest.fixture
+def long_silences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no gateway read a log only because a request was silent."""
+    for module in ("buffer", "cursor"):
+        monkeypatch.setattr(f"quire.gateway.stream.{module}.SILENCE_S", 60.0)
+
+
+@pytest.mark.usefixtures("long_silences")
+async def test_a_repeated_call_reads_what_is_logged_at_once(gateway: RunningGateway) -> None:
+    async with gateway.worker(emit(tokens("The quick brown fox"))) as worker:
+        replies = [await asyncio.wait_for(gateway.post(CHAT, chat_body(), idempotency_key="k"), 20) for _ in range(2)]
+        assert len(worker.claimed) == 1
+    assert [reply.status for reply in replies] == [200, 200]
+    assert replies[0].json == replies[1].json
+    assert replies[0].headers["x-request-id"] == replies[1].headers["x-request-id"]
+    calls = gateway.gateway.meters.calls.items()
+    assert {kind: count for (_, kind, _), count in calls if count} == {"new": 1, "joined": 1}
+
+
+@pytest.mark.usefixtures("long_silences")
+async def test_a_resumed_stream_reads_what_is_logged_at_once(gateway: RunningGateway) -> None:
+    async with gateway.worker(emit(tokens("The quick brown fox"))):
+        async with gateway.stream(CHAT, chat_body(stream=True)) as stream:
+            events = await stream.rest()
+        for seen in (0, 2):
+            path = f"{CHAT}/{events[0].data['id']}/stream"
+            async with gateway.stream(path, Last_Event_ID=str(events[seen].id)) as again:
+                assert await asyncio.wait_for(again.rest(), 20) == events[seen + 1 :]
+
+
+async def test_a_client_that_resumes_keeps_its_call_alive_and_ends_it_when_it_leaves_while_the_log_is_read(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catch_up = resume.catch_up
+    reads, may_read = asyncio.Event(), asyncio.Event()
+
+    async def held(*args: Any) -> str:
+        reads.set()
+        await may_read.wait()
+        return await catch_up(*args)
+
+    monkeypatch.setattr(resume, "catch_up", held)
+    async with gateway.worker(endless(65)) as worker:
+        async with gateway.stream(CHAT, chat_body(stream=True)) as stream:
+            call_id = (await stream.next()).data["id"]
+            _, writer = await gateway.connect(raw_request("GET", f"{CHAT}/{call_id}/stream"))
+            await asyncio.wait_for(reads.wait(), 10)
+        await started(worker)
+        [(request_id, steps)] = worker.steps.items()
+
+        async def goes_on() -> bool:
+            return worker.steps[request_id] > steps + 3
+
+        await until(goes_on)
+        assert worker.cancelled.empty(), "another client has come"
+        writer.close()
+        assert await asyncio.wait_for(worker.cancelled.get(), 10) == request_id
+        may_read.set()
+
+
 async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway) -> None:
     for call_id in ["chatcmpl-" + 32 * "0", "chatcmpl-x", "cmpl-" + 32 * "0", "%2e%2e"]:
         reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
@@ -358,10 +419,32 @@ async def test_without_any_model_every_call_is_refused(redis_url: str) -> None:
         assert (await gateway.post("/v1/chat/completions", b"{")).error["code"] == "invalid_json"
         assert (await gateway.chat()).error["code"] == "model_not_found"
         assert (await gateway.get(f"/v1/responses/resp_{'a' * 32}")).status == 404
+        assert (await gateway.get("/v1/responses/resp_x")).status == 404
         assert (await gateway.post(f"/v1/completions/cmpl-{'a' * 32}/cancel", {})).error["code"] == "not_found"
         assert (await gateway.get("/status")).json["workers"] == 0
         assert (await gateway.get("/engine/workers")).status == 404
         assert (await gateway.get("/openapi.json")).status == 200
+        ready = await gateway.get("/readyz")
+        assert (ready.status, ready.json["problems"]) == (503, ["no worker makes progress"])
+
+
+async def test_an_unknown_model_is_refused_with_at_most_sixteen_names(redis_url: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "one")
+    async with discovering_gateway(redis_url) as gateway, FakeWorker(redis_url, "m00", emit([5])).running():
+        for count, end in ((16, "'m15'."), (17, "'m15', ....")):
+            names = [f"m{index:02}" for index in range(count)]
+            await register(redis_url, names[0], folder, *names[1:])
+            await gateway.until_names(*names)
+            message = (await gateway.complete(model="other")).error["message"]
+            assert message.endswith(f"this server has {', '.join(map(repr, names[:15]))}, {end}")
+
+
+async def test_a_request_without_a_name_needs_a_key_for_the_only_model(gateway: RunningGateway) -> None:
+    store = gateway.gateway.process.key_ring.store
+    for models, status in (([MODEL], 200), (["other"], 404), ([], 200)):
+        _, secret = await store.create("acme", "web", "test", AccountLimits.of({"models": models}))
+        reply = await gateway.post("/tokenize", {"prompt": "Hi"}, authorization=f"Bearer {secret}")
+        assert reply.status == status, models
 
 
 # --- The wiring of a gateway: its parts live from start to close, and leave nothing behind ----------------------------
@@ -377,6 +460,25 @@ async def test_a_gateway_that_is_closed_leaves_no_task_behind(gateway: RunningGa
     await other.close()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() <= before
+
+
+async def test_a_gateway_ends_although_redis_does_not_answer_its_cancellations(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "CANCEL_TIMEOUT_S", 0.1)
+    settings = gateway.settings
+    other = Gateway(settings, load_model(settings.model, settings.name))
+    await other.start()
+    asked = asyncio.Event()
+
+    async def never(*args: Any, **kwargs: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(other.broker, "cancel", never)
+    other.canceller.cancel(["a" * 32])
+    await asyncio.wait_for(asked.wait(), 10)
+    await asyncio.wait_for(other.close(), 10)
 
 
 async def test_a_request_without_a_listener_is_cancelled_unless_its_client_may_return(

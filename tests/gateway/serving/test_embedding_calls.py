@@ -252,22 +252,13 @@ async def test_calls_and_prompt_tokens_are_counted_and_logged(
     assert "secret" not in caplog.text
 
 
-async def test_inputs_are_logged_if_the_operator_wants_it(
-    start_gateway: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    gateway = await start_gateway(log_prompts=True)
-    async with gateway.worker(embedder):
-        await embed(gateway, input=["a known input"])
-    assert "a known input" in caplog.text
-
-
 # --- Loading a model from its registration ----------------------------------------------------------------------------
 
 
 async def test_a_registered_model_is_that_of_the_folder(redis_url: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
-    manifest = await register(redis_url, "name", folder, "alias")
+    generation = json.dumps({"temperature": 0.25, "eos_token_id": 2}).encode()
+    manifest = await register(redis_url, "name", folder, "alias", generation_config_json=generation)
     shutil.rmtree(folder)
     async with open_registry(redis_url) as registry:
         model = await load_registered(registry, manifest, GatewaySettings())
@@ -275,6 +266,9 @@ async def test_a_registered_model_is_that_of_the_folder(redis_url: str, tmp_path
         assert model.tokenizer.encode("Hi").ids == byte_level().encode("Hi").ids
         assert model.template is not None
         assert model.eos_token_ids == {2}
+        assert model.sampling_defaults["temperature"] == 0.25
+        plain = await load_registered(registry, manifest, GatewaySettings(generation_config="none"))
+        assert plain.sampling_defaults["temperature"] == 1.0
         kept = [entry for entry in manifest.files if entry.name != "tokenizer.json"]
         lost = ModelManifest("name", (), (*kept, FileEntry("tokenizer.json", "0" * 64, 5)))
         with pytest.raises(RegistrationFault, match="Redis has 0"):

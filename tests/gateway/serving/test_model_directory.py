@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from quire.gateway.model.served_model import ServedModel
 from quire.gateway.serving import model_directory
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
@@ -89,7 +91,7 @@ async def test_an_unknown_model_is_refused_with_the_names_that_are_served(
             assert reply.error["message"] == ("There is no model 'three' here; this server has 'one', 'first', 'two'.")
             assert (await gateway.get("/v1/models/three")).status == 404
             reply = await gateway.post("/tokenize", {"prompt": "Hi"})
-            assert (reply.status, reply.error["code"]) == (400, "missing_model")
+            assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "missing_model", "model")
 
 
 async def test_a_key_has_its_models_only_and_its_usage_by_model(redis_url: str, folders: tuple[Path, Path]) -> None:
@@ -267,3 +269,25 @@ async def test_a_gateway_serves_as_many_models_as_it_may(redis_url: str, folders
         # A place is free once a model is gone.
         await forget(redis_url, "one")
         await knows(gateway, "two")
+
+
+
+async def test_a_registration_that_cannot_be_served_is_tried_again_after_longer_and_longer_times(
+    redis_url: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_directory, "FIRST_RETRY_S", 0.2)
+    clock, tried = asyncio.get_running_loop().time, list[float]()
+    load = model_directory.load_registered
+
+    async def noted(*args: Any) -> ServedModel:
+        tried.append(clock())
+        return await load(*args)
+
+    monkeypatch.setattr(model_directory, "load_registered", noted)
+    await register(redis_url, "bad", folders[0], config_json=b"[]")
+    async with asyncio.timeout(60), discovering_gateway(redis_url):
+        while len(tried) < 4:  # noqa: ASYNC110 - a task of the gateway
+            await asyncio.sleep(0.02)
+    assert [
+        later - earlier >= wait for earlier, later, wait in zip(tried, tried[1:], (0.2, 0.4, 0.8), strict=False)
+    ] == [True] * 3

@@ -264,7 +264,7 @@ _load = lru_cache(maxsize=8)(load_model)
 
 
 @asynccontextmanager
-async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
+async def running_gateway(settings: GatewaySettings, tracer: Any = None) -> AsyncIterator[RunningGateway]:
     model = _load(
         settings.model,
         settings.name,
@@ -272,7 +272,7 @@ async def running_gateway(settings: GatewaySettings) -> AsyncIterator[RunningGat
         settings.tool_call_format,
         settings.reasoning_format,
     )
-    gateway = Gateway(settings, model)
+    gateway = Gateway(settings, model, tracer)
     runner = GatewayRunner(create_app(gateway))
     await runner.setup()
     try:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.shared.messages import SamplingParams
-from quire.worker.engine.blocks import BlockManager, Copy, PinnedPrefix, cache_root, cache_scope
+from quire.worker.engine.blocks import BlockCounters, BlockManager, Copy, PinnedPrefix, cache_root, cache_scope
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=14).map(tuple)
@@ -40,6 +40,7 @@ class Blocks(RuleBasedStateMachine):
         self.pinned: list[tuple[PinnedPrefix, list[Slot]]] = []
         # Cached blocks without owner, in the order in which they were freed.
         self.idle: list[int] = []
+        self.counted = BlockCounters()
 
     # --- the model of memory --------------------------------------------------------------------------------------
 
@@ -52,8 +53,16 @@ class Blocks(RuleBasedStateMachine):
     def content(self, sequence: Sequence, at: int) -> Slot:
         return sequence.group.cache_root, tuple(sequence.token_ids[: at + 1])
 
+    def num_unused(self) -> int:
+        return self.blocks.num_free - self.blocks.num_cached
+
+    def note_allocated(self, count: int, num_unused: int) -> None:
+        """Note an allocation of `count` blocks: those without contents go first."""
+        self.counted.evictions += max(0, count - num_unused)
+
     def copy(self, copy: Copy | None) -> None:
         if copy is not None:
+            self.counted.copies += 1
             self.device[copy.target] = self.device[copy.source].copy()
 
     def note_idle(self) -> None:
@@ -79,7 +88,7 @@ class Blocks(RuleBasedStateMachine):
         free, needed = self.blocks.num_free, self.blocks.blocks_to_start(prefix, len(tokens))
         if not self.blocks.can_start(prefix, len(tokens), 0):
             return
-        idle = list(self.blocks._cached)
+        idle, num_unused = list(self.blocks._cached), self.num_unused()
         self.blocks.start(sequence, prefix, len(tokens))
         taken_from_cache = [block for block in idle if block in prefix.blocks]
         gone = self.evicted(idle)
@@ -88,6 +97,7 @@ class Blocks(RuleBasedStateMachine):
         if prefix.num_tokens % self.size and len(tokens) > prefix.num_tokens:
             self.copy(self.blocks.make_writable(sequence, prefix.num_tokens // self.size))
         assert free - self.blocks.num_free == needed
+        self.note_allocated(needed - len(taken_from_cache), num_unused)
         self.write(sequence, prefix.num_tokens, len(tokens))
         sequence.num_computed = sequence.num_stored = len(tokens)
         self.blocks.cache_full_blocks(sequence, sequence.num_computed)
@@ -101,12 +111,15 @@ class Blocks(RuleBasedStateMachine):
         is_new = at % self.size == 0
         if not self.blocks.num_free and (is_new or self.blocks.ref_counts[sequence.block_table[-1]] > 1):
             return
+        num_unused = self.num_unused()
         if is_new:
             self.blocks.append(sequence)
+            self.note_allocated(1, num_unused)
         else:
             shared = self.blocks.ref_counts[sequence.block_table[-1]] > 1
             copy = self.blocks.make_writable(sequence, at // self.size)
             assert (copy is not None) == shared, "the last owner writes in place, any other copies"
+            self.note_allocated(int(shared), num_unused)
             self.copy(copy)
         sequence.token_ids.append(token)
         self.write(sequence, at, at + 1)
@@ -124,6 +137,7 @@ class Blocks(RuleBasedStateMachine):
         free = self.blocks.num_free
         self.blocks.fork(parent, child, count)
         assert self.blocks.num_free == free, "a fork takes no block"
+        self.counted.forks += 1
         self.running.append(child)
 
     @precondition(lambda self: self.running)
@@ -154,6 +168,7 @@ class Blocks(RuleBasedStateMachine):
         distinct = {block for sequence in group for block in sequence.block_table}
         copies = self.blocks.swap_out(group)
         assert sorted(copy.source for copy in copies) == sorted(distinct), "a shared block moves once"
+        self.counted.swapped_out += len(copies)
         for copy in copies:
             self.host[copy.target] = self.device[copy.source].copy()
         del self.running[at : at + count]
@@ -163,11 +178,16 @@ class Blocks(RuleBasedStateMachine):
     @rule(which=WHICH)
     def swap_in(self, which: int) -> None:
         group = self.swapped[which % len(self.swapped)]
-        needed, free = self.blocks.blocks_to_swap_in(group), self.blocks.num_free
+        needed, free, num_unused = self.blocks.blocks_to_swap_in(group), self.blocks.num_free, self.num_unused()
         if needed > free:
             return
+        hosts = {host for sequence in group for host in sequence.host_table}
         copies = self.blocks.swap_in(group)
-        assert free - self.blocks.num_free <= needed
+        # Blocks of the group with the same tokens may become one.
+        spare = len(hosts) - len({tuple(self.host[host]) for host in hosts})
+        assert needed - spare <= free - self.blocks.num_free <= needed
+        self.counted.swapped_in += len(copies)
+        self.note_allocated(len(copies), num_unused)
         for copy in copies:
             self.device[copy.target] = self.host[copy.source].copy()
         self.swapped.remove(group)
@@ -187,6 +207,7 @@ class Blocks(RuleBasedStateMachine):
             return
         self.blocks.check_integrity([*self.running, *(one for group in self.swapped for one in group)])
         self.note_idle()
+        assert self.blocks.counters == self.counted
 
     @invariant()
     def every_sequence_reads_its_own_tokens(self) -> None:
@@ -264,3 +285,18 @@ def test_scopes_share_pinned_blocks_and_nothing_else() -> None:
             blocks.free(first)
             blocks.free(second)
     blocks.check_integrity([])
+
+
+def test_a_swapped_sequence_takes_no_block_that_another_one_holds_and_copies_none_that_is_cached() -> None:
+    blocks = BlockManager(20, 2, 10)
+    swapped, _ = computed(blocks, (1, 2, 3, 4, 5), "")
+    other, cached = computed(blocks, (1, 2, 3, 4, 6), "")
+    assert cached == 4
+    for taken in (1, 3):  # the partly filled block; and those that only the cache has
+        assert len(blocks.swap_out([swapped])) == 3
+        free = blocks.num_free
+        assert blocks.blocks_to_swap_in([swapped]) == taken
+        assert len(blocks.swap_in([swapped])) == 1
+        assert free - blocks.num_free == taken
+        blocks.free(other)
+    blocks.check_integrity([swapped])

@@ -29,6 +29,15 @@ def test_a_prompt_longer_than_the_token_budget_is_computed_in_chunks() -> None:
     assert text(run(engine), "long") == continuation(prompt, 8)
 
 
+def test_computed_tokens_are_counted_as_those_of_prompts_and_of_decodes() -> None:
+    engine = make_engine(max_num_batched_tokens=8)
+    engine.add(request("a", range(1, 13), max_tokens=5, ignore_eos=True))
+    run(engine)
+    # Two chunks, of which the second one gives the first token.
+    assert (engine.num_steps, engine.num_prefill_tokens, engine.num_decode_tokens) == (6, 12, 4)
+    assert engine.num_interrupted_steps == 0
+
+
 def test_running_streams_decode_in_every_step_while_a_long_prompt_is_computed() -> None:
     engine = make_engine(max_num_batched_tokens=8)
     engine.add(request("stream", (1, 2), max_tokens=12, ignore_eos=True))

@@ -420,3 +420,15 @@ def test_a_synchronous_step_that_fails_loses_no_token_of_the_step_in_flight(
     assert tokens(items, "r") == continuation((1, 2), 4, ignore_eos=True)
     assert last(items, "r").outcome == Outcome("error", "failed")
     assert_idle(engine)
+
+
+def test_a_pinned_prefix_of_several_chunks_is_pinned_with_its_blocks(ahead: Callable[..., Engine]) -> None:
+    engine = ahead(max_num_batched_tokens=8)
+    prefix = tuple(range(1, 23))
+    engine.pin("long", prefix)
+    [pinned] = engine.groups.blocks.pinned
+    assert (len(pinned.blocks), pinned.num_tokens) == (6, 22)
+    engine.add(request("r", (*prefix, 50), ignore_eos=True))
+    before = engine.num_prefill_tokens
+    assert tokens(run(engine), "r") == continuation((*prefix, 50), 8, ignore_eos=True)
+    assert engine.num_prefill_tokens - before == 1

@@ -205,3 +205,18 @@ def test_tokens_without_a_bit_are_banned(
     expected = logits.masked_fill(~has_bit, float("-inf"))
     restrict(logits, masks)
     assert torch.equal(logits, expected)
+
+
+def test_masks_are_expanded_in_as_few_parts_as_the_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "MASKED_BYTES", 4 * 64 * 3)
+    parts: list[list[int]] = []
+    send = sampler_module.send
+
+    def noted(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+        if host.ndim == 1:
+            parts.append(host.tolist())
+        return send(host, device)
+
+    monkeypatch.setattr(sampler_module, "send", noted)
+    restrict_on_device(torch.randn(9, 64), {row: np.full(2, -1, np.int32) for row in range(8)})
+    assert parts == [[0, 1, 2], [3, 4, 5], [6, 7]]

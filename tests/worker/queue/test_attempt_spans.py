@@ -75,6 +75,12 @@ def test_a_first_attempt_is_queue_then_prefill_then_decode() -> None:
     assert queue.began_ns is not None
     assert prefill.began_ns == queue.began_ns + 250_000_000
     assert queue.attributes["quire.priority"] == "standard"
+    for span in tracer.spans:
+        assert {name: span.attributes[f"quire.{name}"] for name in ("request.id", "worker.id", "attempt")} == {
+            "request.id": "r1",
+            "worker.id": "w1",
+            "attempt": 1,
+        }
     assert (prefill.span_id, prefill.attributes["gen_ai.usage.input_tokens"]) == (0xAA, 12)
     assert (decode.attributes["quire.outcome"], decode.attributes["gen_ai.usage.output_tokens"]) == ("stop", 7)
 
@@ -90,6 +96,8 @@ def test_a_recovery_links_to_the_attempt_before_it_and_counts_its_own_tokens() -
     assert (recovery.name, recovery.span_id) == ("recovery", 0xBB)
     assert [link.span_id for link in recovery.links] == [0xAA]
     assert recovery.attributes["quire.recovery.earlier_tokens"] == 5
+    assert recovery.attributes["quire.recovery.deaths"] == 1
+    assert {span.attributes["quire.attempt"] for span in tracer.spans} == {2}
     assert decode.attributes["gen_ai.usage.output_tokens"] == 4
 
 

@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.shared.broker import Broker, Claim, ComputedTokens, QueueBounds, QueueReader, StepCommit, StepReply, new_id
 from quire.shared.keys import LaneKeys
-from quire.shared.messages import Delta, Outcome, StepItem, step_items
+from quire.shared.messages import Delta, Outcome, PromptReport, StepItem, step_items
 from quire.shared.redis.clients import command_client
 from quire.worker.queue import committer as module
 from quire.worker.queue.committer import MAX_EARLY_CANCELS, Committer, merge
@@ -149,20 +149,22 @@ async def test_who_loses_the_last_attempt_without_a_commit_has_nothing_to_wait_f
         await asyncio.wait_for(lane.committer.all_ended(), 60)
 
 
-async def test_a_log_that_lost_its_end_gets_it_again_cut_as_it_was(redis_url: str) -> None:
+async def test_a_log_that_loses_its_end_gets_it_again_each_time_cut_as_it_was(redis_url: str) -> None:
     async with committing(redis_url) as lane:
         claim = await lane.start("r")
+        client, output = lane.broker.client, KEYS.output("r")
         for index in range(3):
             lane.committer.put([step(claim, index, (index,))])
             await lane.log("r", index + 1)
-        await lane.broker.client.xdel(KEYS.output("r"), "2-0", "3-0")
-        await lane.broker.client.execute_command("XSETID", KEYS.output("r"), "1-0")
-        await lane.broker.client.hset(KEYS.request("r"), "emitted", "1")
-        lane.committer.put([step(claim, 3, (3,), "length")])
-        items = await lane.log("r", 4)
-        assert [item.deltas[0].token_ids for item in items] == [(0,), (1,), (2,), (3,)]
+        for count, outcome in ((3, ""), (4, "length")):
+            await client.xdel(output, *(f"{entry}-0" for entry in range(2, count + 1)))
+            await client.execute_command("XSETID", output, "1-0")
+            await client.hset(KEYS.request("r"), "emitted", "1")
+            lane.committer.put([step(claim, count, (count,), outcome)])
+            items = await lane.log("r", count + 1)
+            assert [item.deltas[0].token_ids for item in items] == [(index,) for index in range(count + 1)]
         assert items[-1].outcome == Outcome("length")
-        assert (lane.committer.counts.resent, lane.committer.counts.ended["length"]) == (1, 1)
+        assert (lane.committer.counts.resent, lane.committer.counts.ended["length"]) == (2, 1)
 
 
 async def test_what_a_request_has_emitted_is_nothing_for_the_garbage_collector(redis_url: str) -> None:
@@ -259,6 +261,13 @@ def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made(
     merged = [commit.item for commit in merge(steps)]
     assert [delta.token_ids for item in merged for delta in item.deltas] == [(1,), (11,), (2,), (12,)]
     assert [(item.start, item.end) for item in merged] == [(0, 2), (2, 4)]
+
+
+def test_a_merged_item_has_the_report_of_the_first_and_the_end_of_the_last() -> None:
+    report, end = PromptReport(9, 4), Outcome("stop")
+    items = [StepItem("r", 0, (Delta(0, (1,)),), None, report), StepItem("r", 1, (Delta(0, (2,), "stop"),), end)]
+    [(attempt, merged)] = merge([StepCommit("token", item) for item in items])
+    assert (attempt, merged) == ("token", StepItem("r", 0, (Delta(0, (1, 2), "stop"),), end, report))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sets(st.integers(0, 1)))), st.booleans(), st.sampled_from([1, 3, 256]))

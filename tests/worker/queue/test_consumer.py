@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,15 +11,17 @@ from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.keys import PRIORITY_CLASSES, LaneKeys
-from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
 from quire.shared.text.grammar import ANY_OBJECT
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.consumer import Consumer
 from quire.worker.queue.counts import ClaimCounts
+from tests.worker.queue.test_attempt_spans import PARENT, RecordingTracer
 
 KEYS = LaneKeys("lane")
 
@@ -74,14 +77,16 @@ class Engine:
 
 
 class Lane:
-    def __init__(self, broker: Broker, reader: QueueReader) -> None:
+    def __init__(self, broker: Broker, reader: QueueReader, incarnation: str, tracer: Any = None) -> None:
         self.broker = broker
         self.reader = reader
         self.engine: Any = Engine()
         self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.reread_pending())
-        self.consumer = Consumer(broker, reader, self.committer, self.engine, "this process", 3.0)
+        self.consumer = Consumer(broker, reader, self.committer, self.engine, incarnation, 3.0, tracer)
 
-    async def submit(self, request_id: str, priority_class: str, grammar: str = "", n: int = 1) -> None:
+    async def submit(
+        self, request_id: str, priority_class: str, grammar: str = "", n: int = 1, trace: str = ""
+    ) -> None:
         request = GenerationRequest(request_id, "m", (3,), SamplingParams(max_tokens=9, grammar=grammar, n=n))
         await self.broker.submit(
             request_id,
@@ -91,6 +96,7 @@ class Lane:
             bounds=BOUNDS,
             priority_class=priority_class,
             rows=request.rows,
+            traceparent=trace,
         )
 
     async def isolate(self, request_id: str) -> None:
@@ -126,12 +132,12 @@ class Lane:
 
 
 @asynccontextmanager
-async def consuming(redis_url: str) -> AsyncIterator[Lane]:
+async def consuming(redis_url: str, incarnation: str = "this process", tracer: Any = None) -> AsyncIterator[Lane]:
     commands, blocking = command_client(redis_url), blocking_client(redis_url)
     try:
         broker = Broker(commands, "lane")
         await broker.create_groups()
-        yield Lane(broker, QueueReader(blocking, "lane", "w"))
+        yield Lane(broker, QueueReader(blocking, "lane", "w"), incarnation, tracer)
     finally:
         await commands.aclose()
         await blocking.aclose()
@@ -161,6 +167,18 @@ async def test_isolated_requests_begin_one_after_the_other_each_cleared_by_its_f
             await lane.commit(first, 0)
             assert await lane.until_started(2) == [first, other]
             assert lane.consumer.waiting_isolated == []
+
+
+async def test_a_request_is_isolated_after_two_processes_of_one_worker_have_left_it_and_not_after_two_reads_of_one(
+    redis_url: str,
+) -> None:
+    for incarnation, is_isolated in (("1", False), ("1", False), ("2", False), ("3", True)):
+        async with consuming(redis_url, incarnation) as lane:
+            if incarnation == "1":
+                await lane.submit("a", "standard")
+            async with at_work(lane):
+                assert await lane.until_started(1) == ["a"]
+            assert lane.engine.priorities == [0 if is_isolated else 1]
 
 
 async def test_an_isolated_request_whose_attempt_was_lost_runs_under_its_next_one(redis_url: str) -> None:
@@ -444,13 +462,12 @@ async def test_a_takeover_whose_answer_was_lost_is_found_by_looking_back(redis_u
             return []
 
         lane.broker.reclaim = lost  # type: ignore[method-assign]
-        lane.consumer._lease_s, lane.consumer._reread_pending = 0.01, False
-        task = asyncio.create_task(lane.consumer.run_reclaim())
-        async with asyncio.timeout(60):
-            while lane.engine.free_rows:  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
+        lane.consumer._lease_s = 0.01
         async with at_work(lane):
-            assert await lane.until_started(1) == ["a"]
+            await lane.submit("b", "standard")
+            assert await lane.until_started(1) == ["b"], "the worker has read its pending entries"
+            task = asyncio.create_task(lane.consumer.run_reclaim())
+            assert await lane.until_started(2) == ["b", "a"]
         await asyncio.wait_for(task, 60)
         assert lane.consumer._reclaims_at > asyncio.get_running_loop().time() + 30, "nobody can have renewed"
 
@@ -494,3 +511,86 @@ async def test_what_was_handed_back_before_its_first_token_is_a_migration_and_wa
         assert (counts.first, counts.migrated, counts.waited_s["standard"].count) == (1, 1, 1)
     finally:
         await client.aclose()
+
+
+async def test_a_traced_request_has_the_spans_of_its_attempt_and_another_has_none(redis_url: str) -> None:
+    tracer = RecordingTracer()
+    async with consuming(redis_url, tracer=tracer) as lane:
+        await lane.submit("traced", "standard", trace=PARENT)
+        await lane.submit("other", "standard")
+        async with at_work(lane):
+            for name in await lane.until_started(2):
+                end = StepItem(name, 0, (Delta(0, (5,), "stop"),), Outcome("stop"))
+                lane.committer.put([StepCommit(dict(lane.committer.attempts)[name], end)])
+            await asyncio.wait_for(lane.committer.all_ended(), 10)
+    assert [(span.name, span.ended) for span in tracer.spans] == [("queue", True), ("prefill", True), ("decode", True)]
+    assert {(span.attributes["quire.request.id"], span.attributes["quire.worker.id"]) for span in tracer.spans} == {
+        ("traced", "w")
+    }
+    assert tracer.spans[1].attributes["gen_ai.usage.input_tokens"] == 1
+    assert tracer.spans[2].attributes["gen_ai.usage.output_tokens"] == 1
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, level: int) -> None:
+    async with asyncio.timeout(10):
+        while level not in [record.levelno for record in caplog.records]:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_a_worker_goes_on_after_redis_has_lost_its_data_and_after_it_has_refused_to_read(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lost data is one warning: the worker makes its groups again. A refusal is an error for an operator."""
+    caplog.set_level(logging.WARNING)
+    async with consuming(redis_url) as lane, at_work(lane):
+        await lane.submit("a", "standard")
+        assert await lane.until_started(1) == ["a"]
+        await lane.broker.client.flushall()
+        await until_logged(caplog, logging.WARNING)
+        await lane.submit("b", "standard")
+        assert await lane.until_started(2) == ["a", "b"]
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        queue = KEYS.queue("interactive")
+        await lane.broker.client.set(queue, "no stream")
+        await until_logged(caplog, logging.ERROR)
+        await lane.broker.client.delete(queue)
+        await lane.submit("c", "interactive")
+        assert await lane.until_started(3) == ["a", "b", "c"]
+
+
+async def test_takeovers_go_on_after_redis_has_lost_its_data_and_after_it_was_away(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reads of new requests warn of lost data, and make the groups again."""
+    caplog.set_level(logging.WARNING)
+    async with consuming(redis_url) as lane:
+        lane.consumer._lease_s = 0.02
+        is_away, failures = False, 0
+        reclaim: Any = lane.broker.reclaim
+
+        async def noted(*args: Any) -> Any:
+            nonlocal failures
+            try:
+                if is_away:
+                    raise RedisConnectionError
+                return await reclaim(*args)
+            except RedisError:
+                failures += 1
+                raise
+
+        lane.broker.reclaim = noted  # type: ignore[method-assign]
+        await lane.broker.client.flushall()
+        task = asyncio.create_task(lane.consumer.run_reclaim())
+        async with asyncio.timeout(10):
+            while failures < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert not caplog.records
+        is_away = True
+        await until_logged(caplog, logging.WARNING)
+        is_away = False
+        await lane.broker.create_groups()
+        await lane.submit("a", "standard")
+        assert await QueueReader(lane.broker.client, "lane", "dead").read(1, 0)
+        assert await lane.until_started(1) == ["a"]
+        lane.consumer.stop()
+        await asyncio.wait_for(task, 10)

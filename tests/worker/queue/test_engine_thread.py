@@ -15,6 +15,7 @@ from quire.shared.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.queue import engine_thread
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
+from quire.worker.queue.watchdog import Watchdog
 from tests.worker.inspect.test_admin_server import LIMITS, REQUEST, Gated
 
 
@@ -45,6 +46,12 @@ def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.
         model.go_on.release()
         assert model.entered.acquire(timeout=60)  # the next step
         assert loop.free_rows == free
+
+
+def test_a_thread_in_a_step_that_never_ends_does_not_keep_the_process_alive() -> None:
+    loop = EngineThread(Engine(Gated(), LIMITS, (0,), None), lambda commits, computed: None, lambda: None)
+    assert loop.daemon
+    assert Watchdog(loop, 3600.0).daemon
 
 
 def test_an_engine_in_a_step_that_may_never_end_displaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,3 +232,25 @@ def test_the_tokens_of_a_ranked_request_leave_before_its_end_with_the_token_of_t
     # Nothing of the request comes after its end.
     assert not any(computed for _, computed in emitted[end + 1 :])
     assert counts[-1].tokens == max(one.tokens for one in counts) >= 9
+
+
+def test_a_grammar_that_cannot_be_prepared_ends_its_request_when_that_starts() -> None:
+    model, emitted = Gated(), list[StepCommit]()
+    loop = EngineThread(
+        Engine(model, LIMITS, (0,), None), lambda commits, computed: emitted.extend(commits), lambda: None
+    )
+    assert loop.free_rows == LIMITS.max_num_seqs, "requests may be added before the thread runs"
+    request = replace(REQUEST, sampling=SamplingParams(max_tokens=5, grammar="no grammar"))
+    loop.prepare(request)
+    loop.add(request, "attempt", ())
+    loop.start()
+    until_idle(loop)
+    loop.stop()
+    loop.join(10)
+    [(attempt, item)] = emitted
+    assert (attempt, item.request_id, item.outcome is not None and item.outcome.name) == (
+        "attempt",
+        REQUEST.id,
+        "error",
+    )
+    assert loop.free_rows == LIMITS.max_num_seqs

@@ -18,6 +18,7 @@ from quire.shared.broker import Broker, new_id
 from quire.shared.redis.clients import command_client
 from quire.worker.engine.engine import Engine
 from quire.worker.interpreter import FAILED
+from quire.worker.queue.engine_thread import EngineThread
 from quire.worker.queue.leases import NameTaken, check_name, home, is_gone, take_name
 from quire.worker.queue.watchdog import Watchdog
 from quire.worker.service import LeaseTimes, WorkerService
@@ -130,7 +131,7 @@ async def test_its_engine_computes_no_more_when_it_has_ended(redis_url: str) -> 
         assert await gateway.broker.enlist("w1", "new", "elsewhere", BEAT_S, before=holder.incarnation)
         with pytest.raises(NameTaken):
             await asyncio.wait_for(task, 60)
-        assert [thread for thread in threading.enumerate() if thread.name == "engine"] == []
+        assert not [thread for thread in threading.enumerate() if isinstance(thread, EngineThread)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what tells processes apart is Linux's /proc")

@@ -128,6 +128,20 @@ async def test_while_redis_is_away_no_grace_runs_out(lane: Lane, look: Callable[
     assert [request_id for request_id, _ in lane.told] == ["r"]
 
 
+async def test_each_has_a_grace_of_its_own_after_which_it_is_cancelled_until_it_has_ended(
+    lane: Lane, look: Callable[[int], Awaitable[None]]
+) -> None:
+    lane.listeners = {"late": ["a"], "early": ["c"]}
+    lane.live.remove("c")
+    await look(2)
+    lane.live.remove("a")
+    await look(3)
+    assert [request_id for request_id, _ in lane.told] == ["early"]
+    del lane.listeners["early"]
+    await look(2)
+    assert [request_id for request_id, _ in lane.told] == ["early", "late"]
+
+
 @pytest.mark.parametrize(("grace_s", "every_s"), [(0.1, 0.1), (4.0, 1.0), (60.0, 2.0)])
 async def test_it_looks_several_times_in_a_grace(lane: Lane, looks: Looks, grace_s: float, every_s: float) -> None:
     looks.end = 2

@@ -84,6 +84,12 @@ def test_a_text_has_the_special_tokens_of_a_plain_prompt(load, tokenizer: Tokeni
 ENTRY = '[[prefix]]\nname = "p"\n'
 
 
+def test_token_ids_and_salts_at_their_limits_are_taken(load) -> None:  # type: ignore[no-untyped-def]
+    salts = ("s", "s" * 256)
+    found = load("".join(f"[[prefix]]\nname = '{one}'\ntoken_ids = [0, 1535]\ncache_salt = '{one}'\n" for one in salts))
+    assert found == [PinnedPrompt(one, (0, 1535), one) for one in salts]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -108,6 +114,7 @@ ENTRY = '[[prefix]]\nname = "p"\n'
         (ENTRY + "messages = []", r"messages \[\] must be an array such as"),
         (ENTRY + "messages = ['x']", r"messages\[0\] 'x' must be a table"),
         (ENTRY + "messages = [{role = 'bot', content = 'x'}]", r"messages\[0\].role 'bot' must be one of system, user"),
+        (ENTRY + "messages = [{role = 'user', content = 7}]", r"messages\[0\].content 7 must be a string"),
         (ENTRY + "messages = [{role = 'user'}]", r"messages\[0\].content is missing and must be"),
         (ENTRY + "messages = [{role = 'user', content = 'x', n = 1}]", r"messages\[0\].n 1 is no field of a message"),
         (ENTRY + "text = 'x'\n" + ENTRY + "text = 'y'", r"prefix 2 \('p'\): name 'p' is the name of an earlier prefix"),
