@@ -66,6 +66,8 @@ ROOMS = {
 # Seconds of tests for one mutant. Those of its room come first.
 SECONDS_PER_MUTANT = 45.0
 ALL_MARKS = "not soak and not faults and not alone"
+# These tests break the scripts themselves, at texts that a mutant may have changed.
+PATCHING = "test_the_machine_finds"
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def record(tree: Path, room: str) -> Record:
     arguments = [path for path in tests if (tree / path).exists()]
     _pytest(
         tree,
-        ["-p", "tests.mutation.recorder", "-m", ALL_MARKS, *arguments],
+        ["-p", "tests.mutation.recorder", "-m", ALL_MARKS, "-k", f"not {PATCHING}", *arguments],
         3600,
         ["-m", "coverage", "run", f"--rcfile={config}"],
     )

@@ -579,6 +579,10 @@ def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **optio
     run_state_machine_as_test(machine, settings=configuration)
 
 
+def test_the_scripts_count_what_the_model_counts_in_a_few_walks(redis_server: RedisServer) -> None:
+    walk(redis_server, 16, 80)
+
+
 @pytest.mark.slow
 def test_the_scripts_count_what_the_model_counts(redis_server: RedisServer) -> None:
     walk(redis_server, 80, 80)
