@@ -131,6 +131,9 @@ async def test_after_its_retention_a_parked_request_ends_once(broker: Broker, cl
     assert await broker.lapsed() == []
     await client.zadd(KEYS.parked, {"r": 1})
     assert await broker.lapsed() == ["r"]
+    await client.zadd(KEYS.parked, {"another": 2})
+    assert await broker.lapsed(count=1) == ["r"]
+    await client.zrem(KEYS.parked, "another")
     assert await broker.expire("r") == "expired"
     assert (await broker.expire("r"), await broker.unpark("r")) == ("done", "done")
     [item] = await broker.read_output("r")
@@ -276,10 +279,16 @@ async def test_parked_requests_are_listed_by_the_time_that_is_left(broker: Broke
     await submit(broker, "soon")
     await broker.park("soon", retention_s=90)
     soon, late = await broker.read_parked(10)
-    assert (soon.request_id, soon.emitted, soon.priority_class) == ("soon", 0, "standard")
+    assert (soon.request_id, soon.emitted, soon.priority_class, soon.metadata) == ("soon", 0, "standard", b"")
     assert (late.request_id, late.emitted) == ("late", 2)
     assert 80 < soon.left_s <= 90
-    assert len(await broker.read_parked(1)) == 1
+    assert [one.request_id for one in await broker.read_parked(1)] == ["soon"]
+    # One whose hash is lost or corrupt is listed, so that an operator sees it.
+    await broker.client.delete(KEYS.request("soon"))
+    await broker.client.hset(KEYS.request("late"), mapping={"emitted": "x", "metadata": "about"})
+    soon, late = await broker.read_parked(10)
+    assert (soon.emitted, soon.priority_class, soon.metadata) == (0, "", b"")
+    assert (late.emitted, late.priority_class, late.metadata) == (0, "standard", b"about")
     assert PARKING_S == 7 * 86_400
 
 
