@@ -488,6 +488,27 @@ async def test_a_request_counts_until_redis_forgets_it_whoever_ended_it(broker: 
     assert await client.zscore(KEYS.due, "a2") > 1
 
 
+async def test_a_request_that_counts_is_looked_at_when_its_keys_may_be_gone(broker: Broker, client: Redis) -> None:
+    async def due_in() -> float:
+        seconds, micros = await client.time()
+        return ((await client.zscore(KEYS.due, "a0")) or 0) / 1000 - seconds - micros / 1e6
+
+    await store(broker, "a0", "a")
+    assert RETENTION_S - 60 < await due_in() <= RETENTION_S
+    # It has not ended then, so it is looked at again.
+    await client.zadd(KEYS.due, {"a0": 1})
+    await store(broker, "a1", "a")
+    assert RETENTION_S - 60 < await due_in() <= RETENTION_S
+    await broker.cancel("a0")
+    assert 4940 < await due_in() <= 5000.01
+    for key in (KEYS.request("a0"), KEYS.output("a0")):
+        await client.expire(key, 50)
+    await client.zadd(KEYS.due, {"a0": 1})
+    await store(broker, "a2", "a")
+    assert 0 < await due_in() <= 50.01
+    assert 4940 < await client.ttl(KEYS.ended("a")) <= 5001
+
+
 @pytest.mark.parametrize(
     ("more", "counts"),
     [

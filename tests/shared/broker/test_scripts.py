@@ -24,7 +24,7 @@ from quire.shared.redis.clients import command_client
 from quire.shared.share import ANONYMOUS_TENANT, COUNTER_UNITS, OUTPUT_COST
 from tests.shared.test_limits_machine import CLOCK
 from tests.support.broker_calls import BOUNDS as CORRUPT_BOUNDS
-from tests.support.broker_calls import KEYS, go_stale, recoveries_of, start, step, submit, take
+from tests.support.broker_calls import KEYS, NOTHING, go_stale, recoveries_of, start, step, submit, take
 from tests.support.protocol_driver import Lane, finished
 from tests.support.redis_server import RedisServer
 
@@ -230,6 +230,27 @@ async def test_a_request_that_is_corrupt_ends_as_an_error_when_it_is_claimed(
     assert broker.corrupt == {"request": 1}
     assert caplog.text.count("is corrupt") == 1
     assert await recoveries_of(broker) == {"corrupt": 1}
+
+
+@pytest.mark.parametrize("name", ["owner", "attempt", "incarnation"])
+async def test_a_running_request_that_nobody_owns_ends_as_an_error_with_its_next_attempt(
+    broker: Broker, client: Redis, name: str
+) -> None:
+    await start(broker)
+    await corrupt_field(client, name, None)
+    await go_stale(broker)
+    [delivery] = await broker.reclaim("w2", 30_000, 1)
+    assert await broker.claim(delivery, "w2", new_id()) is None
+    await assert_ended_as_error(broker)
+
+
+async def test_a_second_entry_of_a_request_is_dropped_and_the_request_goes_on(broker: Broker, client: Redis) -> None:
+    claim = await start(broker)
+    await client.xadd(KEYS.queue(), {"id": "r", "cost": 1})
+    assert await broker.claim(await take(broker), "w", new_id()) is None
+    assert await broker.commit_step("w", [step(claim, 0, (1,), "stop")]) == NOTHING
+    assert await client.xlen(KEYS.queue()) == 0
+    assert broker.corrupt == {}
 
 
 @pytest.mark.slow

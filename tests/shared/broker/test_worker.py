@@ -162,6 +162,21 @@ async def test_a_released_request_can_be_cancelled_while_it_waits(broker: Broker
     assert await QueueReader(broker.client, "lane", "w2").read(1, 0) == []
 
 
+@pytest.mark.parametrize("act", ["cancel", "expire", "park"])
+async def test_a_released_request_leaves_the_load_of_its_class_however_it_leaves(
+    broker: Broker, client: Redis, act: str
+) -> None:
+    await broker.submit("r", b"body", gateway="g", cost=7, bounds=BOUNDS, priority_class="batch")
+    claim = await broker.claim(await take(broker), "w", new_id())
+    assert claim is not None
+    await broker.release([("r", claim.attempt)])
+    assert await client.hmget(KEYS.load, "requests:batch", "tokens:batch") == [b"1", b"7"]
+    if act == "expire":
+        await client.hset(KEYS.request("r"), "deadline", 1)
+    assert await getattr(broker, act)("r") in ("cancelled", "expired", "parked")
+    assert set(await client.hvals(KEYS.load)) == {b"0"}
+
+
 async def test_a_release_keeps_a_cancel_that_was_not_obeyed(broker: Broker) -> None:
     claim = await start(broker)
     await broker.cancel("r")
