@@ -150,6 +150,18 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_long_answer_cuts_it(
     assert not answer.endswith(b"0\r\n\r\n")
 
 
+async def test_a_client_of_http_1_0_gets_the_events_until_its_connection_is_closed(gateway: RunningGateway) -> None:
+    request = raw_request("POST", "/v1/chat/completions", json.dumps(chat_body(stream=True)).encode())
+    async with gateway.worker(emit(tokens("abc"))):
+        reader, writer = await gateway.connect(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        writer.close()
+    assert b"chunked" not in head
+    events = parse_events(body.decode())
+    assert "".join(texts(events)) == "abc"
+    assert events[-1].data == "[DONE]"
+
+
 async def test_headers_come_as_soon_as_the_request_is_accepted(gateway: RunningGateway) -> None:
     # Without a worker no token comes: this request would hang if the headers waited for the first token.
     async with aiohttp.ClientSession() as session:

@@ -34,6 +34,11 @@ TEXTS, TIMES = ("name", "parent", "digest", "old_digest"), ("created", "expires"
 KEY = Account(kind="key", id="0" * 16, name="ci", parent="acme/web", created=5, digest="a" * 64, expires=100)
 
 
+def says_why(error: InvalidValue) -> bool:
+    """Return whether an error has a sentence behind the name of the value."""
+    return len(str(error).removeprefix(error.name).split()) > 1
+
+
 def test_an_account_is_read_as_it_was_written() -> None:
     for account in (
         KEY,
@@ -81,6 +86,7 @@ def test_corrupt_accounts_are_refused(place: str, data: str, wrong: str) -> None
     with pytest.raises(InvalidValue) as caught:
         Account.decode(place, data)
     assert caught.value.name == wrong
+    assert says_why(caught.value)
 
 
 def test_only_the_digests_of_a_key_that_is_valid_now_are_accepted() -> None:
@@ -164,6 +170,7 @@ def test_wrong_limits_are_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue) as caught:
         AccountLimits.of(given)
     assert caught.value.name.startswith(next(iter(given)))
+    assert says_why(caught.value)
 
 
 def test_money_is_exact() -> None:
@@ -325,6 +332,7 @@ async def test_a_revoked_key_is_not_rotated(store: AccountStore) -> None:
     with pytest.raises(InvalidValue) as caught:
         await store.rotate(key.id)
     assert caught.value.name == "id"
+    assert says_why(caught.value)
 
 
 async def test_only_projects_have_a_weight(store: AccountStore) -> None:
@@ -335,8 +343,9 @@ async def test_only_projects_have_a_weight(store: AccountStore) -> None:
         with pytest.raises(InvalidValue, match="must be set for a project") as caught:
             await store.limit(place, AccountLimits(weight=5))
         assert caught.value.name == "weight"
-    with pytest.raises(InvalidValue):
+    with pytest.raises(InvalidValue) as caught:
         await store.create("acme", "web", "other", AccountLimits(weight=5))
+    assert caught.value.name == "weight"
     assert len([account for account in await store.all() if account.kind == "key"]) == 1
 
 
