@@ -95,12 +95,16 @@ async def test_a_batch_is_validated_then_run_window_by_window(stores: Stores) ->
         for _ in range(2):  # repeatable: a window is counted once
             errors = StoredPart("e", counts.failed * 5)
             assert await batches.end(window, counts, StoredPart(f"w{window.index}", 10), errors) == "ended"
+            shown = (await batches.get(batch_id)).shown()["request_counts"]  # type: ignore[union-attr]
+            # Of the first window, what was counted takes the place of its progress.
+            assert (shown["completed"], shown["failed"]) == ((6, 1) if window is second else (7, 1))
         assert await batches.close(window) == "closed"
         assert await batches.close(window) == LOST
     ended = await batches.get(batch_id)
     assert ended is not None
     assert ended.status == "completed"
     assert ended.shown()["request_counts"] == {"total": 8, "completed": 7, "failed": 1}
+    assert all(ended.shown()[name] for name in ("in_progress_at", "finalizing_at", "completed_at"))
     assert ended.shown()["usage"] == {"input_tokens": 70, "output_tokens": 7, "total_tokens": 77}
     assert await stores.files.parts(ended.output) == [("w0", 10), ("w1", 10)]
     assert await stores.files.parts(ended.errors_file) == [("e", 5)]
@@ -169,6 +173,8 @@ async def test_cancelling(stores: Stores) -> None:
     batch = await batches.get(batch_id)
     assert batch is not None
     assert (batch.status, batch.has_output, batch.has_errors) == ("cancelled", False, True)
+    assert all(batch.shown()[name] for name in ("cancelling_at", "cancelled_at"))
+    assert (batch.shown()["finalizing_at"], batch.shown()["completed_at"]) == (None, None)
     assert await batches.cancel(batch_id, OWNER) == ("cancelled", [])
 
 
@@ -178,7 +184,10 @@ async def test_a_batch_with_expired_lines_has_expired(stores: Stores) -> None:
         window = await stores.claim(batch_id)
         await stores.batches.end(window, WindowCounts(2, 2, expired), NO_PART, StoredPart("e", 1))
         await stores.batches.close(window)
-    assert (await stores.batches.get(batch_id)).status == "expired"  # type: ignore[union-attr]
+    batch = await stores.batches.get(batch_id)
+    assert batch is not None
+    assert batch.status == "expired"
+    assert all(batch.shown()[name] for name in ("finalizing_at", "expired_at"))
 
 
 async def test_the_number_of_open_batches_of_an_owner_is_bounded(stores: Stores) -> None:

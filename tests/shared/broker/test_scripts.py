@@ -244,6 +244,41 @@ async def test_a_running_request_that_nobody_owns_ends_as_an_error_with_its_next
     await assert_ended_as_error(broker)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("tenant", None),
+        ("tenant", b"x"),
+        ("tenant", b"standard 0 acme"),
+        ("user", None),
+        ("user", b"x"),
+        ("user", b"-1 aa"),
+    ],
+)
+async def test_a_request_whose_share_is_corrupt_is_served(
+    broker: Broker, client: Redis, name: str, data: bytes | None, waits: bool
+) -> None:
+    """It is charged to nobody. waits: in a line, behind another one."""
+    if waits:
+        await submit(broker, "first")
+    await submit(broker, "r")
+    await corrupt_field(client, name, data)
+    await broker.create_groups()
+    deliveries = await QueueReader(client, "lane", "w").read(2, 0)
+    delivery = deliveries[-1]
+    claim = await broker.claim(delivery, "w", new_id())
+    assert claim is not None
+    assert claim.request_id == "r"
+    assert await broker.commit_step("w", [step(claim, 0, (1,))]) == NOTHING
+    assert await broker.release([("r", claim.attempt)]) == 1
+    assert await broker.cancel("r") == "cancelled"
+    counters = await client.hvals(KEYS.served("standard"))
+    assert all(counter.isdigit() for counter in counters)
+    assert (await broker.read_totals())["cancelled"] == 1
+    assert await broker.queued() == ((1, 10) if waits else (0, 0))
+
+
 async def test_a_second_entry_of_a_request_is_dropped_and_the_request_goes_on(broker: Broker, client: Redis) -> None:
     claim = await start(broker)
     await client.xadd(KEYS.queue(), {"id": "r", "cost": 1})
