@@ -47,7 +47,7 @@ ROOMS = {
     ),
     "gateway/stream": (
         ["gateway/stream"],
-        ["tests/gateway/stream", "tests/gateway/test_dialects.py", "tests/gateway/api"],
+        ["tests/gateway/stream", "tests/gateway/test_dialects.py", "tests/gateway/api", "tests/gateway/serving"],
     ),
     "gateway/serving": (
         ["gateway/serving"],

@@ -105,7 +105,7 @@ def test_no_text_can_end_the_line_of_an_event() -> None:
 
 
 async def test_a_fault_of_the_gateway_in_the_middle_of_a_stream_is_its_last_event(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = EventRenderer.feed
 
@@ -129,6 +129,7 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_stream_is_its_last_even
     last = stream.decode().split("data: ")[-1]
     assert json.loads(last.split("\n")[0])["error"]["code"] == "internal"
     assert "secret" not in last
+    assert "a secret detail" in caplog.text
 
 
 async def test_a_fault_of_the_gateway_in_the_middle_of_a_long_answer_cuts_it(
