@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id
 from quire.gateway.output.tools import Tool
 from quire.gateway.stream.answer_options import AnswerOptions, read_answer_options
-from quire.gateway.stream.call_metadata import CallMetadata
+from quire.gateway.stream.call_metadata import MAX_ADAPTER_NAME, CallMetadata, request_id
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
@@ -98,12 +99,12 @@ def test_parts_depend_on_the_tokens_and_not_on_how_they_come(model: ServedModel,
         transcript = Transcript(metadata, model, ["a", "b"])
         deltas: list[TextDelta] = []
         for number in range(4):
-            request_id, choice = "ab"[number // 2], number % 2
+            name, choice = "ab"[number // 2], number % 2
             for at in range(0, len(ids), size):
                 reason = "stop" if at + size >= len(ids) else None
                 outcome = Outcome("stop") if reason and choice else None
                 delta = Delta(choice, ids[at : at + size], reason)
-                deltas += transcript.feed(StepItem(request_id, choice * len(ids) + at, (delta,), outcome))
+                deltas += transcript.feed(StepItem(name, choice * len(ids) + at, (delta,), outcome))
         assert transcript.ended
         assert transcript.finish_reasons == ["tool_calls"] * 4
         found.append(deltas)
@@ -251,24 +252,35 @@ ABOUT = CallMetadata("chat", 1_700_000_000, 3, True, ("x", "stop😀"), 17, 1, T
 LABELS = {f"{n:02}" + "😀" * 62: "😀" * 512 for n in range(16)}
 
 
-def test_what_is_noted_about_a_call_survives_the_way() -> None:
-    assert CallMetadata.decode(ABOUT.encode()) == ABOUT
+# Each field has another value than by default, and the largest that it may have.
+FULL = replace(
+    ABOUT,
+    stop=("😀" * 1024,) * 16,
+    include_stop_str_in_output=True,
+    metadata=tuple(LABELS.items()),
+    service_tier="flex",
+    prompt_cache_key="😀" * 512,
+    answer=OPTIONS,
+    output_spec="{}",
+    echo="{}",
+    adapter="a" * MAX_ADAPTER_NAME,
+)
 
 
-def test_whether_the_stop_string_is_text_survives_the_way() -> None:
-    metadata = replace(ABOUT, include_stop_str_in_output=True)
-    assert CallMetadata.decode(metadata.encode()) == metadata != ABOUT
-
-
-def test_the_largest_labels_survive_the_way() -> None:
-    metadata = replace(
-        ABOUT,
-        stop=("😀" * 1024,) * 16,
-        metadata=tuple(LABELS.items()),
-        service_tier="flex",
-        prompt_cache_key="😀" * 512,
-    )
+@pytest.mark.parametrize("metadata", [ABOUT, FULL])
+def test_what_is_noted_about_a_call_survives_the_way(metadata: CallMetadata) -> None:
     assert CallMetadata.decode(metadata.encode()) == metadata
+    assert metadata.model_name("model") == (metadata.adapter or "model")
+
+
+def test_labels_are_fields_of_an_answer_only_if_the_call_asked_for_them() -> None:
+    assert ABOUT.label_fields == ("", "")
+    tier, pairs = FULL.label_fields
+    assert json.loads(f"{{{tier}{pairs.removeprefix(',')}}}") == {"service_tier": "flex", "metadata": LABELS}
+
+
+def test_the_requests_of_a_call_have_ids_of_their_own() -> None:
+    assert [request_id("call", index) for index in range(3)] == ["call", "call-1", "call-2"]
 
 
 @given(st.binary(max_size=64))
@@ -369,13 +381,6 @@ def test_the_id_of_a_call_depends_on_its_request_choice_and_token_alone() -> Non
 
 
 # --- The text of one choice: what its tokens make certain, and where each token begins --------------------------------
-
-
-def test_a_possible_stop_string_is_held_back_until_the_choice_ends(model: ServedModel) -> None:
-    choice = ChoiceText(model, replace(COMPLETION, stop=("<end>",)))
-    assert choice.push(Delta(0, tuple(tokens("one <e")))) == "one "
-    assert choice.finish("length") == "<e"
-    assert choice.finish_reason == "length"
 
 
 def test_each_scored_token_has_the_place_where_it_begins(model: ServedModel) -> None:
