@@ -298,8 +298,9 @@ async def test_the_audit_log_has_every_change_and_no_secret(store: AccountStore)
     assert all(part not in str(entries) for part in (secret, other, digest_of(secret), digest_of(other)))
     assert await store.audit(count=2) == entries[:2]
     # Whatever else is in the log hides no other entry.
-    await store.client.xadd(store.keys.audit, {"at": "x", "surprise": b"\xff"})
-    assert await store.audit() == [AuditEntry(0, "", "", "", ""), *entries]
+    for surprise in ({"at": "x"}, {"surprise": b"\xff"}):
+        await store.client.xadd(store.keys.audit, dict(surprise))
+    assert await store.audit() == [AuditEntry(0, "", "", "", ""), AuditEntry(0, "", "", "", ""), *entries]
 
 
 async def test_changes_at_the_same_time_are_all_kept(store: AccountStore) -> None:
