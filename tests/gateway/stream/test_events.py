@@ -254,8 +254,10 @@ async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() ->
     ids = [f"r{index}" for index in range(64)]
     log: Any = Log([])
     router = FrameRouter(log, keepalive_s=60.0)
-    buffer = router.open(ids)
+    buffer = router.open([*ids, "first"])
     buffer.accept(None, is_logged=False)
+    router.feed(scored_steps(1, "first"), 0.0)  # the others have no item yet
+    assert len(buffer.take()) == 1
     for together in zip(*(scored_steps(5, one) for one in ids), strict=True):
         router.feed(together, 0.0)
         given = buffer.take()
@@ -267,7 +269,7 @@ async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() ->
     for at in (5, 6):
         router.feed([StepItem(one, at, (Delta(0, (at,), logprobs=SCORED),)) for one in ids], 0.0)
     assert len(buffer._waiting) == len(ids)
-    assert all(cursor.behind for cursor in buffer.cursors.values())
+    assert all(buffer.cursors[one].behind for one in ids)
 
 
 # --- The subscription of a gateway over a connection that fails it without being closed -------------------------------
