@@ -163,6 +163,14 @@ async def test_a_client_of_http_1_0_gets_the_events_until_its_connection_is_clos
     assert events[-1].data == "[DONE]"
 
 
+async def test_events_without_a_token_are_numbered_behind_the_token_before(gateway: RunningGateway) -> None:
+    """On every gateway in the same way: a client may resume at another one."""
+    async with gateway.worker(emit(tokens("abc"))):
+        asks = chat_body(stream=True, stream_options={"include_usage": True})
+        events = await gateway.events("/v1/chat/completions", asks)
+    assert [str(one.id) for one in events] == ["0.1", "1", "2", "3", "3.1", "3.2", "3.3"]
+
+
 async def test_headers_come_as_soon_as_the_request_is_accepted(gateway: RunningGateway) -> None:
     # Without a worker no token comes: this request would hang if the headers waited for the first token.
     async with aiohttp.ClientSession() as session:

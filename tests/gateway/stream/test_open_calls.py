@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -39,9 +40,9 @@ async def broker(redis_url: str) -> AsyncIterator[Broker]:
 class Call:
     """The buffer of a call with one request, and the times at which it asks to be checked."""
 
-    def __init__(self, broker: Broker, keepalive_s: float = 60.0) -> None:
+    def __init__(self, broker: Broker, keepalive_s: float = 60.0, stats: StreamStats | None = None) -> None:
         self.checks: list[float] = []
-        self.stats = StreamStats()
+        self.stats = stats or StreamStats()
         self.buffer = OutputBuffer(broker, ["r"], keepalive_s, self.stats, lambda _, due: self.checks.append(due))
         [self.cursor] = self.buffer.cursors.values()
         self.begin = self.buffer.opened_at
@@ -129,6 +130,20 @@ async def test_a_request_that_waits_or_runs_is_only_waited_for_longer(broker: Br
     assert not waiting.done()
     assert call.stats.repairs == 0
     waiting.cancel()
+
+
+async def test_a_log_that_is_corrupt_ends_its_streams_and_is_told_once(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    await start(broker)
+    await broker.client.xadd(KEYS.output("r"), {"item": b"\xc1"}, id="1-0")
+    stats = StreamStats()
+    for number in (1, 2):
+        call = Call(broker, stats=stats)
+        call.buffer.accept(None, is_logged=True)
+        assert (await end_of(call.buffer)).name == OutcomeName.ERROR
+        assert stats.corrupt_logs == number
+    assert caplog.text.count("is corrupt") == 1
 
 
 @pytest.mark.parametrize("is_logged", [True, False])
@@ -242,7 +257,11 @@ async def test_all_calls_that_listen_to_a_request_get_its_items_until_they_are_c
     first, second = router.open(["a", "b"]), router.open(["b"])
     router.feed([token_of("a"), token_of("b"), token_of("nobody")], 0.0)
     assert [item.request_id for item in await first.next()] == ["a", "b"]
+    before = time.perf_counter()
     assert [item.request_id for item in await second.next()] == ["b"]
+    assert 0 < second.came_at <= before
+    assert second.take() == []
+    assert second.came_at == 0
     for _ in range(2):
         router.close(first)
     assert (router.has("a"), router.has("b"), router.calls) == (False, True, 1)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from redis.asyncio import Redis
 
+from quire.shared.accounts.account import Account
+from quire.shared.accounts.charge import Charge, LimitReached
+from quire.shared.accounts.limits import AccountLimits
 from quire.shared.broker import Broker, NoRoom, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
 from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import GROUP, LOG_BYTES_PER_TOKEN, PARKING_S, RETENTION_S, STORED_BYTES
@@ -177,6 +182,22 @@ async def test_a_full_queue_takes_no_parked_request(broker: Broker) -> None:
         await broker.unpark("r", BOUNDS)
     assert await state_of(broker) == "parked"
     assert await broker.unpark("r", QueueBounds(4, 1000)) == "queued"
+
+
+async def test_a_limit_of_its_caller_keeps_a_request_parked(broker: Broker) -> None:
+    account = Account(kind="key", id="a" * 16, name="a")
+    for name in ("r", "other"):
+        charge = Charge((account,), "model")
+        await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1)
+    await broker.park("r")
+    bounded = Charge((replace(account, limits=AccountLimits(concurrent_requests=1)),), "model")
+    with pytest.raises(LimitReached) as reached:
+        await broker.unpark("r", charge=bounded)
+    assert (reached.value.limit, reached.value.account) == ("concurrent_requests", account.place)
+    assert reached.value.wait_ms == 0
+    assert await state_of(broker) == "parked"
+    await broker.cancel("other")
+    assert await broker.unpark("r", charge=bounded) == "queued"
 
 
 async def test_an_unparked_request_needs_no_client_and_stays_for_the_rest_of_its_time(
