@@ -271,15 +271,19 @@ async def test_the_answer_of_a_parked_line_of_a_batch_makes_no_room_before_it_wa
     assert await client.zscore(KEYS.holders, "a") == STORED_BYTES
 
 
-async def test_a_corrupt_request_ends_instead(broker: Broker, client: Redis) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_parked"),
+    [(name, False) for name in ("emitted", "deadline")]
+    + [(name, True) for name in ("class", "cost", "emitted", "left", "tenant", "user")],
+)
+async def test_a_corrupt_request_ends_instead(broker: Broker, client: Redis, name: str, is_parked: bool) -> None:
     await submit(broker, "r")
-    await client.hset(KEYS.request("r"), "emitted", "x")
-    assert await broker.park("r") == "done"
-    await submit(broker, "q")
-    await broker.park("q")
-    await client.hset(KEYS.request("q"), "class", "x")
-    assert await broker.unpark("q") == "done"
-    assert await broker.read_totals() == {"accepted": 2, "error": 2}
+    if is_parked:
+        await broker.park("r")
+    await client.hset(KEYS.request("r"), name, "x")
+    assert await (broker.unpark("r") if is_parked else broker.park("r")) == "done"
+    assert await outcome_of(broker) == "error"
+    assert await broker.read_totals() == {"accepted": 1, "error": 1}
     assert (await broker.queued(), await client.exists(KEYS.parked)) == ((0, 0), 0)
 
 

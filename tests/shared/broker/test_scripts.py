@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from quire.shared import keys, share
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import Charge, LimitReached, Price
+from quire.shared.accounts.charge import Charge, LimitReached, Price, RateState
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.broker import Broker, ComputedTokens, QueueBounds, QueueReader, StreamEntry, new_id
 from quire.shared.broker.scripts import Script, constants, load_script, script_source
@@ -143,6 +143,14 @@ def test_a_bucket_fills_at_its_rate_after_the_clock_was_set_back(lane: Lane, lim
     for passed, is_allowed in ((0, False), (1_000, False), (2_000, True), (2_001, False), (4_000, True)):
         reply = key.submit(back + passed)
         assert isinstance(reply, str) == is_allowed, (passed, reply)
+
+
+def test_the_smallest_limits_per_minute_have_a_state(lane: Lane) -> None:
+    lane.client.set("now", START_MS)
+    limits = AccountLimits(requests_per_minute=1, tokens_per_minute=1)
+    charge = Charge((Account(kind="key", id="a" * 16, name="a", limits=limits),), "model")
+    finished(lane.broker.submit("r", b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1))
+    assert charge.calls == charge.tokens == RateState(1, 0, 60_000)
 
 
 def test_a_budget_of_a_day_is_not_renewed_twice(lane: Lane) -> None:
