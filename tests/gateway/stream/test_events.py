@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -12,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from quire.gateway.stream.buffer import ClosedOutcome
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.sse import BEGINNING, EventId, dumps, event, quote, takes_ids
 from quire.gateway.stream.subscription import Subscription
@@ -169,6 +171,28 @@ async def test_events_without_a_token_are_numbered_behind_the_token_before(gatew
         asks = chat_body(stream=True, stream_options={"include_usage": True})
         events = await gateway.events("/v1/chat/completions", asks)
     assert [str(one.id) for one in events] == ["0.1", "1", "2", "3", "3.1", "3.2", "3.3"]
+
+
+async def test_tokens_that_come_together_with_the_end_of_a_stream_are_written_before_it(
+    gateway: RunningGateway,
+) -> None:
+    worker, router = HandWorker(gateway), gateway.gateway.router
+    reader, writer = await gateway.connect(raw_request("POST", "/v1/completions", json.dumps(BODY).encode()))
+    claim = await worker.claim()
+
+    async def is_accepted() -> bool:
+        return router.owners == set() and all(buffer.accepted for buffer in router._open)
+
+    await until(is_accepted)
+    router.feed(one_each(claim.request_id)[:3], 0.0)
+    router.close_streams(ClosedOutcome(ClosedOutcome.NAME, "the gateway ends"))
+    stream = (await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 10)).decode()
+    writer.close()
+    *before, end = [json.loads(line) for line in re.findall(r"^data: (.+)$", stream, re.M)]
+    text = "".join(one["choices"][0]["text"] for one in before)
+    assert text
+    assert TEXT.startswith(text)
+    assert "the gateway ends" in end["error"]["message"]
 
 
 async def test_headers_come_as_soon_as_the_request_is_accepted(gateway: RunningGateway) -> None:

@@ -113,6 +113,26 @@ async def test_a_silent_request_that_is_known_to_be_behind_is_read_at_once(broke
     assert call.stats.repairs == 1
 
 
+async def test_silence_is_noticed_and_its_cause_found(broker: Broker) -> None:
+    """One request has ended without a message, and one waits."""
+    claim = await start(broker)
+    await submit(broker, "waits")
+    await broker.commit_step("w", [step(claim, 0, (1, 2), "stop")])
+    router = FrameRouter(broker, keepalive_s=60.0)
+    ended, waits = router.open(["r"]), router.open(["waits"])
+    for buffer in (ended, waits):
+        buffer.accept(None, is_logged=False)
+    router.silence.start()
+    assert (await end_of(ended)).name == OutcomeName.STOP
+
+    async def is_patient() -> bool:
+        return waits.cursors["waits"].silence_s > SILENCE_S
+
+    await until(is_patient)
+    assert router.stats.log_reads == 1
+    await router.silence.close()
+
+
 # --- Requests without a worker ----------------------------------------------------------------------------------------
 
 
