@@ -161,7 +161,8 @@ def record(tree: Path, room: str) -> Record:
     for file in coverage.measured_files():
         contexts = coverage.contexts_by_lineno(file)
         lines[str(Path(file).relative_to(tree))] = {line: set(names) - {""} for line, names in contexts.items()}
-    return Record(found["seconds"], lines, found["scripts"], tests[0])
+    near = "tests/shared/" if room.startswith("shared/") else tests[0]
+    return Record(found["seconds"], lines, found["scripts"], near)
 
 
 def _pytest(tree: Path, arguments: list[str], timeout_s: float, prefix: list[str] = []) -> int:  # noqa: B006
