@@ -19,13 +19,13 @@ from quire.gateway.stream.sse import BEGINNING, EventId, dumps, event, quote, ta
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.broker import Claim
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from quire.shared.redis.clients import pubsub_client
 from quire.shared.redis.lane_client import LaneClient
 from tests.gateway.conftest import Start
 from tests.gateway.stream.test_buffer import SCORED, Log, open_one, scored_steps, steps
 from tests.support.broker_calls import recoveries_of
-from tests.support.gateway.fake_worker import emit, endless
+from tests.support.gateway.fake_worker import Steps, emit, endless
 from tests.support.gateway.running import (
     MODEL,
     RunningGateway,
@@ -166,11 +166,17 @@ async def test_a_client_of_http_1_0_gets_the_events_until_its_connection_is_clos
 
 
 async def test_events_without_a_token_are_numbered_behind_the_token_before(gateway: RunningGateway) -> None:
-    """On every gateway in the same way: a client may resume at another one."""
-    async with gateway.worker(emit(tokens("abc"))):
+    """On every gateway in the same way: a client may resume at another one. The end token has no text."""
+
+    async def script(request: GenerationRequest) -> Steps:
+        for token in tokens("abc"):
+            yield (Delta(0, (token,)),), None
+        yield (Delta(0, (2,), "stop"),), Outcome("stop")
+
+    async with gateway.worker(script):
         asks = chat_body(stream=True, stream_options={"include_usage": True})
         events = await gateway.events("/v1/chat/completions", asks)
-    assert [str(one.id) for one in events] == ["0.1", "1", "2", "3", "3.1", "3.2", "3.3"]
+    assert [str(one.id) for one in events] == ["0.1", "1", "2", "3", "4.1", "4.2", "4.3"]
 
 
 async def test_tokens_that_come_together_with_the_end_of_a_stream_are_written_before_it(
