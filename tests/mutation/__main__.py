@@ -101,10 +101,18 @@ class Record:
     scripts: dict[str, list[str]]
     near: str
 
+    def _scripts_with(self, part: str) -> list[str]:
+        """Return the scripts that have the functions of a shared part such as `_limits`; another name is a script."""
+        from quire.shared.broker.scripts import BATCH_SCRIPTS
+
+        if not part.startswith("_"):
+            return [part]
+        return [name for name in self.scripts if (name in BATCH_SCRIPTS) == (part == "_batches")]
+
     def tests_of(self, mutant: Mutant, root: Path) -> list[str]:
         """Return the tests to run for a mutant, the quickest of the room first, for at most SECONDS_PER_MUTANT."""
         if mutant.path.endswith(".lua"):
-            tests = set(self.scripts.get(Path(mutant.path).stem, self.seconds))
+            tests = set().union(*(self.scripts.get(name, ()) for name in self._scripts_with(Path(mutant.path).stem)))
         else:
             lines = self.lines.get(mutant.path, {})
             tests = set().union(*(lines.get(line, ()) for line in _statement(root / mutant.path, mutant.line)))
