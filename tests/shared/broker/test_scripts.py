@@ -148,7 +148,12 @@ def test_a_bucket_fills_at_its_rate_after_the_clock_was_set_back(lane: Lane, lim
 def test_the_smallest_limits_per_minute_have_a_state(lane: Lane) -> None:
     lane.client.set("now", START_MS)
     limits = AccountLimits(requests_per_minute=1, tokens_per_minute=1)
-    charge = Charge((Account(kind="key", id="a" * 16, name="a", limits=limits),), "model")
+    account = Account(kind="key", id="a" * 16, name="a", limits=limits)
+    charge = Charge((account,), "model")
+    with pytest.raises(LimitReached) as reached:  # no time helps a request that is larger than the limit
+        finished(lane.broker.submit("large", b"", gateway="g", cost=2, bounds=BOUNDS, charge=charge, prompt_tokens=2))
+    assert (reached.value.limit, reached.value.account) == ("tokens_per_minute", account.place)
+    assert reached.value.wait_ms == -1
     finished(lane.broker.submit("r", b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1))
     assert charge.calls == charge.tokens == RateState(1, 0, 60_000)
 
