@@ -36,7 +36,7 @@ local function keep_output(prefix, batch, file_id, filename, bytes, now)
     local seconds = math.floor(now / 1000)
     local expires = batch.output_expires_s > 0 and seconds + batch.output_expires_s or 0
     redis.call('HSET', prefix .. 'file:' .. file_id, 'owner', batch.owner, 'filename', filename, 'purpose',
-        'batch_output', 'bytes', bytes, 'created', seconds, 'expires', expires, 'complete', '1', 'uses', 0)
+        'batch_output', 'bytes', bytes, 'created', seconds, 'expires', expires, 'complete', '1')
     redis.call('ZADD', prefix .. 'files:' .. batch.owner, now, file_id)
     if expires > 0 then
         redis.call('ZADD', prefix .. 'expiring', expires, file_id)

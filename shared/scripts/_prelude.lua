@@ -240,10 +240,11 @@ end
 local function finish_corrupt(prefix, id, retention_s)
     local state = redis.call('HMGET', prefix .. 'req:' .. id, 'state', 'class', 'cost', 'queue', 'entry', 'attempt',
         'owner')
-    if state[1] == 'queued' or (not state[6] and state[1] ~= 'parked') then -- a claim removes a running one from the load
+    -- A claim removes a running one from the load.
+    if state[1] == 'queued' or not (state[6] or state[1] == 'running' or state[1] == 'parked') then
         local class, cost = load_of(prefix, state[2], state[3], state[4], state[5])
         add_load(prefix, class, -1, -cost)
-    elseif state[7] then
+    elseif state[6] and state[7] then
         notify(prefix, state[7], id, state[6], retention_s)
     end
     count(prefix, 'corrupt')

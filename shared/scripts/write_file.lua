@@ -29,7 +29,6 @@ local now, life = now_ms(), tonumber(ARGV[8])
 local expires = life > 0 and math.floor(now / 1000) + life or 0
 redis.call('HSET', KEYS[1], 'owner', owner, 'bytes', bytes, 'expires', expires, 'complete', ARGV[7])
 redis.call('HSETNX', KEYS[1], 'created', math.floor(now / 1000))
-redis.call('HSETNX', KEYS[1], 'uses', 0)
 for i = 11, #ARGV, 2 do
     redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
 end

@@ -47,7 +47,7 @@ ROOMS = {
     ),
     "gateway/stream": (
         ["gateway/stream"],
-        ["tests/gateway/stream", "tests/gateway/test_dialects.py", "tests/gateway/api"],
+        ["tests/gateway/stream", "tests/gateway/test_dialects.py", "tests/gateway/api", "tests/gateway/serving"],
     ),
     "gateway/serving": (
         ["gateway/serving"],
@@ -73,6 +73,8 @@ ROOMS = {
 # Seconds of tests for one mutant. Those of its room come first.
 SECONDS_PER_MUTANT = 45.0
 ALL_MARKS = "not soak and not faults and not alone"
+# These tests break the scripts themselves, at texts that a mutant may have changed.
+PATCHING = "test_the_machine_finds"
 
 
 @dataclass(frozen=True)
@@ -98,21 +100,32 @@ class Record:
     seconds: of each test that passed
     lines:   for each file and line the tests that run it
     scripts: for each Lua script the tests that call it
+    near:    beginning of the names of the room's own tests, which come first
     """
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, set[str]]]
     scripts: dict[str, list[str]]
+    near: str
+
+    def _scripts_with(self, part: str) -> list[str]:
+        """Return the scripts that have the functions of a shared part such as `_limits`; another name is a script."""
+        from quire.shared.broker.scripts import BATCH_SCRIPTS
+
+        if not part.startswith("_"):
+            return [part]
+        return [name for name in self.scripts if (name in BATCH_SCRIPTS) == (part == "_batches")]
 
     def tests_of(self, mutant: Mutant, root: Path) -> list[str]:
-        """Return the tests to run for a mutant, the quickest first, for at most SECONDS_PER_MUTANT."""
+        """Return the tests to run for a mutant, the quickest of the room first, for at most SECONDS_PER_MUTANT."""
         if mutant.path.endswith(".lua"):
-            tests = set(self.scripts.get(Path(mutant.path).stem, self.seconds))
+            tests = set().union(*(self.scripts.get(name, ()) for name in self._scripts_with(Path(mutant.path).stem)))
         else:
             lines = self.lines.get(mutant.path, {})
             tests = set().union(*(lines.get(line, ()) for line in _statement(root / mutant.path, mutant.line)))
         chosen, total = [], 0.0
-        for test in sorted(tests & self.seconds.keys(), key=lambda test: self.seconds[test]):
+        found = tests & self.seconds.keys()
+        for test in sorted(found, key=lambda test: (not test.startswith(self.near), self.seconds[test])):
             total += self.seconds[test]
             if chosen and total > SECONDS_PER_MUTANT:
                 break
@@ -148,7 +161,7 @@ def record(tree: Path, room: str) -> Record:
     arguments = [path for path in tests if (tree / path).exists()]
     _pytest(
         tree,
-        ["-p", "tests.mutation.recorder", "-m", ALL_MARKS, *arguments],
+        ["-p", "tests.mutation.recorder", "-m", ALL_MARKS, "-k", f"not {PATCHING}", *arguments],
         3600,
         ["-m", "coverage", "run", f"--rcfile={config}"],
     )
@@ -163,7 +176,8 @@ def record(tree: Path, room: str) -> Record:
     for file in coverage.measured_files():
         contexts = coverage.contexts_by_lineno(file)
         lines[str(Path(file).relative_to(tree))] = {line: set(names) - {""} for line, names in contexts.items()}
-    return Record(found["seconds"], lines, found["scripts"])
+    near = "tests/shared/" if room.startswith("shared/") else tests[0]
+    return Record(found["seconds"], lines, found["scripts"], near)
 
 
 def _pytest(tree: Path, arguments: list[str], timeout_s: float, prefix: list[str] = []) -> int:  # noqa: B006

@@ -74,7 +74,8 @@ def _mutant(path: str, source: str, at: int) -> Mutant | None:
 
 def _has_no_effect(mutant: Mutant) -> bool:
     """Return whether only the `strict` of a `zip` differs: it states what the lines before it have made sure of."""
-    return mutant.before.replace("strict=True", "") == re.sub(r"strict=(None|False)", "", mutant.after)
+    before, after = mutant.before.replace("strict=True", ""), re.sub(r"strict=(None|False)", "", mutant.after)
+    return before.split() == after.split()
 
 
 def _change(source: str, code: str) -> tuple[int, str, str] | None:

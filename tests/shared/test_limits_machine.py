@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import Charge, LimitReached, Price
+from quire.shared.accounts.charge import Charge, LimitReached, Price, RateState
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.broker import ComputedTokens, QueueBounds, StepCommit, new_id
 from quire.shared.broker.scripts import constants
@@ -228,6 +228,8 @@ class LimitsMachine(RuleBasedStateMachine):
         if expected is None:
             assert found is None
             self.accept(self.part(request_id, chain, prompt, most, granted, parks), int(begins))
+            assert charge.calls == self.tightest(chain, "requests_per_minute", "calls")
+            assert charge.tokens == self.tightest(chain, "tokens_per_minute", "tokens")
         else:
             assert found in expected
 
@@ -316,6 +318,15 @@ class LimitsMachine(RuleBasedStateMachine):
             spent.tokens.take(self.now, account.limits.tokens_per_minute, work.most)
         work.debited = tuple(bool(account.limits.tokens_per_minute) for account in work.accounts)
         self.work[work.request_id] = work
+
+    def tightest(self, chain: tuple[Account, ...], limit: str, bucket: str) -> RateState | None:
+        """Return the limit per minute that has least left."""
+        found = []
+        for account in chain:
+            if most := getattr(account.limits, limit):
+                left = getattr(self.spent[account.place], bucket).now(self.now, most)
+                found.append(RateState(most, int(left), -int((left - most) * 60_000 // most)))
+        return min(found, key=lambda state: state.left, default=None)
 
     def end(self, work: Work, outcome: str) -> None:
         answer = work.used - work.base
@@ -577,6 +588,10 @@ def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **optio
         **{"derandomize": True, "phases": (Phase.generate,), **options},
     )
     run_state_machine_as_test(machine, settings=configuration)
+
+
+def test_the_scripts_count_what_the_model_counts_in_a_few_walks(redis_server: RedisServer) -> None:
+    walk(redis_server, 16, 80)
 
 
 @pytest.mark.slow

@@ -134,18 +134,21 @@ async def test_every_event_of_a_stream_leads_to_the_rest_of_it(start_gateway: St
     assert streamed(again)["tool_calls"][0]["id"] != streamed(events)["tool_calls"][0]["id"]
 
 
-async def test_a_stream_adds_up_to_the_whole_answer(tools_gateway: RunningGateway) -> None:
+@pytest.mark.parametrize(("end", "reason"), [(CALL, "tool_calls"), (" <tool", "stop")])
+async def test_a_stream_adds_up_to_the_whole_answer(tools_gateway: RunningGateway, end: str, reason: str) -> None:
+    """Also if it ends with what may be the beginning of a call."""
     call = body(seed=1)
-    async with tools_gateway.worker(answering(f"<think>\nhm</think>one{CALL}")):
+    async with tools_gateway.worker(answering(f"<think>\nhm</think>one{end}")):
         whole = await tools_gateway.post(CHAT, call, idempotency_key="a")
         async with tools_gateway.stream(CHAT, {**call, "stream": True}) as stream:
             events = await stream.rest()
-    message = whole.json["choices"][0]["message"]
+    message = {"tool_calls": [], **whole.json["choices"][0]["message"]}
     sum_ = streamed(events)
     for call_ in (*message["tool_calls"], *sum_["tool_calls"]):
         assert call_.pop("id").startswith("call_")
     assert sum_ == {name: message[name] for name in ("content", "reasoning_content", "tool_calls")}
-    assert events[-2].data["choices"][0]["finish_reason"] == "tool_calls"
+    assert message["content"] == ("one" if end == CALL else f"one{end}")
+    assert events[-2].data["choices"][0]["finish_reason"] == reason
 
 
 async def test_the_calls_of_a_repeated_call_have_the_same_ids(tools_gateway: RunningGateway) -> None:

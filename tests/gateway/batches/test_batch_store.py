@@ -43,17 +43,18 @@ class Stores:
         self.files = files
         self.input = input_id
 
-    async def add(self, most: int = 10, owner: str = OWNER) -> str:
+    async def add(self, most: int = 10, owner: str = OWNER, output_expires_s: int = 0) -> str:
         batch_id = new_file_id()
         names = {"output": new_file_id(), "errors_file": new_file_id()}
         reply = await self.batches.add(
-            batch_id, owner, self.input, most, 3600, endpoint="/v1/x", window="1h", output_expires_s=0, **names
-        )
+            batch_id, owner, self.input, most, 3600, endpoint="/v1/x", window="1h", **names,
+            output_expires_s=output_expires_s,
+        )  # fmt: skip
         return batch_id if reply == "added" else reply
 
-    async def begun(self) -> str:
+    async def begun(self, output_expires_s: int = 0) -> str:
         """Return a batch with two windows."""
-        batch_id = await self.add()
+        batch_id = await self.add(output_expires_s=output_expires_s)
         assert await self.batches.begin(await self.claim(batch_id), PLACES, 8) == "begun"
         return batch_id
 
@@ -96,6 +97,9 @@ async def test_a_batch_is_validated_then_run_window_by_window(stores: Stores) ->
         for _ in range(2):  # repeatable: a window is counted once
             errors = StoredPart("e", counts.failed * 5)
             assert await batches.end(window, counts, StoredPart(f"w{window.index}", 10), errors) == "ended"
+            shown = (await batches.get(batch_id)).shown()["request_counts"]  # type: ignore[union-attr]
+            # Of the first window, what was counted takes the place of its progress.
+            assert (shown["completed"], shown["failed"]) == ((6, 1) if window is second else (7, 1))
         assert await batches.close(window) == "closed"
         assert await batches.close(window) == LOST
     ended = await batches.get(batch_id)
@@ -112,6 +116,36 @@ async def test_a_batch_is_validated_then_run_window_by_window(stores: Stores) ->
     assert await stores.uses() == 0
     used = await batches.client.hgetall(batches.keys.used)
     assert used == {b"all": b"225", b"owner:o": b"225"}
+
+
+@pytest.mark.parametrize("life_s", [0, 50])
+async def test_the_times_of_a_batch_and_of_its_files_are_those_of_redis(stores: Stores, life_s: int) -> None:
+    """Its output files belong to its owner, and expire when the batch says so."""
+    batches, files = stores.batches, stores.files
+    before, _ = await batches.client.time()
+    batch_id = await stores.begun(life_s)
+    for _ in range(2):
+        window = await stores.claim(batch_id)
+        await batches.end(window, WindowCounts(3, 1), StoredPart("w", 10), StoredPart("e", 5))
+        await batches.close(window)
+    batch = await batches.get(batch_id)
+    after, _ = await batches.client.time()
+    assert batch is not None
+    shown = batch.shown()
+    for name in ("created_at", "in_progress_at", "finalizing_at", "completed_at"):
+        assert before <= shown[name] <= after
+    assert shown["expires_at"] == shown["created_at"] + 3600
+    page = await files.page(OWNER, 10, "", oldest_first=True)
+    assert page is not None
+    assert set(page.ids) == {stores.input, batch.output, batch.errors_file}
+    for file_id, size, kind in ((batch.output, 20, "output"), (batch.errors_file, 10, "error")):
+        file = await files.get(file_id, OWNER)
+        assert file is not None
+        assert before <= file.created <= after
+        assert file.expires == (file.created + life_s if life_s else 0)
+        assert (file.bytes, file.filename) == (size, f"batch_{batch_id}_{kind}.jsonl")
+        expiring = await batches.client.zscore(batches.keys.expiring, file_id)
+        assert expiring == (file.expires or None)
 
 
 async def test_a_window_whose_lease_has_ended_is_taken_over(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +206,8 @@ async def test_cancelling(stores: Stores) -> None:
     batch = await batches.get(batch_id)
     assert batch is not None
     assert (batch.status, batch.has_output, batch.has_errors) == ("cancelled", False, True)
+    assert all(batch.shown()[name] for name in ("cancelling_at", "cancelled_at"))
+    assert (batch.shown()["finalizing_at"], batch.shown()["completed_at"]) == (None, None)
     assert await batches.cancel(batch_id, OWNER) == ("cancelled", [])
 
 
@@ -181,7 +217,10 @@ async def test_a_batch_with_expired_lines_has_expired(stores: Stores) -> None:
         window = await stores.claim(batch_id)
         await stores.batches.end(window, WindowCounts(2, 2, expired), NO_PART, StoredPart("e", 1))
         await stores.batches.close(window)
-    assert (await stores.batches.get(batch_id)).status == "expired"  # type: ignore[union-attr]
+    batch = await stores.batches.get(batch_id)
+    assert batch is not None
+    assert batch.status == "expired"
+    assert all(batch.shown()[name] for name in ("finalizing_at", "expired_at"))
 
 
 async def test_the_number_of_open_batches_of_an_owner_is_bounded(stores: Stores) -> None:

@@ -291,6 +291,17 @@ async def test_uploads_reserve_what_they_may_take(records: FileStore) -> None:
     assert await used(records) == {b"all": b"130", b"owner:o": b"30", b"owner:p": b"100"}
 
 
+async def test_an_upload_grows_to_the_bound_and_no_further(records: FileStore) -> None:
+    """What it has reserved already does not count against it."""
+    file_id = new_file_id()
+    for size in (100, 149, 150):
+        await records.reserve(file_id, "o", size)
+    with pytest.raises(StorageFull) as caught:
+        await records.reserve(file_id, "o", 151)
+    assert (caught.value.whose, caught.value.taken) == ("owner", 150)
+    assert await used(records) == {b"all": b"150", b"owner:o": b"150"}
+
+
 async def test_a_repeated_command_counts_once(records: FileStore) -> None:
     file_id = new_file_id()
     for _ in range(2):

@@ -147,7 +147,13 @@ async def test_a_client_that_stalls_is_cut_and_its_request_cancelled(start_gatew
         transport: Any = writer.transport
         transport.pause_reading()
         assert await asyncio.wait_for(worker.cancelled.get(), 60) == worker.claimed[0].id
+
+        async def cut() -> bool:
+            return not gateway.connections
+
+        await until(cut)
         transport.abort()
+    assert gateway.gateway.meters.slow_clients == 1
 
 
 async def test_what_is_open_when_the_gateway_ends_is_cancelled_if_its_client_cannot_return(

@@ -271,7 +271,6 @@ async def test_a_gateway_serves_as_many_models_as_it_may(redis_url: str, folders
         await knows(gateway, "two")
 
 
-
 async def test_a_registration_that_cannot_be_served_is_tried_again_after_longer_and_longer_times(
     redis_url: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

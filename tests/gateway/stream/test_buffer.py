@@ -15,7 +15,7 @@ from quire.gateway.stream.buffer import MAX_TAKEN, MAX_WAITING, OutputBuffer
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, split, weight
 from quire.gateway.stream.router import FrameRouter
 from quire.shared.broker import Claim
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.support.gateway.running import RunningGateway, until
 from tests.support.hand_worker import IDS, TEXT, HandWorker, one_each, run
@@ -413,6 +413,12 @@ def test_an_item_is_cut_in_two_only_inside() -> None:
         assert (first.outcome, second.outcome) == (None, item.outcome)
         assert all(delta.finish_reason is None for delta in first.deltas)
         assert second.deltas[-1].finish_reason == "stop"
+
+
+def test_a_choice_that_ends_where_an_item_is_cut_ends_with_its_last_token() -> None:
+    ended = Delta(0, (1, 2), "stop", BY_TOKEN)
+    first, second = split(StepItem("r", 0, (ended, Delta(1, (3,)))), 2)
+    assert (first.deltas, second.deltas[-1]) == ((ended,), Delta(1, (3,)))
 
 
 # --- Silence of a request reveals lost frames, and costs little while nothing is lost ---------------------------------

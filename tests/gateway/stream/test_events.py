@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,19 +14,20 @@ import aiohttp
 import pytest
 from redis import Redis
 
+from quire.gateway.stream.buffer import ClosedOutcome
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.sse import BEGINNING, EventId, dumps, event, quote, takes_ids
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.broker import Claim
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
 from quire.shared.redis.clients import pubsub_client
 from quire.shared.redis.lane_client import LaneClient
 from quire.shared.redis.link import Link
 from tests.gateway.conftest import Start
 from tests.gateway.stream.test_buffer import SCORED, Log, open_one, scored_steps, steps
 from tests.support.broker_calls import recoveries_of
-from tests.support.gateway.fake_worker import emit, endless
+from tests.support.gateway.fake_worker import Steps, emit, endless
 from tests.support.gateway.running import (
     MODEL,
     RunningGateway,
@@ -107,7 +109,7 @@ def test_no_text_can_end_the_line_of_an_event() -> None:
 
 
 async def test_a_fault_of_the_gateway_in_the_middle_of_a_stream_is_its_last_event(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = EventRenderer.feed
 
@@ -131,6 +133,7 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_stream_is_its_last_even
     last = stream.decode().split("data: ")[-1]
     assert json.loads(last.split("\n")[0])["error"]["code"] == "internal"
     assert "secret" not in last
+    assert "a secret detail" in caplog.text
 
 
 async def test_a_fault_of_the_gateway_in_the_middle_of_a_long_answer_cuts_it(
@@ -150,6 +153,54 @@ async def test_a_fault_of_the_gateway_in_the_middle_of_a_long_answer_cuts_it(
         writer.close()
     assert answer.count(b"HTTP/1.1") == 1
     assert not answer.endswith(b"0\r\n\r\n")
+
+
+async def test_a_client_of_http_1_0_gets_the_events_until_its_connection_is_closed(gateway: RunningGateway) -> None:
+    request = raw_request("POST", "/v1/chat/completions", json.dumps(chat_body(stream=True)).encode())
+    async with gateway.worker(emit(tokens("abc"))):
+        reader, writer = await gateway.connect(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        writer.close()
+    assert b"chunked" not in head
+    events = parse_events(body.decode())
+    assert "".join(texts(events)) == "abc"
+    assert events[-1].data == "[DONE]"
+
+
+async def test_events_without_a_token_are_numbered_behind_the_token_before(gateway: RunningGateway) -> None:
+    """On every gateway in the same way: a client may resume at another one. The end token has no text."""
+
+    async def script(request: GenerationRequest) -> Steps:
+        for token in tokens("abc"):
+            yield (Delta(0, (token,)),), None
+        yield (Delta(0, (2,), "stop"),), Outcome("stop")
+
+    async with gateway.worker(script):
+        asks = chat_body(stream=True, stream_options={"include_usage": True})
+        events = await gateway.events("/v1/chat/completions", asks)
+    assert [str(one.id) for one in events] == ["0.1", "1", "2", "3", "4.1", "4.2", "4.3"]
+
+
+async def test_tokens_that_come_together_with_the_end_of_a_stream_are_written_before_it(
+    gateway: RunningGateway,
+) -> None:
+    worker, router = HandWorker(gateway), gateway.gateway.router
+    reader, writer = await gateway.connect(raw_request("POST", "/v1/completions", json.dumps(BODY).encode()))
+    claim = await worker.claim()
+
+    async def is_accepted() -> bool:
+        return router.owners == set() and all(buffer.accepted for buffer in router._open)
+
+    await until(is_accepted)
+    router.feed(one_each(claim.request_id)[:3], 0.0)
+    router.close_streams(ClosedOutcome(ClosedOutcome.NAME, "the gateway ends"))
+    stream = (await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 10)).decode()
+    writer.close()
+    *before, end = [json.loads(line) for line in re.findall(r"^data: (.+)$", stream, re.M)]
+    text = "".join(one["choices"][0]["text"] for one in before)
+    assert text
+    assert TEXT.startswith(text)
+    assert "the gateway ends" in end["error"]["message"]
 
 
 async def test_headers_come_as_soon_as_the_request_is_accepted(gateway: RunningGateway) -> None:
@@ -243,8 +294,10 @@ async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() ->
     ids = [f"r{index}" for index in range(64)]
     log: Any = Log([])
     router = FrameRouter(log, keepalive_s=60.0)
-    buffer = router.open(ids)
+    buffer = router.open([*ids, "first"])
     buffer.accept(None, is_logged=False)
+    router.feed(scored_steps(1, "first"), 0.0)  # the others have no item yet
+    assert len(buffer.take()) == 1
     for together in zip(*(scored_steps(5, one) for one in ids), strict=True):
         router.feed(together, 0.0)
         given = buffer.take()
@@ -256,7 +309,7 @@ async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() ->
     for at in (5, 6):
         router.feed([StepItem(one, at, (Delta(0, (at,), logprobs=SCORED),)) for one in ids], 0.0)
     assert len(buffer._waiting) == len(ids)
-    assert all(cursor.behind for cursor in buffer.cursors.values())
+    assert all(buffer.cursors[one].behind for one in ids)
 
 
 # --- The subscription of a gateway over a connection that fails it without being closed -------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,11 @@ from quire.gateway.errors import api_errors
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.formats import FORMATS
+from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id
 from quire.gateway.output.tools import Tool
 from quire.gateway.stream.answer_options import AnswerOptions, read_answer_options
-from quire.gateway.stream.call_metadata import CallMetadata
+from quire.gateway.stream.call_metadata import MAX_ADAPTER_NAME, CallMetadata, request_id
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
@@ -30,7 +32,7 @@ from quire.shared.messages.codec import pack_token_ids
 from quire.shared.prompt_logprobs import PromptTokenLogprobs
 from quire.shared.text.detokenizer import drops_first_space
 from quire.shared.validators import InvalidValue
-from tests.support.gateway.running import MODEL, tokens
+from tests.support.gateway.running import MODEL, tokens, write_model
 from tests.support.tokenizers import byte_fallback, byte_level
 
 # --- A transcript is the text of a call: choices and tokens are counted over its requests, and a failure ends ---------
@@ -73,6 +75,78 @@ def test_the_end_of_a_request_ends_its_choices_and_that_of_all_the_call(model: S
     assert transcript.ended
     assert transcript.finish_reasons == ["stop", "length"]
     assert transcript.error is None
+
+
+def test_what_belongs_to_no_open_choice_adds_nothing_and_hides_nothing(model: ServedModel) -> None:
+    transcript = Transcript(replace(COMPLETION, n=2), model, ["a"])
+    transcript.feed(StepItem("a", 0, (Delta(0, tuple(tokens("x")), "stop"),)))
+    ids = tuple(tokens("y"))
+    found = transcript.feed(StepItem("a", 1, (Delta(0, ids), Delta(2, ids), Delta(1, ids))))
+    assert found == [TextDelta(1, "y", "", None, 4)]
+    assert transcript.feed(StepItem("a", 4, (), Outcome("length"))) == [TextDelta(1, "", "", "length", 4)]
+    assert transcript.finish_reasons == ["stop", "length"]
+
+
+@pytest.mark.parametrize("keeps_ids", [False, True])
+def test_parts_depend_on_the_tokens_and_not_on_how_they_come(model: ServedModel, keeps_ids: bool) -> None:
+    """Of two requests with two choices each, whose calls all have ids of their own."""
+    spec = OutputSpec(tool_format="hermes", tools=(Tool("f"),))
+    metadata = replace(COMPLETION, dialect="chat", n=2, requests=2, output_spec=spec.encode())
+    metadata = replace(metadata, answer=AnswerOptions(return_token_ids=keeps_ids))
+    ids = tuple(tokens("Yes. " + CALL))
+    found: list[list[TextDelta]] = []
+    for size in (1, 3, len(ids)):
+        transcript = Transcript(metadata, model, ["a", "b"])
+        deltas: list[TextDelta] = []
+        for number in range(4):
+            name, choice = "ab"[number // 2], number % 2
+            for at in range(0, len(ids), size):
+                reason = "stop" if at + size >= len(ids) else None
+                outcome = Outcome("stop") if reason and choice else None
+                delta = Delta(choice, ids[at : at + size], reason)
+                deltas += transcript.feed(StepItem(name, choice * len(ids) + at, (delta,), outcome))
+        assert transcript.ended
+        assert transcript.finish_reasons == ["tool_calls"] * 4
+        found.append(deltas)
+    assert found[0] == found[1] == found[2]
+    assert [delta.position for delta in found[0]] == sorted(delta.position for delta in found[0])
+    calls = [part.id for delta in found[0] for part in delta.parts or () if part.kind == PartKind.CALL]
+    assert len(set(calls)) == 4
+    assert [delta.choice for delta in found[0] if delta.finish_reason] == [0, 1, 2, 3]
+    scored = [delta.logprobs for delta in found[0] if delta.logprobs is not None]
+    assert tuple(one for part in scored for one in part.token_ids) == (4 * ids if keeps_ids else ())
+
+
+def test_a_choice_with_parts_that_ends_with_its_request_ends_with_what_was_held_back(model: ServedModel) -> None:
+    spec = OutputSpec(tool_format="hermes", tools=(Tool("f"),))
+    transcript = Transcript(replace(COMPLETION, dialect="chat", output_spec=spec.encode()), model, ["a"])
+    ids = tuple(tokens("Yes <tool"))
+    deltas = transcript.feed(StepItem("a", 0, (Delta(0, ids),)))
+    deltas += transcript.feed(StepItem("a", len(ids), (), Outcome("length")))
+    assert "".join(part.text for delta in deltas for part in (*(delta.parts or ()), *delta.rest_parts)) == "Yes <tool"
+    assert (deltas[-1].finish_reason, deltas[-1].position) == ("length", len(ids))
+
+
+@pytest.mark.parametrize(("dialect", "text"), [("completion", " the cat"), ("chat", "the cat")])
+def test_the_first_space_of_a_tokenizer_that_drops_it_stays_in_a_continuation(
+    tmp_path: Path, dialect: str, text: str
+) -> None:
+    model = load_model(str(write_model(tmp_path / "model", byte_fallback())), MODEL)
+    ids = tuple(model.tokenizer.encode("the cat", add_special_tokens=False).ids)
+    options = AnswerOptions(echo=True, logprobs=0)
+    transcript = Transcript(replace(COMPLETION, dialect=dialect, answer=options), model, ["a"])
+    report = PromptReport(2, pack_token_ids(ids), None)
+    records = b"".join(struct.pack("<f", -1.0) for _ in ids)
+    [delta] = transcript.feed(StepItem("a", 0, (Delta(0, ids, "length", logprobs=records),), report=report))
+    assert delta.text + delta.rest == text
+    _, prompt = transcript.prompt_of("a")
+    assert prompt is not None
+    assert prompt.text == "the cat"
+    # A token begins where it does in the text of the prompt and the answer.
+    assert prompt.offsets == prompt_text("byte fallback", list(ids)).offsets
+    assert delta.logprobs is not None
+    assert delta.logprobs.offsets[0] == len(prompt.text)
+    assert transcript.usage["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
 def test_text_that_may_become_a_stop_string_is_held_back(model: ServedModel) -> None:
@@ -178,24 +252,35 @@ ABOUT = CallMetadata("chat", 1_700_000_000, 3, True, ("x", "stop😀"), 17, 1, T
 LABELS = {f"{n:02}" + "😀" * 62: "😀" * 512 for n in range(16)}
 
 
-def test_what_is_noted_about_a_call_survives_the_way() -> None:
-    assert CallMetadata.decode(ABOUT.encode()) == ABOUT
+# Each field has another value than by default, and the largest that it may have.
+FULL = replace(
+    ABOUT,
+    stop=("😀" * 1024,) * 16,
+    include_stop_str_in_output=True,
+    metadata=tuple(LABELS.items()),
+    service_tier="flex",
+    prompt_cache_key="😀" * 512,
+    answer=OPTIONS,
+    output_spec="{}",
+    echo="{}",
+    adapter="a" * MAX_ADAPTER_NAME,
+)
 
 
-def test_whether_the_stop_string_is_text_survives_the_way() -> None:
-    metadata = replace(ABOUT, include_stop_str_in_output=True)
-    assert CallMetadata.decode(metadata.encode()) == metadata != ABOUT
-
-
-def test_the_largest_labels_survive_the_way() -> None:
-    metadata = replace(
-        ABOUT,
-        stop=("😀" * 1024,) * 16,
-        metadata=tuple(LABELS.items()),
-        service_tier="flex",
-        prompt_cache_key="😀" * 512,
-    )
+@pytest.mark.parametrize("metadata", [ABOUT, FULL])
+def test_what_is_noted_about_a_call_survives_the_way(metadata: CallMetadata) -> None:
     assert CallMetadata.decode(metadata.encode()) == metadata
+    assert metadata.model_name("model") == (metadata.adapter or "model")
+
+
+def test_labels_are_fields_of_an_answer_only_if_the_call_asked_for_them() -> None:
+    assert ABOUT.label_fields == ("", "")
+    tier, pairs = FULL.label_fields
+    assert json.loads(f"{{{tier}{pairs.removeprefix(',')}}}") == {"service_tier": "flex", "metadata": LABELS}
+
+
+def test_the_requests_of_a_call_have_ids_of_their_own() -> None:
+    assert [request_id("call", index) for index in range(3)] == ["call", "call-1", "call-2"]
 
 
 @given(st.binary(max_size=64))
@@ -296,13 +381,6 @@ def test_the_id_of_a_call_depends_on_its_request_choice_and_token_alone() -> Non
 
 
 # --- The text of one choice: what its tokens make certain, and where each token begins --------------------------------
-
-
-def test_a_possible_stop_string_is_held_back_until_the_choice_ends(model: ServedModel) -> None:
-    choice = ChoiceText(model, replace(COMPLETION, stop=("<end>",)))
-    assert choice.push(Delta(0, tuple(tokens("one <e")))) == "one "
-    assert choice.finish("length") == "<e"
-    assert choice.finish_reason == "length"
 
 
 def test_each_scored_token_has_the_place_where_it_begins(model: ServedModel) -> None:

@@ -6,28 +6,37 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.client import Pipeline
 
 from quire.shared.accounts.account import Account, check_name
 from quire.shared.accounts.backup import DAY_MS, back_up, restore
 from quire.shared.accounts.charge import Charge, LimitReached, Price, RateState
 from quire.shared.accounts.limits import AccountLimits, money, nanos
 from quire.shared.accounts.secret import PREFIX, digest_of, key_id_of, new_secret
-from quire.shared.accounts.store import AccountStore, UnknownAccount
+from quire.shared.accounts.store import AccountStore, AuditEntry, UnknownAccount
 from quire.shared.accounts.usage import DAY_S, UsageRow, as_csv, read_usage
 from quire.shared.keys import ACCOUNTS_TAG, AccountKeys
 from quire.shared.redis.clients import command_client
 from quire.shared.validators import InvalidValue
+from tests.support.redis_server import RedisServer
 
 # --- account ----------------------------------------------------------------------------------------------------------
 # Accounts as JSON: an account equals its copy that is written and read, and corrupt data is refused.
 
 
+TEXTS, TIMES = ("name", "parent", "digest", "old_digest"), ("created", "expires", "revoked", "old_until")
 KEY = Account(kind="key", id="0" * 16, name="ci", parent="acme/web", created=5, digest="a" * 64, expires=100)
+
+
+def says_why(error: InvalidValue) -> bool:
+    """Return whether an error has a sentence behind the name of the value."""
+    return len(str(error).removeprefix(error.name).split()) > 1
 
 
 def test_an_account_is_read_as_it_was_written() -> None:
@@ -41,42 +50,69 @@ def test_an_account_is_read_as_it_was_written() -> None:
     assert Account(kind="project", id="acme/web", name="web", parent="acme").parent_place == "organisation:acme"
 
 
-def test_digests_are_neither_shown_nor_printed() -> None:
-    assert KEY.digest not in repr(KEY)
-    assert KEY.digest not in str(KEY.shown())
+def test_an_account_is_shown_without_its_digests() -> None:
+    """And with null in place of a time that never comes."""
+    limits = AccountLimits(cost_per_day=5 * 10**8)
+    both = {"created": 5, "limits": {"cost_per_day": 0.5}}
+    key = replace(KEY, limits=limits, old_digest="b" * 64)
+    about = {"object": "key", "id": "0" * 16, "name": "ci", "organisation": "acme", "project": "web"}
+    assert key.shown() == about | both | {"expires": 100, "revoked": None}
+    assert replace(key, expires=0, revoked=9).shown() == about | both | {"expires": None, "revoked": 9}
+    project = Account(kind="project", id="acme/web", name="web", parent="acme", created=5, limits=limits)
+    assert project.shown() == both | {"object": "project", "id": "acme/web", "name": "web", "organisation": "acme"}
+    organisation = Account(kind="organisation", id="acme", name="acme", created=5, limits=limits)
+    assert organisation.shown() == both | {"object": "organisation", "id": "acme", "name": "acme"}
+    assert not any(digest in repr(key) for digest in (key.digest, key.old_digest))
 
 
 @pytest.mark.parametrize(
-    ("place", "data"),
+    ("place", "data", "wrong"),
     [
-        ("user:x", "{}"),
-        ("key:" + "0" * 16, "{"),
-        ("key:" + "0" * 16, "[]"),
-        ("key:" + "0" * 16, '{"name": "a", "limits": {}, "is_admin": true}'),
-        ("key:" + "0" * 16, '{"name": 1, "limits": {}}'),
-        ("key:" + "0" * 16, '{"name": "a", "limits": {"max_tokens": -1}}'),
-        ("key:" + "0" * 16, '{"name": "a", "limits": {}, "digest": "x"}'),
-        ("key:x", '{"name": "a", "limits": {}}'),
-        ("organisation:acme", '{"name": "' + "a" * 70_000 + '", "limits": {}}'),
-        ("organisation:acme", "[" * 60_000),
+        ("user:x", '{"limits": {}}', "account"),
+        ("key:" + "0" * 16, "{", "account"),
+        ("key:" + "0" * 16, "[]", "account"),
+        ("key:" + "0" * 16, '{"name": "a"}', "account"),
+        ("key:" + "0" * 16, '{"name": "a", "limits": {}, "is_admin": true}', "account"),
+        *[("key:" + "0" * 16, f'{{"{name}": 1, "limits": {{}}}}', name) for name in TEXTS],
+        *[("key:" + "0" * 16, f'{{"{name}": "1", "limits": {{}}}}', name) for name in TIMES],
+        ("key:" + "0" * 16, '{"name": "a", "limits": {"max_tokens": -1}}', "max_tokens"),
+        *[("key:" + "0" * 16, f'{{"name": "a", "limits": {{}}, "{one}": "x"}}', "digest") for one in TEXTS[2:]],
+        ("key:x", '{"name": "a", "limits": {}}', "id"),
+        ("organisation:acme", '{"name": "' + "a" * 70_000 + '", "limits": {}}', "account"),
+        ("organisation:acme", "[" * 60_000, "account"),
     ],
 )
-def test_corrupt_accounts_are_refused(place: str, data: str) -> None:
-    with pytest.raises(InvalidValue):
+def test_corrupt_accounts_are_refused(place: str, data: str, wrong: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
         Account.decode(place, data)
+    assert caught.value.name == wrong
+    assert says_why(caught.value)
 
 
 def test_only_the_digests_of_a_key_that_is_valid_now_are_accepted() -> None:
-    assert KEY.fault("a" * 64, 50) == ""
-    assert KEY.fault("b" * 64, 50) == "unknown"
-    assert KEY.fault("", 50) == "unknown"
-    assert KEY.fault("a" * 64, 100) == "expired"
+    """The old digest is accepted until its time is over, and neither once the key is revoked."""
+    key = replace(KEY, old_digest="c" * 64, old_until=70)
+    found = {
+        (digest[:1], now): key.fault(digest, now)
+        for digest in ("a" * 64, "b" * 64, "c" * 64, "")
+        for now in (50, 69, 70, 99, 100)
+    }
+    assert {place for place, fault in found.items() if not fault} == {
+        *(("a", now) for now in (50, 69, 70, 99)),
+        *(("c", now) for now in (50, 69)),
+    }
+    assert {fault for (digest, _), fault in found.items() if digest in ("b", "")} == {"unknown"}
+    assert (found["a", 100], found["c", 70]) == ("expired", "unknown")
+    assert replace(key, expires=0).fault("a" * 64, 10**12) == ""
+    revoked = replace(key, revoked=40)
+    assert [revoked.fault(digest, 50) for digest in ("a" * 64, "b" * 64, "c" * 64)] == ["revoked", "unknown", "revoked"]
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "a/b", "../a", "x" * 65, 5])
 def test_names_with_other_characters_are_refused(name: object) -> None:
-    with pytest.raises(InvalidValue):
+    with pytest.raises(InvalidValue) as caught:
         check_name("project", name)
+    assert caught.value.name == "project"
 
 
 # --- secret -----------------------------------------------------------------------------------------------------------
@@ -134,6 +170,7 @@ def test_wrong_limits_are_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue) as caught:
         AccountLimits.of(given)
     assert caught.value.name.startswith(next(iter(given)))
+    assert says_why(caught.value)
 
 
 def test_money_is_exact() -> None:
@@ -188,25 +225,82 @@ async def store(redis_url: str) -> AsyncIterator[AccountStore]:
 
 async def test_a_key_is_made_with_its_project_and_organisation(store: AccountStore) -> None:
     assert not await store.has_keys()
+    before = int(await store.now())
     key, secret = await store.create("acme", "web", "ci", AccountLimits(max_tokens=5), expires=9)
     assert await store.has_keys()
-    assert [one.place for one in await store.chain(key.id)] == [key.place, "project:acme/web", "organisation:acme"]
-    assert key.digest == digest_of(secret)
+    chain = await store.chain(key.id)
+    assert key_id_of(secret) == key.id
+    assert before <= key.created <= await store.now()
+    assert chain == (
+        Account(
+            kind="key", id=key.id, name="ci", parent="acme/web", created=key.created,
+            limits=AccountLimits(max_tokens=5), digest=digest_of(secret), expires=9,
+        ),
+        Account(kind="project", id="acme/web", name="web", parent="acme", created=key.created),
+        Account(kind="organisation", id="acme", name="acme", created=key.created),
+    )  # fmt: skip
+    assert key == chain[0]
+    # A second key changes nothing of the accounts above.
+    await store.limit("project:acme/web", AccountLimits(max_tokens=7))
+    other, _ = await store.create("acme", "web", "cd", AccountLimits())
+    assert (await store.chain(other.id))[1].limits.max_tokens == 7
     assert await store.chain("0" * 16) == ()
-    with pytest.raises(InvalidValue):
-        await store.create("acme", "../x", "ci", AccountLimits())
+    for names, wrong in ((("../x", "web", "ci"), "organisation"), (("acme", "../x", "ci"), "project"),
+                         (("acme", "web", "../x"), "name")):  # fmt: skip
+        with pytest.raises(InvalidValue) as caught:
+            await store.create(*names, AccountLimits())
+        assert caught.value.name == wrong
+    assert len(await store.all()) == 4
+
+
+async def test_accounts_are_listed_the_oldest_first(store: AccountStore) -> None:
+    for name, created in (("b", 5), ("a", 7), ("c", 5)):
+        account = Account(kind="organisation", id=name, name=name, created=created)
+        await store.client.hset(store.keys.accounts, account.place, account.encode())
+    assert [one.id for one in await store.all()] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("grace_s", [0, 60])
+async def test_the_secret_before_a_rotation_is_valid_for_its_grace(store: AccountStore, grace_s: int) -> None:
+    key, secret = await store.create("acme", "web", "ci", AccountLimits())
+    before = await store.now()
+    rotated, new = await store.rotate(key.id, grace_s)
+    after = await store.now()
+    assert key_id_of(new) == key.id
+    assert rotated == await store.get(key.place)
+    assert rotated.fault(digest_of(new), after + 10**9) == ""
+    found = [rotated.fault(digest_of(secret), now) for now in (before, before + 58, after + 61)]
+    assert found == (["", "", "unknown"] if grace_s else ["unknown"] * 3)
+    assert await store.expiry(0) == 0
+    assert int(after) + 5 <= await store.expiry(5) <= await store.now() + 5
 
 
 async def test_the_audit_log_has_every_change_and_no_secret(store: AccountStore) -> None:
-    key, secret = await store.create("acme", "web", "ci", AccountLimits())
+    before = await store.now()
+    key, secret = await store.create("acme", "web", "ci", AccountLimits(max_tokens=5), expires=9)
     await store.limit("project:acme/web", AccountLimits(max_tokens=7))
     _, other = await store.rotate(key.id, 60)
     await store.revoke(key.id)
     entries = await store.audit()
-    assert [entry.action for entry in entries] == ["revoke", "rotate", "limit", "create"]
+    assert [(entry.action, entry.accounts, json.loads(entry.change)) for entry in entries] == [
+        ("revoke", key.place, {}),
+        ("rotate", key.place, {"grace_s": 60}),
+        ("limit", "project:acme/web", {"limits": {"max_tokens": 7}}),
+        (
+            "create",
+            f"organisation:acme project:acme/web {key.place}",
+            {"name": "ci", "limits": {"max_tokens": 5}, "expires": 9},
+        ),
+    ]
     assert {entry.actor for entry in entries} == {"tester"}
-    assert entries[2].change == '{"limits": {"max_tokens": 7}}'
+    after = await store.now()
+    assert all(1000 * before - 1 <= entry.at_ms <= 1000 * after for entry in entries)
     assert all(part not in str(entries) for part in (secret, other, digest_of(secret), digest_of(other)))
+    assert await store.audit(count=2) == entries[:2]
+    # Whatever else is in the log hides no other entry.
+    for surprise in ({"at": "x"}, {"surprise": b"\xff"}):
+        await store.client.xadd(store.keys.audit, dict(surprise))
+    assert await store.audit() == [AuditEntry(0, "", "", "", ""), AuditEntry(0, "", "", "", ""), *entries]
 
 
 async def test_changes_at_the_same_time_are_all_kept(store: AccountStore) -> None:
@@ -218,8 +312,9 @@ async def test_changes_at_the_same_time_are_all_kept(store: AccountStore) -> Non
 
 
 async def test_unknown_and_corrupt_accounts(store: AccountStore) -> None:
-    with pytest.raises(UnknownAccount):
-        await store.revoke("0" * 16)
+    for unknown in (store.revoke("0" * 16), store.rotate("0" * 16), store.get("key:" + "0" * 16)):
+        with pytest.raises(UnknownAccount, match="0" * 16):
+            await unknown
     key, _ = await store.create("acme", "web", "ci", AccountLimits())
     client: Any = store.client
     await client.hset(store.keys.accounts, "project:acme/web", "x")
@@ -230,9 +325,15 @@ async def test_unknown_and_corrupt_accounts(store: AccountStore) -> None:
 
 async def test_a_revoked_key_is_not_rotated(store: AccountStore) -> None:
     key, _ = await store.create("acme", "web", "ci", AccountLimits())
-    await store.revoke(key.id)
-    with pytest.raises(InvalidValue):
+    assert key.fault(key.digest, await store.now()) == ""
+    revoked = await store.revoke(key.id)
+    assert revoked == await store.get(key.place)
+    assert revoked.fault(key.digest, await store.now()) == "revoked"
+    assert 0 <= await store.now() - revoked.revoked < 60
+    with pytest.raises(InvalidValue) as caught:
         await store.rotate(key.id)
+    assert caught.value.name == "id"
+    assert says_why(caught.value)
 
 
 async def test_only_projects_have_a_weight(store: AccountStore) -> None:
@@ -243,8 +344,9 @@ async def test_only_projects_have_a_weight(store: AccountStore) -> None:
         with pytest.raises(InvalidValue, match="must be set for a project") as caught:
             await store.limit(place, AccountLimits(weight=5))
         assert caught.value.name == "weight"
-    with pytest.raises(InvalidValue):
+    with pytest.raises(InvalidValue) as caught:
         await store.create("acme", "web", "other", AccountLimits(weight=5))
+    assert caught.value.name == "weight"
     assert len([account for account in await store.all() if account.kind == "key"]) == 1
 
 
@@ -345,6 +447,31 @@ async def test_accounts_that_exist_are_never_overwritten(client: Redis) -> None:
     with pytest.raises(InvalidValue, match="where no account was ever made"):
         await restore(client, saved, "tester")
     assert await back_up(client) == saved
+    # Also where only the log is left.
+    await client.delete(KEYS.accounts)
+    with pytest.raises(InvalidValue, match="where no account was ever made"):
+        await restore(client, saved, "tester")
+    assert not await store.has_keys()
+
+
+@pytest.mark.parametrize("key", [KEYS.accounts, KEYS.audit])
+async def test_accounts_that_another_command_makes_meanwhile_are_not_overwritten(
+    client: Redis, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    exists = Pipeline.exists
+
+    async def late(pipe: Pipeline, *names: str) -> int:
+        found = await exists(pipe, *names)
+        with redis_server.client() as other:
+            other.hset(key, "x", "y") if key == KEYS.accounts else other.xadd(key, {"x": "y"})
+        return found
+
+    monkeypatch.setattr(Pipeline, "exists", late)
+    saved = {"format": 1, "accounts": {KEY.place: KEY.encode()}, "audit": [], "usage": {"5": {"a b prompt": 1}}}
+    with pytest.raises(InvalidValue) as caught:
+        await restore(client, saved, "tester")
+    assert caught.value.name == "file"
+    assert await client.keys() == [key.encode()]
 
 
 @pytest.mark.parametrize(
@@ -361,6 +488,7 @@ async def test_accounts_that_exist_are_never_overwritten(client: Redis) -> None:
 )
 async def test_a_damaged_backup_changes_nothing(client: Redis, damage: Any) -> None:
     good = {"format": 1, "accounts": {}, "audit": [], "usage": {}}
-    with pytest.raises(InvalidValue, match="backup"):
+    with pytest.raises(InvalidValue, match="backup") as caught:
         await restore(client, {**good, **damage} if damage else damage, "tester")
+    assert caught.value.name == "file"
     assert await client.dbsize() == 0

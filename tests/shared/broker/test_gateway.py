@@ -26,6 +26,7 @@ from quire.shared.keys import (
     LARGE_BYTES,
     RETENTION_S,
     STORED_BYTES,
+    VIEW_TTL_S,
 )
 from quire.shared.messages import Outcome, StepItem, WorkerCard, decode_items
 from quire.shared.redis.clients import pubsub_client
@@ -260,10 +261,20 @@ async def test_an_idempotency_key_stands_for_one_request(broker: Broker, client:
 
 async def test_an_idempotency_key_cannot_stand_for_another_call(broker: Broker) -> None:
     await keyed(broker, "a")
-    with pytest.raises(IdempotencyConflict):
+    with pytest.raises(IdempotencyConflict, match="key"):
         await keyed(broker, "b", fingerprint="another")
     assert await keyed(broker, "b") == "a"
     assert await broker.queued() == (1, 10)
+
+
+async def test_the_call_of_an_idempotency_key_is_found(broker: Broker) -> None:
+    assert await broker.call_of("key") == ("", b"")
+    await broker.submit(
+        "a", b"", gateway="g", cost=1, bounds=BOUNDS, metadata=b"about a", idempotency_key="key", fingerprint="f"
+    )
+    assert await broker.call_of("key") == ("a", b"about a")
+    await broker.client.delete(KEYS.request("a"))
+    assert await broker.call_of("key") == ("a", b"")
 
 
 @pytest.mark.parametrize("gone", [KEYS.request("a"), KEYS.idempotency("key")])
@@ -293,6 +304,28 @@ async def test_the_log_is_read_from_any_token_on_and_in_pages(broker: Broker) ->
     assert [item.end for item in await broker.read_output("r", after=0, count=2)] == [1, 2]
     assert [item.end for item in await broker.read_output("r", after=2, count=2)] == [3]
     assert [item.outcome for item in await broker.read_output("r", after=5)] == [Outcome("stop")]
+
+
+async def test_the_logs_of_requests_are_dropped_before_their_time(broker: Broker) -> None:
+    for name in ("a", "b", "c"):
+        await submit(broker, name)
+        await broker.cancel(name)
+    await broker.drop_output(["a", "c"])
+    assert [len(await broker.read_output(name)) for name in ("a", "b", "c")] == [0, 1, 0]
+
+
+async def test_who_looks_at_a_worker_learns_what_waits_and_who_runs_what(broker: Broker, client: Redis) -> None:
+    assert not await broker.is_looked_at("w")
+    assert await broker.look("w") == {"handed": 0, "interactive": 0, "standard": 0, "batch": 0}
+    assert (await broker.is_looked_at("w"), await broker.is_looked_at("x")) == (True, False)
+    assert 0 < await client.pttl(KEYS.view("w")) <= 1000 * VIEW_TTL_S
+    await start(broker, "running", "w")
+    await submit(broker, "waiting")
+    await broker.submit("batch", b"", gateway="g", cost=1, bounds=BOUNDS, priority_class="batch")
+    await client.hset(KEYS.load, "requests:interactive", -1)  # a lost write
+    assert await broker.look("w") == {"handed": 0, "interactive": 0, "standard": 1, "batch": 1}
+    found = await broker.owners(["running", "waiting", "unknown"])
+    assert found == [("running", "w"), ("queued", ""), ("", "")]
 
 
 async def test_the_cards_of_live_workers_are_seen(broker: Broker, client: Redis) -> None:
@@ -453,6 +486,27 @@ async def test_a_request_counts_until_redis_forgets_it_whoever_ended_it(broker: 
         b"last": f"{STORED_BYTES} ",
     }
     assert await client.zscore(KEYS.due, "a2") > 1
+
+
+async def test_a_request_that_counts_is_looked_at_when_its_keys_may_be_gone(broker: Broker, client: Redis) -> None:
+    async def due_in() -> float:
+        seconds, micros = await client.time()
+        return ((await client.zscore(KEYS.due, "a0")) or 0) / 1000 - seconds - micros / 1e6
+
+    await store(broker, "a0", "a")
+    assert RETENTION_S - 60 < await due_in() <= RETENTION_S
+    # It has not ended then, so it is looked at again.
+    await client.zadd(KEYS.due, {"a0": 1})
+    await store(broker, "a1", "a")
+    assert RETENTION_S - 60 < await due_in() <= RETENTION_S
+    await broker.cancel("a0")
+    assert 4940 < await due_in() <= 5000.01
+    for key in (KEYS.request("a0"), KEYS.output("a0")):
+        await client.expire(key, 50)
+    await client.zadd(KEYS.due, {"a0": 1})
+    await store(broker, "a2", "a")
+    assert 0 < await due_in() <= 50.01
+    assert 4940 < await client.ttl(KEYS.ended("a")) <= 5001
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.broker import Broker, QueueReader
+from quire.shared.broker import Broker, DeadRequest, LastBeat, QueueReader
 from quire.shared.broker import adapters as module
 from quire.shared.broker.lane_state import read_lane
 from quire.shared.broker.models import PIECE, ModelRegistry
@@ -18,6 +18,7 @@ from quire.shared.messages.manifest import MAX_MANIFEST_BYTES, FileEntry, ModelM
 from quire.shared.model.adapter_names import Announcement
 from quire.shared.model.registered_files import manifest_of
 from quire.shared.redis.clients import command_client
+from quire.shared.share import Share
 from tests.support.broker_calls import KEYS, go_stale, start, step, submit, take
 
 # --- lane -------------------------------------------------------------------------------------------------------------
@@ -118,6 +119,38 @@ async def test_files_are_stored_once_and_read_in_pieces(registry: ModelRegistry)
     assert len(await registry.client.keys("*:file:*")) == 2, "no draft is left"
 
 
+async def test_what_a_worker_that_is_gone_has_registered_expires(
+    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest, its name, its files, and a file that it has written in part."""
+    client = registry.client
+    await client.zadd(registry.keys.models, {"old": 1})
+    manifest = manifest_of("one", (), FILES)
+    await registry.register(manifest, FILES, replaces=True)
+    assert await client.zrange(registry.keys.models, 0, -1) == [b"one"]
+    seconds, _ = await client.time()
+    assert 0 <= seconds - (await client.zscore(registry.keys.models, "one") or 0) // 1000 < 60
+    keys = [registry.keys.manifest("one"), *(registry.keys.file(entry.digest) for entry in manifest.files)]
+    for key in keys:
+        assert MODEL_TTL_S - 60 < await client.ttl(key) <= MODEL_TTL_S
+    await client.delete(*keys)
+    monkeypatch.setattr(client, "rename", None)
+    with pytest.raises(TypeError):
+        await registry.register(manifest, FILES, replaces=True)
+    [draft] = await client.keys("*:file:*")
+    assert 0 < await client.ttl(draft) <= 60
+
+
+async def test_a_file_that_is_something_else_in_redis_is_written_again(registry: ModelRegistry) -> None:
+    manifest = manifest_of("one", (), FILES)
+    entry = manifest.files[0]
+    await registry.client.lpush(registry.keys.file(entry.digest), "x")
+    with pytest.raises(MessageError):
+        await registry.read(entry)
+    await registry.register(manifest, FILES, replaces=True)
+    assert await registry.read(entry) == FILES[entry.name]
+
+
 async def test_another_manifest_is_replaced_only_at_the_start_of_a_worker(registry: ModelRegistry) -> None:
     one = manifest_of("m", (), FILES)
     other = manifest_of("m", ("alias",), FILES)
@@ -147,10 +180,14 @@ async def test_content_that_is_not_what_the_manifest_names_is_refused(registry: 
 
 
 async def test_a_large_manifest_is_cut(registry: ModelRegistry) -> None:
-    await registry.client.zadd(registry.keys.models, {"m": 1, "n" * 300: 2})
+    longest = "n" * 256
+    await registry.client.zadd(registry.keys.models, {"m": 1, longest: 2, "n" * 257: 3, "lost": 4, "list": 5})
     await registry.client.set(registry.keys.manifest("m"), b"x" * 10 * MAX_MANIFEST_BYTES)
+    for name in ("n" * 257, longest):
+        await registry.client.set(registry.keys.manifest(name), b"x")
+    await registry.client.lpush(registry.keys.manifest("list"), b"x")
     found = await registry.registered()
-    assert list(found) == ["m"]
+    assert list(found) == [longest, "m"]
     assert len(found["m"]) == MAX_MANIFEST_BYTES + 1
     with pytest.raises(MessageError, match="over the limit"):
         ModelManifest.decode(found["m"])
@@ -200,6 +237,22 @@ async def test_what_is_pending_for_a_worker_that_is_gone_keeps_its_consumer(brok
     assert await consumers(client) == {"heir"}
 
 
+async def test_beats_are_of_live_workers_and_by_the_clock_of_redis(broker: Broker, client: Redis) -> None:
+    assert await broker.last_beats() == []
+    card = WorkerCard("w", "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
+    for name in ("w", "x", "y", "z"):
+        await broker.beat(replace(card, worker_id=name), beat_s=0.5)
+    assert all(0 <= one.age_s < 60 and one.every_s == 0.5 for one in await broker.last_beats())
+    seconds, _ = await client.time()
+    await client.hset(KEYS.worker("w"), "beat", 1000 * (seconds - 100))
+    await client.hset(KEYS.worker("x"), "beat", 1000 * (seconds + 100))
+    await client.hdel(KEYS.worker("y"), "card")  # enlisted, and did not beat yet
+    await client.delete(KEYS.worker("z"))
+    late, ahead = await broker.last_beats()
+    assert 100 <= late.age_s < 160
+    assert ahead == LastBeat(0, 0.5)
+
+
 async def test_a_name_is_of_one_incarnation_at_a_time(broker: Broker, client: Redis) -> None:
     card = WorkerCard("w", "1", "lane", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
     assert await broker.holder("w") is None
@@ -211,11 +264,15 @@ async def test_a_name_is_of_one_incarnation_at_a_time(broker: Broker, client: Re
     holder = await broker.holder("w")
     assert holder is not None
     assert (holder.incarnation, holder.home, holder.beat_s) == ("1", "here", 0.5)
+    seconds, _ = await client.time()
+    assert 0 <= seconds - holder.beat_ms // 1000 < 60
     assert await broker.enlist("w", "2", "there", 0.5, before="1")
     # The one before has lost it, and its card is gone until the new one beats.
     assert not await broker.beat(card)
     assert await broker.live_workers() == []
     assert 0 < await client.ttl(KEYS.worker("w")) <= 5
+    assert await broker.enlist("w", "2", "there", 10)
+    assert 5 < await client.ttl(KEYS.worker("w")) <= 30
     new = replace(card, incarnation="2")
     assert await broker.beat(new, slowest_step_s=10)
     assert await broker.live_workers() == [new]
@@ -247,9 +304,11 @@ async def test_corrupt_announcements_are_left_out_and_counted(redis_url: str, mo
     await client.hset(broker.keys.adapters, "b", '{"path": "../../etc", "stamp": "1"}')
     await client.hset(broker.keys.adapters, "c d", Announcement("c", "x", "1").encode())
     assert list(await broker.announced_adapters()) == ["a"]
-    assert broker.corrupt["adapter"] == 2
-    monkeypatch.setattr(module, "MAX_ANNOUNCEMENTS", 2)
-    assert await broker.announced_adapters() == {}
+    assert broker.corrupt == {"adapter": 2}
+    for most, expected in ((3, ["a"]), (2, [])):
+        monkeypatch.setattr(module, "MAX_ANNOUNCEMENTS", most)
+        assert list(await broker.announced_adapters()) == expected
+    assert broker.corrupt == {"adapter": 4, "adapters": 1}
     await client.aclose()
 
 
@@ -261,11 +320,15 @@ async def test_entries_of_the_dead_that_are_corrupt_are_left_out(
     broker: Broker, client: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = {"id": "r", "class": "batch", "worker": "w", "emitted": 3, "body": b"b", "metadata": b"a"}
-    await client.xadd(KEYS.dead, good)
+    entry = await client.xadd(KEYS.dead, good | {"tenant": "batch 300 acme/web", "user": "12 ab"})
     for name, data in (("emitted", "x"), ("class", "none"), ("id", b"\xff")):
         await client.xadd(KEYS.dead, good | {name: data})
     await client.xadd(KEYS.dead, {"surprise": 1})
-    [dead] = await broker.read_dead()
-    assert (dead.request_id, dead.priority_class, dead.emitted) == ("r", "batch", 3)
+    dead = DeadRequest(entry.decode(), "r", "batch", "w", 3, b"b", b"a", Share("acme/web", "ab", 300))
+    assert await broker.read_dead() == [dead]
     assert broker.corrupt == {"dead entry": 4}
     assert caplog.text.count("is corrupt") == 1
+    # The newest ones come first; one without a share is read as well.
+    for number in (4, 5):
+        await client.xadd(KEYS.dead, good | {"emitted": number})
+    assert [(one.emitted, one.share) for one in await broker.read_dead(count=2)] == [(5, Share()), (4, Share())]

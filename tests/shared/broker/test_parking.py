@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from redis.asyncio import Redis
 
+from quire.shared.accounts.account import Account
+from quire.shared.accounts.charge import Charge, LimitReached
+from quire.shared.accounts.limits import AccountLimits
 from quire.shared.broker import Broker, NoRoom, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
 from quire.shared.broker.parking import NO_BOUNDS
 from quire.shared.keys import GROUP, LOG_BYTES_PER_TOKEN, PARKING_S, RETENTION_S, STORED_BYTES
@@ -131,6 +136,9 @@ async def test_after_its_retention_a_parked_request_ends_once(broker: Broker, cl
     assert await broker.lapsed() == []
     await client.zadd(KEYS.parked, {"r": 1})
     assert await broker.lapsed() == ["r"]
+    await client.zadd(KEYS.parked, {"another": 2})
+    assert await broker.lapsed(count=1) == ["r"]
+    await client.zrem(KEYS.parked, "another")
     assert await broker.expire("r") == "expired"
     assert (await broker.expire("r"), await broker.unpark("r")) == ("done", "done")
     [item] = await broker.read_output("r")
@@ -174,6 +182,22 @@ async def test_a_full_queue_takes_no_parked_request(broker: Broker) -> None:
         await broker.unpark("r", BOUNDS)
     assert await state_of(broker) == "parked"
     assert await broker.unpark("r", QueueBounds(4, 1000)) == "queued"
+
+
+async def test_a_limit_of_its_caller_keeps_a_request_parked(broker: Broker) -> None:
+    account = Account(kind="key", id="a" * 16, name="a")
+    for name in ("r", "other"):
+        charge = Charge((account,), "model")
+        await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1)
+    await broker.park("r")
+    bounded = Charge((replace(account, limits=AccountLimits(concurrent_requests=1)),), "model")
+    with pytest.raises(LimitReached) as reached:
+        await broker.unpark("r", charge=bounded)
+    assert (reached.value.limit, reached.value.account) == ("concurrent_requests", account.place)
+    assert reached.value.wait_ms == 0
+    assert await state_of(broker) == "parked"
+    await broker.cancel("other")
+    assert await broker.unpark("r", charge=bounded) == "queued"
 
 
 async def test_an_unparked_request_needs_no_client_and_stays_for_the_rest_of_its_time(
@@ -247,15 +271,19 @@ async def test_the_answer_of_a_parked_line_of_a_batch_makes_no_room_before_it_wa
     assert await client.zscore(KEYS.holders, "a") == STORED_BYTES
 
 
-async def test_a_corrupt_request_ends_instead(broker: Broker, client: Redis) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_parked"),
+    [(name, False) for name in ("emitted", "deadline")]
+    + [(name, True) for name in ("class", "cost", "emitted", "left", "tenant", "user")],
+)
+async def test_a_corrupt_request_ends_instead(broker: Broker, client: Redis, name: str, is_parked: bool) -> None:
     await submit(broker, "r")
-    await client.hset(KEYS.request("r"), "emitted", "x")
-    assert await broker.park("r") == "done"
-    await submit(broker, "q")
-    await broker.park("q")
-    await client.hset(KEYS.request("q"), "class", "x")
-    assert await broker.unpark("q") == "done"
-    assert await broker.read_totals() == {"accepted": 2, "error": 2}
+    if is_parked:
+        await broker.park("r")
+    await client.hset(KEYS.request("r"), name, "x")
+    assert await (broker.unpark("r") if is_parked else broker.park("r")) == "done"
+    assert await outcome_of(broker) == "error"
+    assert await broker.read_totals() == {"accepted": 1, "error": 1}
     assert (await broker.queued(), await client.exists(KEYS.parked)) == ((0, 0), 0)
 
 
@@ -276,10 +304,16 @@ async def test_parked_requests_are_listed_by_the_time_that_is_left(broker: Broke
     await submit(broker, "soon")
     await broker.park("soon", retention_s=90)
     soon, late = await broker.read_parked(10)
-    assert (soon.request_id, soon.emitted, soon.priority_class) == ("soon", 0, "standard")
+    assert (soon.request_id, soon.emitted, soon.priority_class, soon.metadata) == ("soon", 0, "standard", b"")
     assert (late.request_id, late.emitted) == ("late", 2)
     assert 80 < soon.left_s <= 90
-    assert len(await broker.read_parked(1)) == 1
+    assert [one.request_id for one in await broker.read_parked(1)] == ["soon"]
+    # One whose hash is lost or corrupt is listed, so that an operator sees it.
+    await broker.client.delete(KEYS.request("soon"))
+    await broker.client.hset(KEYS.request("late"), mapping={"emitted": "x", "metadata": "about"})
+    soon, late = await broker.read_parked(10)
+    assert (soon.emitted, soon.priority_class, soon.metadata) == (0, "", b"")
+    assert (late.emitted, late.priority_class, late.metadata) == (0, "standard", b"about")
     assert PARKING_S == 7 * 86_400
 
 

@@ -925,6 +925,10 @@ BUGS: dict[str, Patch] = {
 WALKS, STEPS = 60, 200
 
 
+def test_the_scripts_do_what_the_model_does_in_a_few_walks(redis_server: RedisServer) -> None:
+    walk(redis_server, 8, STEPS)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_scripts_do_what_the_model_does(redis_server: RedisServer) -> None:

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from quire.shared import keys, share
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import Charge, LimitReached, Price
+from quire.shared.accounts.charge import Charge, LimitReached, Price, RateState
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.broker import Broker, ComputedTokens, QueueBounds, QueueReader, StreamEntry, new_id
 from quire.shared.broker.scripts import Script, constants, load_script, script_source
@@ -24,7 +24,7 @@ from quire.shared.redis.clients import command_client
 from quire.shared.share import ANONYMOUS_TENANT, COUNTER_UNITS, OUTPUT_COST
 from tests.shared.test_limits_machine import CLOCK
 from tests.support.broker_calls import BOUNDS as CORRUPT_BOUNDS
-from tests.support.broker_calls import KEYS, go_stale, recoveries_of, start, step, submit, take
+from tests.support.broker_calls import KEYS, NOTHING, go_stale, recoveries_of, start, step, submit, take
 from tests.support.protocol_driver import Lane, finished
 from tests.support.redis_server import RedisServer
 
@@ -145,6 +145,19 @@ def test_a_bucket_fills_at_its_rate_after_the_clock_was_set_back(lane: Lane, lim
         assert isinstance(reply, str) == is_allowed, (passed, reply)
 
 
+def test_the_smallest_limits_per_minute_have_a_state(lane: Lane) -> None:
+    lane.client.set("now", START_MS)
+    limits = AccountLimits(requests_per_minute=1, tokens_per_minute=1)
+    account = Account(kind="key", id="a" * 16, name="a", limits=limits)
+    charge = Charge((account,), "model")
+    with pytest.raises(LimitReached) as reached:  # no time helps a request that is larger than the limit
+        finished(lane.broker.submit("large", b"", gateway="g", cost=2, bounds=BOUNDS, charge=charge, prompt_tokens=2))
+    assert (reached.value.limit, reached.value.account) == ("tokens_per_minute", account.place)
+    assert reached.value.wait_ms == -1
+    finished(lane.broker.submit("r", b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1))
+    assert charge.calls == charge.tokens == RateState(1, 0, 60_000)
+
+
 def test_a_budget_of_a_day_is_not_renewed_twice(lane: Lane) -> None:
     key = Key(lane, tokens_per_day=100)
     tomorrow = START_MS + HOUR_MS
@@ -230,6 +243,62 @@ async def test_a_request_that_is_corrupt_ends_as_an_error_when_it_is_claimed(
     assert broker.corrupt == {"request": 1}
     assert caplog.text.count("is corrupt") == 1
     assert await recoveries_of(broker) == {"corrupt": 1}
+
+
+@pytest.mark.parametrize("name", ["owner", "attempt", "incarnation"])
+async def test_a_running_request_that_nobody_owns_ends_as_an_error_with_its_next_attempt(
+    broker: Broker, client: Redis, name: str
+) -> None:
+    await start(broker)
+    await corrupt_field(client, name, None)
+    await go_stale(broker)
+    [delivery] = await broker.reclaim("w2", 30_000, 1)
+    assert await broker.claim(delivery, "w2", new_id()) is None
+    await assert_ended_as_error(broker)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("tenant", None),
+        ("tenant", b"x"),
+        ("tenant", b"standard 0 acme"),
+        ("user", None),
+        ("user", b"x"),
+        ("user", b"-1 aa"),
+    ],
+)
+async def test_a_request_whose_share_is_corrupt_is_served(
+    broker: Broker, client: Redis, name: str, data: bytes | None, waits: bool
+) -> None:
+    """It is charged to nobody. waits: in a line, behind another one."""
+    if waits:
+        await submit(broker, "first")
+    await submit(broker, "r")
+    await corrupt_field(client, name, data)
+    await broker.create_groups()
+    deliveries = await QueueReader(client, "lane", "w").read(2, 0)
+    delivery = deliveries[-1]
+    claim = await broker.claim(delivery, "w", new_id())
+    assert claim is not None
+    assert claim.request_id == "r"
+    assert await broker.commit_step("w", [step(claim, 0, (1,))]) == NOTHING
+    assert await broker.release([("r", claim.attempt)]) == 1
+    assert await broker.cancel("r") == "cancelled"
+    counters = await client.hvals(KEYS.served("standard"))
+    assert all(counter.isdigit() for counter in counters)
+    assert (await broker.read_totals())["cancelled"] == 1
+    assert await broker.queued() == ((1, 10) if waits else (0, 0))
+
+
+async def test_a_second_entry_of_a_request_is_dropped_and_the_request_goes_on(broker: Broker, client: Redis) -> None:
+    claim = await start(broker)
+    await client.xadd(KEYS.queue(), {"id": "r", "cost": 1})
+    assert await broker.claim(await take(broker), "w", new_id()) is None
+    assert await broker.commit_step("w", [step(claim, 0, (1,), "stop")]) == NOTHING
+    assert await client.xlen(KEYS.queue()) == 0
+    assert broker.corrupt == {}
 
 
 @pytest.mark.slow

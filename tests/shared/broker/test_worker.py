@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
@@ -161,6 +162,21 @@ async def test_a_released_request_can_be_cancelled_while_it_waits(broker: Broker
     assert await QueueReader(broker.client, "lane", "w2").read(1, 0) == []
 
 
+@pytest.mark.parametrize("act", ["cancel", "expire", "park"])
+async def test_a_released_request_leaves_the_load_of_its_class_however_it_leaves(
+    broker: Broker, client: Redis, act: str
+) -> None:
+    await broker.submit("r", b"body", gateway="g", cost=7, bounds=BOUNDS, priority_class="batch")
+    claim = await broker.claim(await take(broker), "w", new_id())
+    assert claim is not None
+    await broker.release([("r", claim.attempt)])
+    assert await client.hmget(KEYS.load, "requests:batch", "tokens:batch") == [b"1", b"7"]
+    if act == "expire":
+        await client.hset(KEYS.request("r"), "deadline", 1)
+    assert await getattr(broker, act)("r") in ("cancelled", "expired", "parked")
+    assert set(await client.hvals(KEYS.load)) == {b"0"}
+
+
 async def test_a_release_keeps_a_cancel_that_was_not_obeyed(broker: Broker) -> None:
     claim = await start(broker)
     await broker.cancel("r")
@@ -269,6 +285,31 @@ async def test_progress_starts_the_count_of_deaths_anew_up_to_ten_in_all(broker:
     assert await take_over(broker) is None
     assert await outcome_of(broker) == "quarantined"
     assert (await broker.read_dead())[0].emitted == 10
+
+
+@pytest.mark.parametrize(
+    ("priority_class", "is_background", "traceparent"), [("standard", False, ""), ("batch", True, "00-1-2-01")]
+)
+async def test_a_claim_has_what_was_submitted_and_what_was_before(
+    broker: Broker, priority_class: str, is_background: bool, traceparent: str
+) -> None:
+    await broker.submit(
+        "r", b"body", gateway="g", cost=10, bounds=BOUNDS, priority_class=priority_class, is_background=is_background,
+        **({"traceparent": traceparent} if traceparent else {}),
+    )  # fmt: skip
+    claim = await broker.claim(await take(broker), "w", "first")
+    assert claim is not None
+    first = Claim("r", "first", "g", priority_class, b"body", 0, claim.waited_ms, 0, ())
+    first = replace(first, traceparent=traceparent, is_background=is_background)
+    assert claim == first
+    assert claim.is_unwatched == is_background
+    # Unless they say otherwise, two workers are two processes: the first one has died.
+    await go_stale(broker, queue=priority_class)
+    [delivery] = await broker.reclaim("x", 30_000, 1)
+    claim = await broker.claim(delivery, "x", "second")
+    assert claim is not None
+    later = replace(first, waited_ms=claim.waited_ms, attempt="second", before="first", deaths=1, deliveries=2)
+    assert claim == later
 
 
 async def test_a_worker_that_takes_its_own_request_again_has_not_died(broker: Broker) -> None:
@@ -531,6 +572,27 @@ async def test_behind_a_read_that_waited_none_is_lost_or_waited_for(broker: Brok
             found += await reader.read(50, 5000)
     assert [one.request_id for one in found] == [f"r{index}" for index in range(20)]
     await client.aclose()
+
+
+async def test_a_read_that_cannot_be_ended_is_left_to_its_timeout(broker: Broker, redis_url: str) -> None:
+    blocking = blocking_client(redis_url)
+    reader = QueueReader(blocking, "lane", "w")
+    await reader.unblock(broker.client)  # before its first read there is nothing to end
+    await broker.create_groups()
+    assert await reader.pending() == []
+    reading = asyncio.create_task(reader.read(1, 60_000))
+    await waits(broker)
+
+    class Away:
+        async def client_unblock(self, connection: int) -> None:
+            raise ConnectionRefusedError
+
+    await reader.unblock(Away())  # type: ignore[arg-type]
+    assert not reading.done()
+    await reader.unblock(broker.client)
+    async with asyncio.timeout(5):
+        assert await reading == []
+    await blocking.aclose()
 
 
 async def waits(broker: Broker) -> None:
