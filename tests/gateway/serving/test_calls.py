@@ -418,7 +418,6 @@ async def test_without_any_model_every_call_is_refused(redis_url: str) -> None:
         assert (await gateway.get("/openapi.json")).status == 200
         unnamed = await gateway.post("/tokenize", {"prompt": "Hi"})
         assert (unnamed.status, unnamed.error["code"]) == (404, "model_not_found")
-        assert "None" not in unnamed.error["message"]
         ready = await gateway.get("/readyz")
         assert (ready.status, ready.json["problems"]) == (503, ["no worker makes progress"])
 
