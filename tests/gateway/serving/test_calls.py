@@ -430,6 +430,8 @@ async def test_without_any_model_every_call_is_refused(redis_url: str) -> None:
         assert (await gateway.get("/status")).json["workers"] == 0
         assert (await gateway.get("/engine/workers")).status == 404
         assert (await gateway.get("/openapi.json")).status == 200
+        unnamed = await gateway.post("/tokenize", {"prompt": "Hi"})
+        assert (unnamed.status, unnamed.error["code"]) == (404, "model_not_found")
         ready = await gateway.get("/readyz")
         assert (ready.status, ready.json["problems"]) == (503, ["no worker makes progress"])
 
