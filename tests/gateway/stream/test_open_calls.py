@@ -133,6 +133,15 @@ async def test_silence_is_noticed_and_its_cause_found(broker: Broker) -> None:
     await router.silence.close()
 
 
+async def test_what_a_call_finds_in_the_log_when_it_begins_was_not_lost(broker: Broker) -> None:
+    claim = await start(broker)
+    await broker.commit_step("w", [step(claim, 0, (1, 2), "stop")])
+    call = Call(broker)
+    call.buffer.accept(None, is_logged=True)
+    assert (await end_of(call.buffer)).name == OutcomeName.STOP
+    assert (call.stats.log_reads, call.stats.repairs) == (1, 0)
+
+
 # --- Requests without a worker ----------------------------------------------------------------------------------------
 
 

@@ -178,10 +178,16 @@ async def test_a_full_queue_takes_no_parked_request(broker: Broker) -> None:
     await broker.park("r")
     for index in range(3):
         await submit(broker, f"r{index}")
-    with pytest.raises(QueueFull):
-        await broker.unpark("r", BOUNDS)
+    for bounds in (BOUNDS, QueueBounds(4, 39)):
+        with pytest.raises(QueueFull) as full:
+            await broker.unpark("r", bounds)
+        assert (full.value.requests, full.value.tokens) == (3, 30)
     assert await state_of(broker) == "parked"
-    assert await broker.unpark("r", QueueBounds(4, 1000)) == "queued"
+    for index in range(1, 3):
+        await broker.cancel(f"r{index}")
+    with pytest.raises(QueueFull):
+        await broker.unpark("r", QueueBounds(1, 1000))
+    assert await broker.unpark("r", QueueBounds(2, 20)) == "queued"
 
 
 async def test_a_limit_of_its_caller_keeps_a_request_parked(broker: Broker) -> None:

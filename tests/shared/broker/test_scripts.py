@@ -156,6 +156,9 @@ def test_the_smallest_limits_per_minute_have_a_state(lane: Lane) -> None:
     assert reached.value.wait_ms == -1
     finished(lane.broker.submit("r", b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1))
     assert charge.calls == charge.tokens == RateState(1, 0, 60_000)
+    with pytest.raises(LimitReached) as reached:  # one as large as the limit waits until all of it is free
+        finished(lane.broker.submit("next", b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1))
+    assert (reached.value.account, reached.value.wait_ms) == (account.place, 60_000)
 
 
 def test_a_budget_of_a_day_is_not_renewed_twice(lane: Lane) -> None:
