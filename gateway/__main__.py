@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from quire.shared.interrupts import end_at_ctrl_c
+from quire.shared.process.interrupts import end_at_ctrl_c
 
 
 def main() -> int:
     """`quire-gateway`: start one gateway."""
     end_at_ctrl_c()
     from quire.gateway.server.commands import GATEWAY
-    from quire.shared.command_line import run_script
+    from quire.shared.config.command_line import run_script
 
     return run_script("quire-gateway", GATEWAY)
 
@@ -23,7 +23,7 @@ def dead_letters() -> int:
     """`quire-dead`: look at requests that were given up. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()
     from quire.gateway.server.commands import DEAD_LETTERS, GATEWAY
-    from quire.shared.command_line import run_script
+    from quire.shared.config.command_line import run_script
 
     return run_script("quire-dead", DEAD_LETTERS, known=[GATEWAY.settings])
 
@@ -32,7 +32,7 @@ def parking() -> int:
     """`quire-parking`: park requests and queue them again. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()
     from quire.gateway.server.commands import GATEWAY, PARKING
-    from quire.shared.command_line import run_script
+    from quire.shared.config.command_line import run_script
 
     return run_script("quire-parking", PARKING, known=[GATEWAY.settings])
 
@@ -41,7 +41,7 @@ def api_keys() -> int:
     """`quire-keys`: make and limit API keys. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()
     from quire.gateway.server.commands import GATEWAY, KEYS
-    from quire.shared.command_line import run_script
+    from quire.shared.config.command_line import run_script
 
     return run_script("quire-keys", KEYS, known=[GATEWAY.settings])
 

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from quire.gateway.output.format_names import REASONING_FORMATS, TOOL_CALL_FORMATS
-from quire.shared.errors import StartError
-from quire.shared.keys import MAX_RETENTION_S, PARKING_S
+from quire.shared.config.service_settings import ListenSettings, ServiceSettings, is_loopback
+from quire.shared.config.settings import option
 from quire.shared.model.naming import read_aliases, served_name
-from quire.shared.service_settings import ListenSettings, ServiceSettings, is_loopback
-from quire.shared.settings import option
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.keys import MAX_RETENTION_S, PARKING_S
 
 
 @dataclass(frozen=True, kw_only=True)

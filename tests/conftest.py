@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from quire.shared.processes import dying_with_parent
+from quire.shared.process.processes import dying_with_parent
 from tests.support.turns import turn
 
 if TYPE_CHECKING:

@@ -34,10 +34,10 @@ from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
 from quire.ops.tools.parameters_table import AS_IN_A_CHAT, tables
 from quire.ops.tools.responses_table import tables as responses_tables
-from quire.shared.sampling_params import MAX_ALLOWED_TOKENS
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.sampling_params import MAX_ALLOWED_TOKENS
 from quire.shared.text.grammar import ANY_OBJECT
 from quire.shared.text.schema.formats import FORMATS
-from quire.shared.validators import InvalidValue
 
 # --- api page ---------------------------------------------------------------------------------------------------------
 # These pages say what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways.

@@ -35,9 +35,9 @@ from quire.ops.cli.settings import ALL_SETTINGS
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
 from quire.ops.tools.settings_table import tables
-from quire.shared.command_line import CommandGroup
-from quire.shared.keys import WAITING, AccountKeys, BatchKeys, LaneKeys
-from quire.shared.settings import load, options
+from quire.shared.config.command_line import CommandGroup
+from quire.shared.config.settings import load, options
+from quire.shared.protocol.keys import WAITING, AccountKeys, BatchKeys, LaneKeys
 from tests.conftest import clean_environ
 
 PUBLISHED = "http://127.0.0.1:8000"
@@ -322,7 +322,7 @@ def test_lines_of_prose_are_at_most_130_characters_long(name: str) -> None:
 
 def test_the_protocol_has_every_script_and_every_key() -> None:
     text = (PROJECT_ROOT / "docs" / "protocol.md").read_text()
-    scripts = {path.stem for path in (PROJECT_ROOT / "shared" / "scripts").glob("[a-z]*.lua")}
+    scripts = {path.stem for path in (PROJECT_ROOT / "shared" / "protocol" / "scripts").glob("[a-z]*.lua")}
     assert set(re.findall(r"^- `(\w+)`: ", text.partition("## Scripts")[2], re.MULTILINE)) == scripts
     keys = LaneKeys("lane")
     made = [

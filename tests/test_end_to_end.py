@@ -21,8 +21,8 @@ import torch
 from redis import Redis
 from tokenizers import Tokenizer
 
-from quire.shared.keys import GROUP, LaneKeys
-from quire.shared.messages import WorkerCard
+from quire.shared.protocol.keys import GROUP, LaneKeys
+from quire.shared.protocol.messages import WorkerCard
 from tests.conftest import QuireProcess, children_of, clean_environ
 from tests.support.checkpoints import make_checkpoint
 

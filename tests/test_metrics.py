@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
-from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
 from tests.support.checkpoints import make_checkpoint
 from tests.support.faults.stack import MODEL, FaultStack, Stream

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from quire.shared.interrupts import end_at_ctrl_c
+from quire.shared.process.interrupts import end_at_ctrl_c
 
 
 def main() -> int:
     """`quire-worker`: start one worker."""
     end_at_ctrl_c()
-    from quire.shared.command_line import run_script
+    from quire.shared.config.command_line import run_script
     from quire.worker.commands import WORKER
 
     return run_script("quire-worker", WORKER)

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from quire import kernels
-from quire.shared.errors import StartError
 from quire.shared.model.adapter_names import parse_adapters
+from quire.shared.process.errors import StartError
 from quire.worker.capacity import GIB, choose_limits, log_limits
 from quire.worker.device import backend, devices, graph_capture, memory_plan
 from quire.worker.device.cache_range import warn_of_saturation

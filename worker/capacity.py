@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker.device import devices, memory_plan
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.paged_model import PagedModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from quire.shared.command_line import Command
-from quire.shared.model_argument import resolve_model
+from quire.shared.config.command_line import Command
+from quire.shared.model.model_argument import resolve_model
 from quire.worker.settings import WorkerSettings
 
 

@@ -12,11 +12,11 @@ from typing import NoReturn
 
 from redis.exceptions import RedisError
 
-from quire.shared.errors import StartError
+from quire.shared.config.settings import with_sources
 from quire.shared.model.naming import read_aliases, served_name
+from quire.shared.process.errors import StartError
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.url import redact
-from quire.shared.settings import with_sources
 from quire.shared.telemetry.logs import give_up, setup_logging
 from quire.shared.telemetry.tracing import start as start_tracing
 from quire.worker.interpreter import leave, settle, without_collections

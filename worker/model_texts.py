@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from quire.shared.errors import StartError
 from quire.shared.model.files import read_json
+from quire.shared.process.errors import StartError
 from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
 from quire.worker.queue.pinned_prefixes import PinnedPrompt, PrefixError, load_prefixes
 from quire.worker.settings import WorkerSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker.device import memory_plan
 from quire.worker.models.choice import Checkpoint
 from quire.worker.models.files.gguf.quantization import GGUFQuantization

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-from quire.shared.start_pipe import PIPE, READY
+from quire.shared.process.start_pipe import PIPE, READY
 from quire.shared.telemetry.logs import JsonFormatter
 
 _REDRAW_S = 0.1

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from quire.shared.broker import Broker, ComputedTokens, QueueReader, StepCommit, new_id
-from quire.shared.keys import BEAT_S
-from quire.shared.messages import WorkerCard
+from quire.shared.protocol.broker import Broker, ComputedTokens, QueueReader, StepCommit, new_id
+from quire.shared.protocol.keys import BEAT_S
+from quire.shared.protocol.messages import WorkerCard
+from quire.shared.protocol.states import ParkReply
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.clients import blocking_client, command_client
 from quire.shared.redis.lane_client import LaneClient
-from quire.shared.states import ParkReply
 from quire.shared.telemetry.internal_server import InternalServer
 from quire.shared.telemetry.loop_lag import LoopLag
 from quire.worker.engine.engine import Engine

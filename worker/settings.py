@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from quire.shared.keys import MAX_RETENTION_S
-from quire.shared.service_settings import DeviceSettings, ServiceSettings
-from quire.shared.settings import option
+from quire.shared.config.service_settings import DeviceSettings, ServiceSettings
+from quire.shared.config.settings import option
+from quire.shared.protocol.keys import MAX_RETENTION_S
 
 # Default of --snapshot-tokens: a multiple of every block size.
 SNAPSHOT_TOKENS = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.offline import generate

@@ -39,12 +39,12 @@ from quire.shared.accounts.backup import back_up, restore
 from quire.shared.accounts.limits import LIMITS, AccountLimits
 from quire.shared.accounts.store import AccountStore, UnknownAccount
 from quire.shared.accounts.usage import as_csv, read_usage
-from quire.shared.command_line import CommandError
-from quire.shared.interrupts import raise_at_ctrl_c
-from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.config.command_line import CommandError
+from quire.shared.config.validators import InvalidValue
+from quire.shared.process.interrupts import raise_at_ctrl_c
+from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
 from quire.shared.redis.url import BrokerUnavailable, parse_redis_url, redact
-from quire.shared.validators import InvalidValue
 
 MAX_AUDIT_LINES = 1000
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.shared.config.settings import option
 from quire.shared.redis.url import DEFAULT_REDIS_URL
-from quire.shared.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,11 @@ from dataclasses import replace
 from redis.exceptions import RedisError
 
 from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
-from quire.shared.broker import Broker, DeadRequest, QueueBounds, new_id
-from quire.shared.command_line import CommandError
-from quire.shared.interrupts import raise_at_ctrl_c
-from quire.shared.keys import LaneKeys
-from quire.shared.messages import GenerationRequest, MessageError
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.interrupts import raise_at_ctrl_c
+from quire.shared.protocol.broker import Broker, DeadRequest, QueueBounds, new_id
+from quire.shared.protocol.keys import LaneKeys
+from quire.shared.protocol.messages import GenerationRequest, MessageError
 from quire.shared.redis.clients import command_client, node_clients
 from quire.shared.redis.url import BrokerUnavailable, redact
 

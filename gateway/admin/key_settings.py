@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.shared.accounts.account import DEFAULT_NAME
-from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
+from quire.shared.config.settings import option
+from quire.shared.protocol.keys import DEFAULT_CLASS, PRIORITY_CLASSES
+from quire.shared.protocol.share import DEFAULT_WEIGHT, MAX_WEIGHT
 from quire.shared.redis.url import DEFAULT_REDIS_URL
-from quire.shared.settings import option
-from quire.shared.share import DEFAULT_WEIGHT, MAX_WEIGHT
 
 FLAG_ONLY = ""
 

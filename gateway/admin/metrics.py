@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 from quire.shared.accounts.usage import UsageRow
-from quire.shared.broker.lane_state import LaneState, read_lane
+from quire.shared.protocol.broker.lane_state import LaneState, read_lane
 from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 
 log = logging.getLogger("gateway")

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from redis.exceptions import RedisError
 
 from quire.gateway.admin.parking_settings import ParkingSettings
-from quire.shared.broker import Broker
-from quire.shared.command_line import CommandError
-from quire.shared.interrupts import raise_at_ctrl_c
-from quire.shared.keys import LaneKeys
-from quire.shared.messages import GenerationRequest, MessageError
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.interrupts import raise_at_ctrl_c
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.keys import LaneKeys
+from quire.shared.protocol.messages import GenerationRequest, MessageError
+from quire.shared.protocol.states import ParkReply, UnparkReply
 from quire.shared.redis.clients import command_client, node_clients
 from quire.shared.redis.url import BrokerUnavailable, redact
-from quire.shared.states import ParkReply, UnparkReply
 
 _LANE = re.compile(r"^quire:\{(.+)\}:(?:load|parked)$")
 

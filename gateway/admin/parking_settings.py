@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.shared.keys import MAX_RETENTION_S, PARKING_S
-from quire.shared.settings import option
+from quire.shared.config.settings import option
+from quire.shared.protocol.keys import MAX_RETENTION_S, PARKING_S
 
 
 @dataclass(frozen=True, kw_only=True)

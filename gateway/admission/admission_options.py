@@ -15,7 +15,7 @@ from quire.gateway.admission.submission import AdmissionOptions
 from quire.gateway.api.call import Options
 from quire.gateway.api.headers import IDEMPOTENCY_KEY
 from quire.gateway.errors.api_errors import refused
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 REQUEST_TIMEOUT = "X-Request-Timeout"
 

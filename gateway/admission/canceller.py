@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from redis.exceptions import RedisError
 
-from quire.shared.broker import Broker
-from quire.shared.states import CancelReply, ExpireReply
-from quire.shared.tasks import end_tasks
+from quire.shared.process.tasks import end_tasks
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.states import CancelReply, ExpireReply
 
 log = logging.getLogger("gateway")
 

@@ -14,13 +14,13 @@ from quire.gateway.api.caller import Caller
 from quire.gateway.api.headers import ANSWER_HEADERS
 from quire.gateway.api.key_policy import restricted
 from quire.gateway.errors.api_errors import PermissionDenied
-from quire.shared.accounts.charge import Charge, Price
 from quire.shared.accounts.limits import COSTS, MAX_PRICE, nanos
-from quire.shared.errors import StartError
-from quire.shared.keys import AccountKeys, LaneKeys
+from quire.shared.config.validators import InvalidValue
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.charge import Charge, Price
+from quire.shared.protocol.keys import AccountKeys, LaneKeys
+from quire.shared.protocol.share import DEFAULT_WEIGHT, Share
 from quire.shared.redis.url import parse_redis_url
-from quire.shared.share import DEFAULT_WEIGHT, Share
-from quire.shared.validators import InvalidValue
 
 C = TypeVar("C", bound=Call)
 

@@ -14,7 +14,7 @@ from quire.gateway.errors.api_errors import ApiKeyWrong
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.secret import digest_of, key_id_of
 from quire.shared.accounts.store import AccountStore
-from quire.shared.validators import InvalidValue
+from quire.shared.config.validators import InvalidValue
 
 log = logging.getLogger("gateway")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from quire.gateway.errors.api_errors import ApiError, BudgetSpent, RateLimited
-from quire.shared.accounts.charge import LimitReached
+from quire.shared.protocol.charge import LimitReached
 
 
 def error_of(reached: LimitReached) -> ApiError:

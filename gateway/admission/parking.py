@@ -16,10 +16,10 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.submission import queue_is_full
 from quire.gateway.errors.api_errors import ParkingIsFull
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import Charge, LimitReached
-from quire.shared.broker import Broker, QueueBounds, QueueFull
+from quire.shared.protocol.broker import Broker, QueueBounds, QueueFull
+from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.states import ParkReply, UnparkReply
 from quire.shared.redis.cancellation import check_cancelled
-from quire.shared.states import ParkReply, UnparkReply
 
 log = logging.getLogger("gateway")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from quire.gateway.admission.limit_errors import error_of
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import Charge, LimitReached
-from quire.shared.keys import AccountKeys
+from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.keys import AccountKeys
 
 LIMIT = "requests_per_minute"
 # Seconds for which a refusal is remembered at most. Then Redis is asked again, with a whole call.

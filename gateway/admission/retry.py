@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from quire.gateway.errors.api_errors import BrokerDown
-from quire.shared.backoff import Backoff
+from quire.shared.process.backoff import Backoff
 
 log = logging.getLogger("gateway")
 

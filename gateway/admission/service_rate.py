@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 
-from quire.shared.messages import OUTCOMES
+from quire.shared.protocol.messages import OUTCOMES
 
 RATE_WINDOW_S = 30.0
 SAMPLE_S = 0.9

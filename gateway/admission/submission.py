@@ -19,12 +19,12 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.errors.api_errors import IdempotencyKeyReused, MemoryIsFull, QueueIsFull
 from quire.gateway.stream.call_metadata import request_id
-from quire.shared.accounts.charge import Charge, LimitReached
-from quire.shared.broker import Broker, IdempotencyConflict, NoRoom, QueueBounds, QueueFull
-from quire.shared.broker.lane import text
-from quire.shared.messages import GenerationRequest
-from quire.shared.share import ANONYMOUS_SHARE, Share
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.broker import Broker, IdempotencyConflict, NoRoom, QueueBounds, QueueFull
+from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.messages import GenerationRequest
+from quire.shared.protocol.share import ANONYMOUS_SHARE, Share
+from quire.shared.protocol.states import OutcomeName
 
 # Maximum number of attempts to submit with an idempotency key whose call was cancelled meanwhile.
 ATTEMPTS = 3

@@ -14,13 +14,13 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.answer_options import MAX_FINGERPRINT
 from quire.gateway.stream.buffer import StreamStats
-from quire.shared.broker import Broker
-from quire.shared.keys import BEAT_S, GATEWAY_TTL_S
-from quire.shared.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 from quire.shared.model.adapter_names import Announcement
+from quire.shared.process.tasks import end_tasks
+from quire.shared.process.version import installed_version
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.keys import BEAT_S, GATEWAY_TTL_S
+from quire.shared.protocol.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 from quire.shared.redis.cancellation import check_cancelled
-from quire.shared.tasks import end_tasks
-from quire.shared.version import installed_version
 
 log = logging.getLogger("gateway")
 

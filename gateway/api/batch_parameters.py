@@ -7,8 +7,8 @@ from typing import Any
 
 from quire.gateway.api.labels import LABELS
 from quire.gateway.api.schema_parts import closed
-from quire.shared.sampling_params import Parameter
-from quire.shared.validators import InvalidValue, OneOf, Text, shown, wrong
+from quire.shared.config.validators import InvalidValue, OneOf, Text, shown, wrong
+from quire.shared.protocol.sampling_params import Parameter
 
 # The endpoints whose calls a batch may have.
 BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")

@@ -12,7 +12,7 @@ from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.stream.answer_options import AnswerOptions
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

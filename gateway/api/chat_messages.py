@@ -7,9 +7,9 @@ from typing import Any
 from quire.gateway.api.given_grammars import only
 from quire.gateway.api.tools import tool_name
 from quire.gateway.errors.api_errors import invalid, of_check, refused
+from quire.shared.config.validators import InvalidValue, Text, shown
 from quire.shared.text.chat_template import Message
 from quire.shared.text.tool_turns import arguments_of
-from quire.shared.validators import InvalidValue, Text, shown
 
 # OpenAI's name `developer` is new; chat templates know it as `system`.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

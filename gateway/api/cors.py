@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from quire.gateway.api.headers import CLIENT_ID_HEADER, NO_EFFECT_HEADER, SERVER_ID_HEADER
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 
 ANY = "*"
 # Paths of the API. Pages and the engine view are for their own origin.

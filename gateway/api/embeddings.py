@@ -22,9 +22,9 @@ from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
 from quire.gateway.stream.answer_options import AnswerOptions
 from quire.gateway.stream.call_metadata import CallMetadata
-from quire.shared.messages import MAX_PROMPT_TOKENS, POOLINGS, GenerationRequest, SamplingParams
-from quire.shared.sampling_params import Parameter
-from quire.shared.validators import Flag, Integer, OneOf
+from quire.shared.config.validators import Flag, Integer, OneOf
+from quire.shared.protocol.messages import MAX_PROMPT_TOKENS, POOLINGS, GenerationRequest, SamplingParams
+from quire.shared.protocol.sampling_params import Parameter
 
 NAME = "embeddings"
 PREFIX = "embd-"

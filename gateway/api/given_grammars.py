@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from quire.gateway.errors.api_errors import InvalidRequest, invalid, refused
-from quire.shared.sampling_params import MAX_SCHEMA_LENGTH
+from quire.shared.protocol.sampling_params import MAX_SCHEMA_LENGTH
 from quire.shared.text import grammar, json_schema
 
 # Directives of llguidance's Lark that set options of the library, or refer to schemas without Quire's checks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.gateway.api.schema_parts import ANY_OBJECT, FLAG, OBJECT_TEXT, TEXT, Schema, any_of, array, closed, or_null
-from quire.shared.sampling_params import MAX_SCHEMA_LENGTH
+from quire.shared.protocol.sampling_params import MAX_SCHEMA_LENGTH
 
 _OBJECT_OR_TEXT = any_of(ANY_OBJECT, OBJECT_TEXT | {"maxLength": MAX_SCHEMA_LENGTH})
 _GRAMMAR_TEXT: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_SCHEMA_LENGTH}

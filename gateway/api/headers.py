@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, REQUEST_ID, refused
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 CLIENT_ID_HEADER = "X-Request-Id"
 SERVER_ID_HEADER = "X-Quire-Request-Id"

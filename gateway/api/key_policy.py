@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import Caller
 from quire.gateway.errors.api_errors import ModelNotFound, PermissionDenied, refused
-from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
+from quire.shared.protocol.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 
 C = TypeVar("C", bound=Call)
 

@@ -23,9 +23,9 @@ from quire.gateway.stream.call_metadata import (
     TIERS,
     metadata_pairs,
 )
-from quire.shared.keys import DEFAULT_CLASS
-from quire.shared.sampling_params import Parameter
-from quire.shared.validators import Flag, OneOf, Text, shown, wrong
+from quire.shared.config.validators import Flag, OneOf, Text, shown, wrong
+from quire.shared.protocol.keys import DEFAULT_CLASS
+from quire.shared.protocol.sampling_params import Parameter
 
 MAX_USER_LENGTH = 512
 # Hexadecimal digits of a hash in logs: 64 bits tell apart millions of users.

@@ -11,7 +11,13 @@ from quire.gateway.api.labels import read_labels
 from quire.gateway.api.parameters import OF_THE_CALL, StreamOptions, read
 from quire.gateway.api.prompt_parameters import check_no_tokens, of_the_prompt, read_answer, read_prompt_form
 from quire.gateway.errors.api_errors import refused
-from quire.shared.sampling_params import GRAMMAR_PARAMETERS, MAX_OUTPUT_TOKENS, PARAMETERS, Parameter, SamplingParams
+from quire.shared.protocol.sampling_params import (
+    GRAMMAR_PARAMETERS,
+    MAX_OUTPUT_TOKENS,
+    PARAMETERS,
+    Parameter,
+    SamplingParams,
+)
 
 # The default of `beam_width`, unless `n` is more.
 DEFAULT_BEAM_WIDTH = 4

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from quire.gateway.errors.api_errors import InvalidRequest, refused
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 
 @dataclass(frozen=True, slots=True)

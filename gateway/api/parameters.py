@@ -17,10 +17,10 @@ from quire.gateway.api.response_format import response_format
 from quire.gateway.api.structured_outputs import structured_outputs
 from quire.gateway.api.tools import read_tool_choice, read_tools
 from quire.gateway.errors.api_errors import invalid, of_check, refused
-from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
-from quire.shared.messages import MAX_SALT_LENGTH
-from quire.shared.sampling_params import GRAMMAR_PARAMETERS, PARAMETERS, Parameter
-from quire.shared.validators import Check, Flag, InvalidValue, Number, OneOf, Text, shown, wrong
+from quire.shared.config.validators import Check, Flag, InvalidValue, Number, OneOf, Text, shown, wrong
+from quire.shared.protocol.keys import DEFAULT_CLASS, PRIORITY_CLASSES
+from quire.shared.protocol.messages import MAX_SALT_LENGTH
+from quire.shared.protocol.sampling_params import GRAMMAR_PARAMETERS, PARAMETERS, Parameter
 
 # The default of `max_tokens` in the completions API (OpenAI API reference).
 COMPLETION_DEFAULT_TOKENS = 16

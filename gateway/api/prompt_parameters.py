@@ -8,8 +8,8 @@ from typing import Any
 from quire.gateway.errors.api_errors import refused
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.stream.answer_options import AnswerOptions
-from quire.shared.sampling_params import MAX_OUTPUT_TOKENS, Parameter, SamplingParams
-from quire.shared.validators import Flag, Integer, OneOf, wrong
+from quire.shared.config.validators import Flag, Integer, OneOf, wrong
+from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, Parameter, SamplingParams
 
 # Largest number of tokens and log-probabilities of prompts in the answer to one call. A log-probability takes 8 bytes
 # in the message of a worker, and up to 70 in the answer.

@@ -16,7 +16,7 @@ from quire.gateway.api.schema_parts import (
     with_nulls,
 )
 from quire.gateway.api.tools import MAX_DESCRIPTION_LENGTH
-from quire.shared.keys import PRIORITY_CLASSES
+from quire.shared.protocol.keys import PRIORITY_CLASSES
 
 # Variables of a chat template that the server sets.
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "chat_template")

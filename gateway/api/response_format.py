@@ -7,8 +7,8 @@ from typing import Any
 
 from quire.gateway.api.given_grammars import GivenGrammar, only, read_schema, read_structural_tag
 from quire.gateway.errors.api_errors import invalid, of_check
+from quire.shared.config.validators import Flag, InvalidValue, Text
 from quire.shared.text import grammar
-from quire.shared.validators import Flag, InvalidValue, Text
 
 # The fields of each type.
 FIELDS = {

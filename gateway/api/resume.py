@@ -16,10 +16,10 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer
-from quire.shared.broker import Broker
-from quire.shared.broker.lane import text
-from quire.shared.states import RequestState
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.states import RequestState
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
 

@@ -12,8 +12,8 @@ from quire.gateway.api.parameters import MESSAGES, OF_THE_CHAT, read
 from quire.gateway.api.prompt_parameters import read_prompt_form
 from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.model.prompt_form import PromptForm
-from quire.shared.sampling_params import Parameter
-from quire.shared.validators import Flag, Text, TokenIds
+from quire.shared.config.validators import Flag, Text, TokenIds
+from quire.shared.protocol.sampling_params import Parameter
 
 _MODEL = Parameter(read=Text(), default="", help="the served name; by default the model of this server")
 # More tokens than the largest body has.

@@ -11,7 +11,7 @@ from typing import Any
 from quire.gateway.api.given_grammars import only
 from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.output.tools import ANY_ARGUMENTS, Tool, ToolChoice, ToolMode
-from quire.shared.validators import Flag, Text
+from quire.shared.config.validators import Flag, Text
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
 NAME_FORM = "1 to 64 of the characters a-z, A-Z, 0-9, _, - and ."

@@ -31,7 +31,7 @@ from quire.gateway.files.file_service import FileService, not_found
 from quire.gateway.files.file_store import BATCH, StoredFile, new_file_id, read_id
 from quire.gateway.files.file_store import PREFIX as FILE_PREFIX
 from quire.gateway.serving.model_directory import ModelDirectory
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 PATH = "/v1/batches"
 MAX_BODY_BYTES = 65_536

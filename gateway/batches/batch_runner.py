@@ -26,8 +26,8 @@ from quire.gateway.errors.api_errors import ApiError, BrokerDown
 from quire.gateway.files.storage import WHOLE, Storage, StorageError
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.telemetry.batch_meter import BatchMeter
-from quire.shared.backoff import Backoff
-from quire.shared.keys import WINDOW_LEASE_S
+from quire.shared.process.backoff import Backoff
+from quire.shared.protocol.keys import WINDOW_LEASE_S
 from quire.shared.redis.cancellation import check_cancelled
 
 log = logging.getLogger("gateway")

@@ -15,9 +15,9 @@ from redis.asyncio import Redis
 
 from quire.gateway.batches.batch import Batch
 from quire.gateway.files.file_store import Page, read_page
-from quire.shared.broker.lane import new_id, text
-from quire.shared.broker.scripts import load_script
-from quire.shared.keys import WINDOW_LEASE_S, BatchKeys
+from quire.shared.protocol.broker.lane import new_id, text
+from quire.shared.protocol.broker.scripts import load_script
+from quire.shared.protocol.keys import WINDOW_LEASE_S, BatchKeys
 
 # The number of the window that stands for the validation of the input.
 VALIDATION = -1

@@ -16,7 +16,7 @@ from quire.gateway.batches.jsonl import RawLine
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, refused
 from quire.gateway.errors.api_errors import body as error_body
 from quire.gateway.stream import sse
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 MAX_CUSTOM_ID = 512
 FIELDS = ("custom_id", "method", "url", "body")

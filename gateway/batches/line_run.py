@@ -38,11 +38,11 @@ from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer, ParkedOutcome
 from quire.gateway.stream.call_metadata import request_id
-from quire.shared.backoff import Backoff
-from quire.shared.broker import QueueBounds
-from quire.shared.keys import BATCH_CLASS, LINE_RETENTION_S
-from quire.shared.messages import MessageError
-from quire.shared.states import OutcomeName
+from quire.shared.process.backoff import Backoff
+from quire.shared.protocol.broker import QueueBounds
+from quire.shared.protocol.keys import BATCH_CLASS, LINE_RETENTION_S
+from quire.shared.protocol.messages import MessageError
+from quire.shared.protocol.states import OutcomeName
 
 # The tier of the class; see `labels.CLASSES`.
 TIER = "flex"

@@ -10,7 +10,7 @@ from quire.gateway.batches.line_endpoints import LineEndpoint, line_endpoint
 from quire.gateway.errors.api_errors import ApiError, refused
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 
 async def check_of(directory: ModelDirectory, batch: Batch) -> Callable[[BatchLine], None]:

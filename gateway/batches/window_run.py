@@ -24,7 +24,7 @@ from quire.gateway.batches.slots import LineSlots, Turn
 from quire.gateway.errors.api_errors import ApiError, BrokerDown
 from quire.gateway.files.storage import CHUNK, WHOLE, ObjectWriter, Storage, StorageError
 from quire.gateway.telemetry.batch_meter import BatchMeter
-from quire.shared.backoff import Backoff
+from quire.shared.process.backoff import Backoff
 
 log = logging.getLogger("gateway")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.shared.validators import InvalidValue, wrong
+from quire.shared.config.validators import InvalidValue, wrong
 
 # The id of an HTTP request: in the answer's headers, in the log, and in Redis.
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -293,5 +293,5 @@ def invalid(param: str, expected: str, value: Any) -> InvalidRequest:
 
 
 def of_check(error: InvalidValue) -> InvalidRequest:
-    """The error for a value that a check of `quire.shared.validators` refuses."""
+    """The error for a value that a check of `quire.shared.config.validators` refuses."""
     return refused(error.name, f"{error}.")

@@ -20,7 +20,7 @@ from quire.gateway.files.reservation import Reservation, ReservedWriter
 from quire.gateway.files.storage import StorageError
 from quire.gateway.files.upload import UploadReader
 from quire.gateway.settings import GatewaySettings
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 T = TypeVar("T")
 

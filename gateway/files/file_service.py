@@ -17,8 +17,8 @@ from quire.gateway.files.folder_storage import FolderStorage
 from quire.gateway.files.s3_storage import S3Storage
 from quire.gateway.files.storage import WHOLE, ObjectWriter, Storage, StorageError
 from quire.gateway.settings import FileSettings
-from quire.shared.broker.lane import text
-from quire.shared.keys import BATCHES_TAG
+from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.keys import BATCHES_TAG
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import command_client
 from quire.shared.redis.clock import unix_time

@@ -11,9 +11,9 @@ from typing import Any
 from redis.asyncio import Redis
 
 from quire.gateway.files.storage import Storage
-from quire.shared.broker.lane import text
-from quire.shared.broker.scripts import load_script
-from quire.shared.keys import UPLOAD_LEASE_S, BatchKeys
+from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.broker.scripts import load_script
+from quire.shared.protocol.keys import UPLOAD_LEASE_S, BatchKeys
 
 PREFIX = "file-"
 BATCH, BATCH_OUTPUT = "batch", "batch_output"

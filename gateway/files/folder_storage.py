@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from quire.gateway.files.storage import CHUNK, ObjectWriter, StorageError, check_names
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 
 T = TypeVar("T")
 

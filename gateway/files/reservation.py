@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from quire.gateway.files.file_store import FileStore, StorageFull, UploadLost
 from quire.gateway.files.storage import ObjectWriter
-from quire.shared.keys import UPLOAD_LEASE_S
+from quire.shared.protocol.keys import UPLOAD_LEASE_S
 
 log = logging.getLogger("gateway")
 

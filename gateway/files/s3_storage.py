@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quire.gateway.files.storage import CHUNK, ObjectWriter, StorageError, check_names
-from quire.shared.errors import StartError
-from quire.shared.version import install_command
+from quire.shared.process.errors import StartError
+from quire.shared.process.version import install_command
 
 # Bytes of a part of an upload: S3 refuses smaller parts, except for the last one. 10,000 parts are an object of 80 GB.
 PART_BYTES = 8 * 1024 * 1024

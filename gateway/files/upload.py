@@ -22,7 +22,7 @@ from quire.gateway.errors.api_errors import (
 )
 from quire.gateway.files.file_store import BATCH
 from quire.gateway.files.storage import CHUNK, ObjectWriter
-from quire.shared.validators import InvalidValue, shown
+from quire.shared.config.validators import InvalidValue, shown
 
 T = TypeVar("T")
 

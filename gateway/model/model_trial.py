@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 
 # Limits of a trial: processor time, memory, and the time until it is given up on a busy machine.
 TRIAL_CPU_S = 60

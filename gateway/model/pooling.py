@@ -21,7 +21,7 @@ _FLAGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 
 
 def read_pooling(folder: Path) -> str:
-    """The pooling of a model, one of `quire.shared.messages.POOLINGS`; "last" for a model without these files.
+    """The pooling of a model, one of `quire.shared.protocol.messages.POOLINGS`; "last" for a model without these files.
 
     Returns an empty string if the files name a pooling, or a module after it, that this server does not have. Raises
     ModelError if a file cannot be read.

@@ -17,15 +17,15 @@ from tokenizers import Tokenizer
 from quire.gateway.model.pooling import read_pooling
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.formats import FALLBACK, detect, detect_reasoning
+from quire.shared.config.validators import InvalidValue
 from quire.shared.model.config import HIDDEN_KEYS, longest_context, read_model_config
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.hub import HubError, find_folder
-from quire.shared.sampling_params import MODEL_DEFAULTS, PARAMETERS
+from quire.shared.protocol.sampling_params import MODEL_DEFAULTS, PARAMETERS
 from quire.shared.text import grammar
 from quire.shared.text.chat_template import ChatTemplate, load_chat_template
 from quire.shared.text.detokenizer import context_of, drops_first_space
 from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
-from quire.shared.validators import InvalidValue
 
 GENERATION_CONFIG = "generation_config.json"
 # Values of the settings of formats besides the names of formats.

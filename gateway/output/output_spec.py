@@ -14,7 +14,7 @@ from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
 from quire.gateway.output.parts import OutputParser, PlainText
 from quire.gateway.output.reasoning import Reasoning, ReasoningParser
 from quire.gateway.output.tools import Besides, Tool
-from quire.shared.validators import InvalidValue
+from quire.shared.config.validators import InvalidValue
 
 # Largest number of characters of an encoded specification: the tools of a call are most of it.
 MAX_SPEC_LENGTH = 1024 * 1024

@@ -19,8 +19,8 @@ from quire.gateway.errors.api_errors import AdapterExists, DeadlinePassed, NotFo
 from quire.gateway.pages.admin_key import check_admin_key
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
-from quire.shared.broker import new_id
 from quire.shared.model.adapter_names import Announcement, InvalidAdapter, check_adapter_name, check_adapter_path
+from quire.shared.protocol.broker import new_id
 
 log = logging.getLogger("gateway")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from aiohttp import web
 
 from quire.gateway.errors.api_errors import AdminKeyWrong
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 
 MIN_LENGTH = 16
 MAX_LENGTH = 1024

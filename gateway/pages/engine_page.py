@@ -23,7 +23,7 @@ from quire.gateway.pages.view_subscriptions import ViewSubscriptions
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream import sse
-from quire.shared.service_settings import is_loopback
+from quire.shared.config.service_settings import is_loopback
 
 # Maximum number of open streams of one gateway.
 MAX_VIEWERS = 64

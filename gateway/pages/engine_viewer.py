@@ -10,7 +10,7 @@ import json
 from base64 import b64encode
 
 from quire.gateway.stream import sse
-from quire.shared.views import View
+from quire.shared.protocol.views import View
 
 
 class EngineViewer:

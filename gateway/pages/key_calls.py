@@ -15,7 +15,7 @@ from quire.gateway.serving.service import GatewayProcess
 from quire.shared.accounts.account import DEFAULT_NAME
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore, UnknownAccount
-from quire.shared.validators import Integer, InvalidValue
+from quire.shared.config.validators import Integer, InvalidValue
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from redis.exceptions import RedisError
 
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.serving.model_directory import ModelDirectory
-from quire.shared.broker import LastBeat
-from quire.shared.version import installed_version
+from quire.shared.process.version import installed_version
+from quire.shared.protocol.broker import LastBeat
 
 log = logging.getLogger("gateway")
 

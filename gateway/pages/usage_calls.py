@@ -11,7 +11,7 @@ from quire.gateway.errors.api_errors import ApiKeyWrong, refused
 from quire.gateway.pages.admin_key import check_admin_key
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.accounts.usage import MAX_DAYS, as_csv
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 PATH = "/v1/usage"
 DEFAULT_DAYS = 31

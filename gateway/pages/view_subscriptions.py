@@ -21,14 +21,14 @@ from redis.exceptions import RedisError
 
 from quire.gateway.pages.engine_viewer import EngineViewer, render
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
-from quire.shared.broker import Broker
-from quire.shared.keys import BEAT_S, VIEW_TTL_S
-from quire.shared.messages import MessageError
+from quire.shared.process.tasks import end_tasks
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.keys import BEAT_S, VIEW_TTL_S
+from quire.shared.protocol.messages import MessageError
+from quire.shared.protocol.states import RequestState
+from quire.shared.protocol.views import View
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import pubsub_client
-from quire.shared.states import RequestState
-from quire.shared.tasks import end_tasks
-from quire.shared.views import View
 
 log = logging.getLogger("gateway")
 

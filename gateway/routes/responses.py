@@ -28,7 +28,7 @@ from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
 from quire.gateway.stream.writer import EventRenderer, StreamWriter, write_body
 from quire.gateway.telemetry.request_meter import BEGAN, METER
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 # Seconds that a cancelled response gets to end: its worker is told with its next commit.
 CANCEL_S = 5.0

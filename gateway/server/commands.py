@@ -21,8 +21,8 @@ from quire.gateway.admin.key_settings import (
 )
 from quire.gateway.admin.parking_settings import ParkingSettings
 from quire.gateway.settings import GatewaySettings
-from quire.shared.command_line import Command, CommandGroup
-from quire.shared.model_argument import resolve_model
+from quire.shared.config.command_line import Command, CommandGroup
+from quire.shared.model.model_argument import resolve_model
 
 
 def run_gateway(settings: GatewaySettings, environ: Mapping[str, str]) -> int:

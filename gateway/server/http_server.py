@@ -17,7 +17,7 @@ from quire.gateway.api.messages.headers import add_answer_headers
 from quire.gateway.errors import api_errors, error_responses
 from quire.gateway.serving.model_directory import DIRECTORY
 from quire.gateway.serving.service import GatewayProcess
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 log = logging.getLogger("gateway")
 

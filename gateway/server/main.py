@@ -21,13 +21,13 @@ from quire.gateway.server.start_check import check_start
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway, GatewayProcess
 from quire.gateway.settings import GatewaySettings
-from quire.shared.broker import new_id
-from quire.shared.errors import StartError
-from quire.shared.keys import REGISTRY_LANE
+from quire.shared.config.settings import with_sources
+from quire.shared.process.errors import StartError
+from quire.shared.process.start_pipe import report_ready
+from quire.shared.protocol.broker import new_id
+from quire.shared.protocol.keys import REGISTRY_LANE
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.url import redact
-from quire.shared.settings import with_sources
-from quire.shared.start_pipe import report_ready
 from quire.shared.telemetry.internal_server import bind
 from quire.shared.telemetry.logs import give_up, setup_logging
 from quire.shared.telemetry.tracing import start as start_tracing

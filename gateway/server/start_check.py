@@ -11,8 +11,8 @@ from quire.gateway.settings import GatewaySettings
 from quire.shared.accounts.account import DEFAULT_NAME
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
-from quire.shared.errors import StartError
-from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
 
 

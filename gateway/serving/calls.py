@@ -32,8 +32,8 @@ from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
 from quire.gateway.stream.writer import AnswerFormat, EventRenderer, StreamWriter, collect, write_body
 from quire.gateway.telemetry.request_meter import BEGAN, METER
 from quire.gateway.telemetry.tracing import SPAN
-from quire.shared.messages import MessageError
-from quire.shared.states import CancelReply
+from quire.shared.protocol.messages import MessageError
+from quire.shared.protocol.states import CancelReply
 
 log = logging.getLogger("gateway")
 

@@ -23,16 +23,16 @@ from quire.gateway.serving.registered_model import RegistrationFault, load_regis
 from quire.gateway.serving.service import Gateway, GatewayProcess
 from quire.gateway.stream.buffer import ClosedOutcome, RevokedOutcome
 from quire.shared.accounts.usage import UsageRow, read_usage
-from quire.shared.backoff import Backoff
-from quire.shared.broker.models import ModelRegistry
-from quire.shared.keys import BEAT_S, REGISTRY_LANE, AccountKeys
-from quire.shared.messages import MessageError
-from quire.shared.messages.manifest import ModelManifest
+from quire.shared.config.validators import shown
+from quire.shared.process.backoff import Backoff
+from quire.shared.process.tasks import end_tasks
+from quire.shared.protocol.broker.models import ModelRegistry
+from quire.shared.protocol.keys import BEAT_S, REGISTRY_LANE, AccountKeys
+from quire.shared.protocol.messages import MessageError
+from quire.shared.protocol.messages.manifest import ModelManifest
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import command_client
 from quire.shared.redis.url import parse_redis_url
-from quire.shared.tasks import end_tasks
-from quire.shared.validators import shown
 
 log = logging.getLogger("gateway")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from quire.gateway.model.model_trial import try_out
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.settings import GatewaySettings
-from quire.shared.broker.models import ModelRegistry
-from quire.shared.errors import StartError
-from quire.shared.messages import MessageError
-from quire.shared.messages.manifest import ModelManifest
-from quire.shared.model.registered_files import CONFIG, TOKENIZER
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.broker.models import ModelRegistry
+from quire.shared.protocol.messages import MessageError
+from quire.shared.protocol.messages.manifest import ModelManifest
+from quire.shared.protocol.registered_files import CONFIG, TOKENIZER
 
 
 class RegistrationFault(Exception):

@@ -26,8 +26,8 @@ from quire.gateway.stream.subscription import Subscription
 from quire.gateway.telemetry.batch_meter import BatchMeter
 from quire.gateway.telemetry.request_meter import RequestMeters
 from quire.shared.accounts.store import AccountStore
-from quire.shared.broker import Broker, QueueBounds, new_id
-from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.protocol.broker import Broker, QueueBounds, new_id
+from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client, pubsub_client
 from quire.shared.telemetry.loop_lag import LoopLag
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from quire.shared.logprobs import MAX_TOP_LOGPROBS
-from quire.shared.validators import Flag, Integer, Text, fixed_array
+from quire.shared.config.validators import Flag, Integer, Text, fixed_array
+from quire.shared.protocol.messages.logprobs import MAX_TOP_LOGPROBS
 
 MAX_FINGERPRINT = 64
 

@@ -21,11 +21,11 @@ from redis.exceptions import RedisError
 
 from quire.gateway.errors.api_errors import Parked
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, weight
-from quire.shared.broker import Broker
-from quire.shared.broker.lane import text
-from quire.shared.messages import MessageError, Outcome, StepItem
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.messages import MessageError, Outcome, StepItem
+from quire.shared.protocol.states import ExpireReply, OutcomeName, RequestState
 from quire.shared.redis.cancellation import check_cancelled
-from quire.shared.states import ExpireReply, OutcomeName, RequestState
 
 log = logging.getLogger("gateway")
 

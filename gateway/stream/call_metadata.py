@@ -14,10 +14,10 @@ import msgpack
 
 from quire.gateway.output.output_spec import MAX_SPEC_LENGTH, OutputSpec, read_spec
 from quire.gateway.stream.answer_options import AnswerOptions, read_answer_options
-from quire.shared.messages import MAX_PROMPT_TOKENS, MessageError, decode
+from quire.shared.config.validators import Flag, Integer, InvalidValue, OneOf, Text, Texts, checked, fixed_array
 from quire.shared.model.adapter_names import MAX_NAME as MAX_ADAPTER_NAME
-from quire.shared.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from quire.shared.validators import Flag, Integer, InvalidValue, OneOf, Text, Texts, checked, fixed_array
+from quire.shared.protocol.messages import MAX_PROMPT_TOKENS, MessageError, decode
+from quire.shared.protocol.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 VERSION = 2
 DIALECTS = ("chat", "completion", "response", "message", "embeddings")

@@ -6,7 +6,7 @@ cursor:                   next = 5  ->  gap: the log has [5, 7)   ->  next = 9: 
 
 from __future__ import annotations
 
-from quire.shared.messages import Delta, StepItem
+from quire.shared.protocol.messages import Delta, StepItem
 
 # Seconds without items after which a request is compared with its log. Each fruitless comparison doubles the time.
 SILENCE_S = 0.25

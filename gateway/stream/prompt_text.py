@@ -13,8 +13,8 @@ from itertools import chain
 from tokenizers import Tokenizer
 
 from quire.gateway.model.token_texts import TokenTexts
-from quire.shared.messages import PromptReport
-from quire.shared.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
+from quire.shared.protocol.messages import PromptReport
+from quire.shared.protocol.messages.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
 
 
 class PromptText:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from quire.gateway.stream.buffer import ClosedOutcome, OutputBuffer, StreamStats
 from quire.gateway.stream.silence import SilenceMonitor
-from quire.shared.broker import Broker
-from quire.shared.messages import StepItem
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.messages import StepItem
 
 
 class FrameRouter:

@@ -17,11 +17,11 @@ from redis.exceptions import RedisError
 
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.cursor import Cursor
-from quire.shared.broker import Broker
-from quire.shared.broker.lane import text
+from quire.shared.process.tasks import end_tasks
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.states import RequestState
 from quire.shared.redis.cancellation import check_cancelled
-from quire.shared.states import RequestState
-from quire.shared.tasks import end_tasks
 
 log = logging.getLogger("gateway")
 

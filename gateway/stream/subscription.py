@@ -13,11 +13,11 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from quire.shared.backoff import Backoff
-from quire.shared.messages import MessageError, StepItem, decode_items
+from quire.shared.process.backoff import Backoff
+from quire.shared.process.tasks import end_tasks
+from quire.shared.protocol.messages import MessageError, StepItem, decode_items
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.lane_client import LaneClient
-from quire.shared.tasks import end_tasks
 
 log = logging.getLogger("gateway")
 

@@ -20,8 +20,8 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
-from quire.shared.messages import BY_TOKEN, Delta, Outcome, PromptReport, StepItem
-from quire.shared.states import COMPLETE, OutcomeName
+from quire.shared.protocol.messages import BY_TOKEN, Delta, Outcome, PromptReport, StepItem
+from quire.shared.protocol.states import COMPLETE, OutcomeName
 
 # The finish reason of a choice that ended after tool calls. A choice that ended inside a call keeps its own reason.
 TOOL_CALLS = "tool_calls"

@@ -25,7 +25,7 @@ from quire.gateway.stream.cursor import split
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Choice, Transcript
-from quire.shared.messages import StepItem
+from quire.shared.protocol.messages import StepItem
 
 # Bytes in the write buffer of a socket above which its client counts as slow. Up to `buffer.MAX_WAITING` tokens are
 # buffered then, because tokens are smaller than events. All further tokens stay in the log.

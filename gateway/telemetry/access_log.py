@@ -15,7 +15,7 @@ from quire.gateway.errors.error_responses import REASON, Handler
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER, RequestMeters, clock
 from quire.gateway.telemetry.tracing import PREFIX, SPAN, HttpSpan
-from quire.shared.broker import new_id
+from quire.shared.protocol.broker import new_id
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer

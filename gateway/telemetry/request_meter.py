@@ -16,8 +16,8 @@ from quire.gateway.errors.api_errors import Parked
 from quire.gateway.errors.error_responses import reasons
 from quire.gateway.stream.buffer import ClosedOutcome
 from quire.gateway.stream.call_metadata import DIALECTS
-from quire.shared.messages import OUTCOMES
-from quire.shared.states import COMPLETE
+from quire.shared.protocol.messages import OUTCOMES
+from quire.shared.protocol.states import COMPLETE
 from quire.shared.telemetry.prometheus import STEP_S, TOKEN_S, WAIT_S, Histogram
 
 # Kinds of calls: a call makes new requests, repeats an idempotency key, or resumes a stream.

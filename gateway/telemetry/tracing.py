@@ -15,7 +15,7 @@ from quire.gateway.errors.api_errors import REQUEST_ID
 from quire.gateway.errors.error_responses import REASON
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.states import OutcomeName
 from quire.shared.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from quire.ops.cli.settings import KeysOfStateFolder
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.ops.local.preconditions import find_redis, lock_state_dir
 from quire.ops.paths import resolve_state_dir
-from quire.shared.command_line import CommandError
-from quire.shared.interrupts import raise_at_ctrl_c
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.interrupts import raise_at_ctrl_c
 
 
 def keys(settings: KeysOfStateFolder, environ: Mapping[str, str]) -> int:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from quire.ops.cli.server_url import parse_url, with_remedy
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 300.0

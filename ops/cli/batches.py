@@ -13,8 +13,8 @@ from typing import Any, TextIO
 
 from quire.ops.cli.batch_client import BatchClient
 from quire.ops.cli.settings import BatchCommandSettings
-from quire.shared.command_line import CommandError
-from quire.shared.interrupts import raise_at_ctrl_c
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.interrupts import raise_at_ctrl_c
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 POLL_S = 0.5

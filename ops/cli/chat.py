@@ -15,8 +15,8 @@ from quire.ops.cli.calculator import CALCULATOR, run_call
 from quire.ops.cli.completions import ChatClient, Interrupted, StreamedAnswer
 from quire.ops.cli.settings import ChatSettings
 from quire.ops.paths import user_state_dir
-from quire.shared.command_line import CommandError
-from quire.shared.interrupts import raise_at_ctrl_c
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.interrupts import raise_at_ctrl_c
 
 COMMANDS_HELP = """\
 /reset          forget the conversation

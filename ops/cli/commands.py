@@ -25,9 +25,9 @@ from quire.ops.cli.settings import (
     of_state_folder,
 )
 from quire.ops.loadgen.settings import BenchSettings
-from quire.shared.command_line import Command, CommandGroup, report_failures, run_command, table
-from quire.shared.settings import SettingError, wrap
-from quire.shared.version import installed_version
+from quire.shared.config.command_line import Command, CommandGroup, report_failures, run_command, table
+from quire.shared.config.settings import SettingError, wrap
+from quire.shared.process.version import installed_version
 from quire.worker.commands import WORKER
 
 DESCRIPTION = (

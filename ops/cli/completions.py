@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.ops.cli.server_url import parse_url, with_remedy
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 
 CONNECT_TIMEOUT_S = 10.0
 # A server with a queue may send nothing for long before the first token, except keep-alive comments.

@@ -9,7 +9,7 @@ from quire.gateway.admin.dead_letters import carry_out, run
 from quire.ops.cli.settings import DeadSettings
 from quire.ops.local.preconditions import redis_of
 from quire.ops.paths import resolve_state_dir
-from quire.shared.interrupts import raise_at_ctrl_c
+from quire.shared.process.interrupts import raise_at_ctrl_c
 
 
 def dead(settings: DeadSettings, environ: Mapping[str, str]) -> int:

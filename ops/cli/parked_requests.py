@@ -9,7 +9,7 @@ from quire.gateway.admin.parked_requests import carry_out, run
 from quire.ops.cli.settings import ParkedSettings
 from quire.ops.local.preconditions import redis_of
 from quire.ops.paths import resolve_state_dir
-from quire.shared.interrupts import raise_at_ctrl_c
+from quire.shared.process.interrupts import raise_at_ctrl_c
 
 
 def parking(settings: ParkedSettings, environ: Mapping[str, str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
-from quire.shared.settings import FROM_FLAGS, SettingError, options, refuse_flag
+from quire.shared.config.settings import FROM_FLAGS, SettingError, options, refuse_flag
 from quire.worker.settings import WorkerSettings
 
 

@@ -10,9 +10,9 @@ from quire.gateway.admin.key_settings import KeyRedis
 from quire.gateway.admin.parking_settings import ParkingSettings
 from quire.gateway.settings import GatewaySettings
 from quire.ops.loadgen.settings import BenchSettings
+from quire.shared.config.service_settings import CommonSettings, DeviceSettings, ListenSettings
+from quire.shared.config.settings import option
 from quire.shared.redis.url import DEFAULT_REDIS_URL
-from quire.shared.service_settings import CommonSettings, DeviceSettings, ListenSettings
-from quire.shared.settings import option
 from quire.worker.settings import WorkerSettings
 
 

@@ -21,8 +21,8 @@ from quire.ops.loadgen.runner import Run
 from quire.ops.loadgen.server import connect, load_tokenizer, make_prompts
 from quire.ops.loadgen.settings import BenchSettings
 from quire.ops.local.progress import Progress
-from quire.shared.command_line import CommandError
-from quire.shared.interrupts import raise_at_ctrl_c
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.interrupts import raise_at_ctrl_c
 
 BAR = 24
 # Prompts of calibrated words can be too long: 1/16 of the context is kept free for that.

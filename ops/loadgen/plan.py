@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.ops.loadgen.settings import BenchSettings
 from quire.ops.loadgen.shapes import SHAPES, Lengths, WorkloadShape
-from quire.shared.settings import SettingError
+from quire.shared.config.settings import SettingError
 
 DEFAULT_REQUESTS = 100
 DEFAULT_CONCURRENCY = 16

@@ -13,7 +13,7 @@ from quire.ops.loadgen.client import RequestRecord
 from quire.ops.loadgen.measures import blocks_of, client_figures, compare, summaries, summarise, warnings, was_cut
 from quire.ops.loadgen.runner import Run
 from quire.ops.loadgen.settings import BenchSettings
-from quire.shared.settings import options
+from quire.shared.config.settings import options
 
 SCHEMA = "quire-bench/1"
 

@@ -23,7 +23,7 @@ from quire.ops.loadgen.plan import Plan
 from quire.ops.loadgen.prompts import Prompts
 from quire.ops.loadgen.server import MeasuredServer
 from quire.ops.loadgen.shapes import arrivals, lengths
-from quire.shared.tasks import end_tasks
+from quire.shared.process.tasks import end_tasks
 
 LAG_INTERVAL_S = 0.01
 REDRAW_S = 0.1

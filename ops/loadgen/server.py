@@ -14,8 +14,8 @@ from quire.ops.cli.server_url import ServerUrl, parse_url, with_remedy
 from quire.ops.loadgen.client import RequestRecord, encode, refusal, stream
 from quire.ops.loadgen.prompts import WORDS, IdPrompts, Prompts, WordPrompts
 from quire.ops.loadgen.settings import BenchSettings
-from quire.shared.command_line import CommandError
-from quire.shared.settings import SettingError
+from quire.shared.config.command_line import CommandError
+from quire.shared.config.settings import SettingError
 
 CONNECT_TIMEOUT_S = 30.0
 # Vocabulary sizes to try, largest first. All token ids below an accepted size are valid.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.shared.settings import option
+from quire.shared.config.settings import option
 
 
 @dataclass(frozen=True, kw_only=True)

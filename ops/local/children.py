@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
-from quire.shared.backoff import Backoff
-from quire.shared.command_line import CommandError
-from quire.shared.processes import spawn
-from quire.shared.start_pipe import PIPE, READY
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.backoff import Backoff
+from quire.shared.process.processes import spawn
+from quire.shared.process.start_pipe import PIPE, READY
 
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 30.0

@@ -26,9 +26,9 @@ from urllib.parse import quote
 
 from quire.ops.local.ports import free_port
 from quire.ops.local.processes import FileLock
-from quire.shared.command_line import CommandError
-from quire.shared.processes import spawn
-from quire.shared.version import install_command
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.processes import spawn
+from quire.shared.process.version import install_command
 
 # The broker needs streams with consumer groups, XAUTOCLAIM and Lua scripts.
 MINIMUM_VERSION = (6, 2)

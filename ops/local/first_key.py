@@ -8,8 +8,8 @@ from typing import TextIO
 
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
-from quire.shared.command_line import CommandError
-from quire.shared.errors import StartError
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.errors import StartError
 
 
 def first_key(gateway: GatewaySettings, serve: ServeSettings, redis_url: str, output: TextIO) -> str:

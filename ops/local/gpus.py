@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 # NVIDIA's driver has a folder here for each GPU.

@@ -28,9 +28,9 @@ from quire.ops.local.progress import Progress
 from quire.ops.local.served_models import resolve_models
 from quire.ops.local.services import Services
 from quire.ops.paths import resolve_state_dir
-from quire.shared.command_line import CommandError
-from quire.shared.interrupts import EXIT_CODE
-from quire.shared.start_pipe import READY
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.interrupts import EXIT_CODE
+from quire.shared.process.start_pipe import READY
 
 # Time for services to stop after draining, before they are killed.
 STOP_GRACE_S = 5.0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from quire.ops.local.embedded_redis import running_url
 from quire.ops.local.ports import free_port
 from quire.ops.local.processes import FileLock, is_running
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 from quire.shared.redis.url import DEFAULT_REDIS_URL
 
 # Written into the lock instead of a URL if Redis is a child of `quire serve`.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
+from quire.shared.model.model_argument import resolve_model
 from quire.shared.model.naming import InvalidModelName, served_name
-from quire.shared.model_argument import resolve_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from quire.ops.local.children import ServiceProgram
 from quire.ops.local.gpus import check_separate, of_worker
 from quire.ops.local.served_models import read_models
 from quire.ops.paths import IMPORT_ROOT
-from quire.shared.command_line import CommandError
-from quire.shared.settings import FROM_FLAGS, load, options, to_environ
+from quire.shared.config.command_line import CommandError
+from quire.shared.config.settings import FROM_FLAGS, load, options, to_environ
 from quire.worker.device import placement, topology
 from quire.worker.settings import WorkerSettings
 

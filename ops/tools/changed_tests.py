@@ -23,7 +23,7 @@ ELSEWHERE = {
     "pyproject.toml": "tests/ops/test_packaging.py",
     "docs": "tests/test_docs.py",
     "ops/deploy": "tests/outside/deploy",
-    "shared/scripts": "tests/shared/broker",
+    "shared/protocol/scripts": "tests/shared/broker",
 }
 
 

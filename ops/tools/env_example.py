@@ -11,7 +11,7 @@ import textwrap
 
 from quire.ops.cli.commands import single_commands
 from quire.ops.tools.compose import VARIABLES
-from quire.shared.settings import Option, options
+from quire.shared.config.settings import Option, options
 
 HEADER = """\
 # Every setting of Quire, with its default. `docker compose` reads a copy of this file named .env; `quire` reads the

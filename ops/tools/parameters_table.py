@@ -12,7 +12,7 @@ from quire.gateway.api.messages.parameters import COUNT_TOKENS, CREATE
 from quire.gateway.api.parameters import CHAT, COMPLETIONS
 from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.ops.tools.marked_tables import update_page
-from quire.shared.sampling_params import Parameter
+from quire.shared.protocol.sampling_params import Parameter
 
 # Sections to which the texts of parameters link, by the page that has them. All other sections are in chat.md.
 SECTIONS = {

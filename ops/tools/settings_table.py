@@ -7,7 +7,7 @@ import textwrap
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
 from quire.ops.tools.marked_tables import update_page
-from quire.shared.settings import Option, options
+from quire.shared.config.settings import Option, options
 from quire.worker.settings import WorkerSettings
 
 

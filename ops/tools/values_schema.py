@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from quire.gateway.settings import GatewaySettings
-from quire.shared.settings import Option, options
+from quire.shared.config.settings import Option, options
 from quire.worker.settings import WorkerSettings
 
 # Settings that the chart sets itself, from other values or differently for each pod.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.validators import InvalidValue
+from quire.shared.config.validators import InvalidValue
 
 Kind = Literal["key", "project", "organisation"]
 KINDS: tuple[Kind, ...] = ("key", "project", "organisation")

@@ -15,9 +15,9 @@ from redis.exceptions import WatchError
 
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.usage import AMOUNTS, DAY_S, MAX_DAYS
-from quire.shared.broker.lane import text
-from quire.shared.keys import USAGE_S, AccountKeys
-from quire.shared.validators import InvalidValue
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.keys import USAGE_S, AccountKeys
 
 FORMAT = 1
 DAY_MS = DAY_S * 1000

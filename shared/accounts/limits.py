@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from quire.shared.keys import PRIORITY_CLASSES
-from quire.shared.share import MAX_WEIGHT
-from quire.shared.validators import Integer, InvalidValue, OneOf, Texts, checked
+from quire.shared.config.validators import Integer, InvalidValue, OneOf, Texts, checked
+from quire.shared.protocol.keys import PRIORITY_CLASSES
+from quire.shared.protocol.share import MAX_WEIGHT
 
 MAX_MODELS = 64
 MAX_MODEL_LENGTH = 512

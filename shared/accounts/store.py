@@ -12,11 +12,11 @@ from redis.asyncio import Redis
 from quire.shared.accounts.account import Account, check_name
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.secret import digest_of, new_secret
-from quire.shared.broker.lane import text
-from quire.shared.broker.scripts import load_script
-from quire.shared.keys import AccountKeys
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.broker.scripts import load_script
+from quire.shared.protocol.keys import AccountKeys
 from quire.shared.redis.clock import unix_time
-from quire.shared.validators import InvalidValue
 
 # Changes that are made again because another caller changed the same account meanwhile.
 ATTEMPTS = 10

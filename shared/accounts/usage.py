@@ -12,8 +12,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from quire.shared.accounts.limits import money
-from quire.shared.broker.lane import text
-from quire.shared.keys import USAGE_S
+from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.keys import USAGE_S
 from quire.shared.redis.clock import unix_time
 
 DAY_S = 86_400

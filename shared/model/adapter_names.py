@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 
 MAX_NAME = 128
 MAX_PATH = 512

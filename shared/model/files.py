@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.shared.errors import StartError
-from quire.shared.gguf.errors import GGUFError
-from quire.shared.gguf.model_files import gguf_json, is_gguf
+from quire.shared.model.gguf.errors import GGUFError
+from quire.shared.model.gguf.model_files import gguf_json, is_gguf
+from quire.shared.process.errors import StartError
 
 # The size of a file other than weights.
 MAX_FILE_BYTES = 256 << 20

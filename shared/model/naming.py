@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quire.shared.errors import StartError
-from quire.shared.gguf.model_files import is_gguf
+from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.process.errors import StartError
 
 # A lane stands inside a Redis hash tag and in channel names: no braces, no white space.
 # Largest number of other names of a model.

@@ -8,10 +8,10 @@ from typing import Any
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import ResponseError
 
+from quire.shared.process.tasks import end_tasks
 from quire.shared.redis.connections import NotTheServer, is_elsewhere
 from quire.shared.redis.link import Link
 from quire.shared.redis.places import Place
-from quire.shared.tasks import end_tasks
 
 
 class LaneClient(Redis):

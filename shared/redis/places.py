@@ -19,7 +19,6 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MovedError, RedisError
 
-from quire.shared.keys import LaneKeys
 from quire.shared.redis.url import Address, RedisUrl, parse_redis_url
 
 # Timeout of one Sentinel or node of the cluster, after which the next one is asked.
@@ -157,7 +156,8 @@ def place_of(url: str, lane: str) -> Place:
     if parsed.kind == "sentinel":
         return SentinelPlace(parsed)
     if parsed.kind == "cluster":
-        return ClusterPlace(parsed, key_slot(LaneKeys(lane).load.encode()) if lane else None)
+        # All keys of a lane have its name as their hash tag.
+        return ClusterPlace(parsed, key_slot(f"{{{lane}}}".encode()) if lane else None)
     return Place(parsed)
 
 

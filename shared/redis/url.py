@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 
 FORMS = (
     "redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or redis+cluster://host:7000,host:7000 "

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 
 log = logging.getLogger(__name__)
 

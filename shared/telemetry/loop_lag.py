@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from quire.shared.tasks import end_tasks
+from quire.shared.process.tasks import end_tasks
 from quire.shared.telemetry.prometheus import STEP_S, Histogram
 
 INTERVAL_S = 0.05

@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.shared.version import installed_version
+from quire.shared.process.version import installed_version
 
 __all__ = ["CONTENT_TYPE_LATEST", "Exposition", "Fading", "Histogram", "build_info", "counter", "gauge", "histogram"]
 

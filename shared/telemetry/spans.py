@@ -28,8 +28,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from quire.shared.process.version import installed_version
 from quire.shared.telemetry.trace_context import TraceContext
-from quire.shared.version import installed_version
 
 log = logging.getLogger(__name__)
 

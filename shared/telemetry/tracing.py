@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from quire.shared.errors import StartError
-from quire.shared.version import install_command
+from quire.shared.process.errors import StartError
+from quire.shared.process.version import install_command
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer

@@ -8,14 +8,14 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from quire.shared.gguf.errors import GGUFError
-from quire.shared.gguf.file import open_gguf
-from quire.shared.gguf.model_files import is_gguf
-from quire.shared.gguf.tokenizer import build_tokenizer
 from quire.shared.model.files import ModelError, check_file, read_json
 from quire.shared.model.folder import SENTENCE_PIECES, TEKKEN, TOKENIZER, tokenizer_fault
+from quire.shared.model.gguf.errors import GGUFError
+from quire.shared.model.gguf.file import open_gguf
+from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.model.gguf.tokenizer import build_tokenizer
+from quire.shared.model.sentence_pieces import load_sentence_pieces
 from quire.shared.text.panics import faults_as
-from quire.shared.text.sentence_pieces import load_sentence_pieces
 from quire.shared.text.tekken import load_tekken
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

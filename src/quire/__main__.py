@@ -5,7 +5,7 @@ The handler of Ctrl-C is set before the first import that takes time, so that an
 
 import sys
 
-from quire.shared import interrupts
+from quire.shared.process import interrupts
 
 interrupts.end_at_ctrl_c()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.keys import BatchKeys
+from quire.shared.protocol.keys import BatchKeys
 from tests.support.faults import batches
 from tests.support.faults.stack import KEYS, FaultStack
 

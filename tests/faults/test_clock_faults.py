@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from quire.shared.keys import BatchKeys
+from quire.shared.protocol.keys import BatchKeys
 from tests.support.faults import batches
 from tests.support.faults.keys import make_key
 from tests.support.faults.stack import FaultStack

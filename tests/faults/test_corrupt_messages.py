@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.broker import Broker, QueueBounds, new_id
-from quire.shared.keys import QUEUES
+from quire.shared.protocol.broker import Broker, QueueBounds, new_id
+from quire.shared.protocol.keys import QUEUES
 from quire.shared.redis.clients import command_client
 from tests.conftest import QuireProcess
 from tests.support.faults.calls import FAST, REQUESTS, assert_same, body, start_streams, undisturbed

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.shared.messages import decode_items
+from quire.shared.protocol.messages import decode_items
 from tests.support.faults.calls import FAST, owned
 from tests.support.faults.stack import FaultStack, Stream
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
 from tests.faults.test_tool_calls import CALL, CHAT, RESPONSES, Tools
 from tests.support.faults.stack import Event, FaultStack, Stream
 from tests.support.gateway.agents import MessageEvent, assembled

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
 from tests.support.faults.stack import FaultStack
 

@@ -13,7 +13,7 @@ import pytest
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
 from quire.shared.accounts.usage import read_usage
-from quire.shared.keys import ACCOUNTS_TAG, AccountKeys
+from quire.shared.protocol.keys import ACCOUNTS_TAG, AccountKeys
 from quire.shared.redis.clients import command_client
 from tests.faults.test_worker_faults import body
 from tests.support.faults.calls import FAST

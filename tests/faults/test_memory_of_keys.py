@@ -14,7 +14,7 @@ import pytest
 
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
-from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
 from tests.faults.test_response_faults import asked
 from tests.support.faults.calls import FAST

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.messages import decode_items
+from quire.shared.protocol.messages import decode_items
 from tests.conftest import QuireProcess
 from tests.support.faults.calls import (
     FAST,

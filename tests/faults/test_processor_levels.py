@@ -18,7 +18,7 @@ import torch
 
 from quire.kernels.cpu.levels import LEVELS, Level
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
 from tests.conftest import QuireProcess
 from tests.support.faults.calls import assert_same
 from tests.support.faults.stack import FaultStack, Stream, said

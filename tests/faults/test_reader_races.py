@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
-from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, new_id
 from quire.shared.redis.clients import blocking_client, command_client
 
 ROUNDS = 400

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
 from tests.conftest import QuireProcess
 from tests.support.faults.calls import assert_same, longest_pause, owned
 from tests.support.faults.stack import FaultStack, Stream, said

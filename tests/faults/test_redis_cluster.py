@@ -12,8 +12,8 @@ import pytest
 
 from quire.ops.cli.dead_letters import dead
 from quire.ops.cli.settings import DeadSettings
-from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
-from quire.shared.messages import Delta, Outcome, StepItem, decode_items
+from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.messages import Delta, Outcome, StepItem, decode_items
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.clients import blocking_client, command_client, pubsub_client
 from quire.shared.redis.connections import NotTheServer

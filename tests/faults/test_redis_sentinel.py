@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, new_id
 from quire.shared.redis import places
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.clients import blocking_client, command_client, pubsub_client

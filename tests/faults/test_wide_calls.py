@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.shared.keys import AccountKeys
-from quire.shared.share import COUNTER_UNITS, INPUT_COST, OUTPUT_COST
+from quire.shared.protocol.keys import AccountKeys
+from quire.shared.protocol.share import COUNTER_UNITS, INPUT_COST, OUTPUT_COST
 from tests.conftest import QuireProcess
 from tests.faults.test_fair_sharing import body, first_token_behind, make_keys
 from tests.faults.test_key_counts import counted

@@ -20,7 +20,7 @@ from quire.gateway.server.app import create_app
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.states import RequestState
+from quire.shared.protocol.states import RequestState
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import MODEL, Reply, RunningGateway, chat_body, raw_request, tokens, until

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from quire.shared.messages import GenerationRequest, Outcome
+from quire.shared.protocol.messages import GenerationRequest, Outcome
 from tests.gateway.api.test_prompt_parameters import report
 from tests.gateway.conftest import Start
 from tests.support.gateway.agents import TEMPLATE

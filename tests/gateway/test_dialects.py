@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.server.test_main import running, settings
 from tests.support.gateway.fake_worker import FakeWorker, Script, Steps, endless

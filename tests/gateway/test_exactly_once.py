@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import pytest
 
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import ADD, CHAT, TEMPLATE
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps

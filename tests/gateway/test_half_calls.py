@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.gateway.settings import GatewaySettings
+from quire.shared.config.settings import options
 from quire.shared.model.naming import InvalidModelName
-from quire.shared.settings import options
 from tests.gateway.api.test_conversation import TEMPLATE
 from tests.gateway.api.test_conversation import streamed as added_up
 from tests.gateway.conftest import Start

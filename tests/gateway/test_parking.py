@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Script, Steps, emit
 from tests.support.gateway.running import MODEL, RunningGateway, Stream, chat_body, raw_request, texts, tokens, until

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from quire import kernels
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graph_capture import graph_buckets
 from quire.worker.engine.engine import Engine

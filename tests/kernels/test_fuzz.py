@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.kernels import Ops
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.blocks import BlockManager
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from tests.support.kernels import oracle

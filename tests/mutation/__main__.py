@@ -34,9 +34,12 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {
     "worker/engine": (["worker/engine"], ["tests/worker/engine"]),
     "worker/queue": (["worker/queue"], ["tests/worker/queue", "tests/worker/test_service.py"]),
-    "shared/broker": (["shared/broker"], ["tests/shared/broker", "tests/shared/test_limits_machine.py"]),
-    "shared/scripts": (
-        ["shared/scripts"],
+    "shared/protocol/broker": (
+        ["shared/protocol/broker"],
+        ["tests/shared/broker", "tests/shared/test_limits_machine.py"],
+    ),
+    "shared/protocol/scripts": (
+        ["shared/protocol/scripts"],
         [
             "tests/shared/broker",
             "tests/shared/accounts",
@@ -110,7 +113,7 @@ class Record:
 
     def _scripts_with(self, part: str) -> list[str]:
         """Return the scripts that have the functions of a shared part such as `_limits`; another name is a script."""
-        from quire.shared.broker.scripts import BATCH_SCRIPTS
+        from quire.shared.protocol.broker.scripts import BATCH_SCRIPTS
 
         if not part.startswith("_"):
             return [part]

@@ -40,7 +40,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_configure() -> None:
-    from quire.shared.broker import scripts
+    from quire.shared.protocol.broker import scripts
 
     load, call = scripts.script_source, scripts.Script.__call__
     names: dict[str, str] = {}

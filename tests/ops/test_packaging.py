@@ -124,7 +124,7 @@ def test_a_package_holds_its_folders_and_no_others(service: str, tmp_path: Path)
     if service == "quire":
         tracked = [name for name in tracked if not name.startswith(NOT_HELD)]
         held -= {"quire/__init__.py", "quire/__main__.py", "quire/py.typed"}
-        program = "from quire.shared.model_argument import resolve_model as r; print(r('models/demo'))"
+        program = "from quire.shared.model.model_argument import resolve_model as r; print(r('models/demo'))"
         command = [sys.executable, "-P", "-c", program]
         environ = clean_environ(PYTHONPATH=str(tmp_path))
         found = subprocess.run(command, cwd="/", env=environ, capture_output=True, text=True, check=True)

@@ -20,7 +20,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from quire.ops.local.ports import free_port
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.processes import dying_with_parent
+from quire.shared.process.processes import dying_with_parent
 from tests.conftest import QuireProcess
 from tests.page.conftest import CHROMIUM
 from tests.support.checkpoints import make_checkpoint

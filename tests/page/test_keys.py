@@ -11,7 +11,7 @@ from playwright.async_api import BrowserContext, Page, expect
 
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
-from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
 from tests.conftest import quire_processes
 from tests.page.conftest import IN_BROWSER, open_chat, send, set_field, shared

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.broker import Broker
+from quire.shared.protocol.broker import Broker
 from quire.shared.redis.clients import command_client
 from tests.support.redis_server import RedisServer, running_redis
 

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import Charge, LimitReached, Price, RateState
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.broker import ComputedTokens, QueueBounds, StepCommit, new_id
-from quire.shared.broker.scripts import constants
-from quire.shared.keys import AccountKeys
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.broker import ComputedTokens, QueueBounds, StepCommit, new_id
+from quire.shared.protocol.broker.scripts import constants
+from quire.shared.protocol.charge import Charge, LimitReached, Price, RateState
+from quire.shared.protocol.keys import AccountKeys
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
 from tests.support.protocol_driver import KEYS, Lane, Patch, finished
 from tests.support.redis_server import RedisServer
 
@@ -644,7 +644,7 @@ def test_the_scripts_count_what_the_model_counts_for_long(redis_server: RedisSer
 
 
 def test_months_are_those_of_the_calendar(redis_server: RedisServer) -> None:
-    source = constants() + (files("quire.shared") / "scripts" / "_limits.lua").read_text()
+    source = constants() + (files("quire.shared.protocol") / "scripts" / "_limits.lua").read_text()
     source += "local found = {} for day = 0, tonumber(ARGV[1]) do found[day + 1] = month_of(day) end return found"
     with redis_server.client() as client:
         found: Any = client.eval(source, 0, 40_000)

@@ -17,16 +17,16 @@ from typing import NoReturn
 
 import pytest
 
-from quire.shared import die_with_parent
-from quire.shared.command_line import Command, CommandError, report_failures, run_command, run_script
-from quire.shared.errors import StartError
-from quire.shared.interrupts import EXIT_CODE, end_at_ctrl_c, end_now, raise_at_ctrl_c
+from quire.shared.config.command_line import Command, CommandError, report_failures, run_command, run_script
+from quire.shared.config.settings import SettingError, option
 from quire.shared.model.naming import served_name
-from quire.shared.processes import dying_with_parent, spawn
+from quire.shared.process import die_with_parent
+from quire.shared.process.errors import StartError
+from quire.shared.process.interrupts import EXIT_CODE, end_at_ctrl_c, end_now, raise_at_ctrl_c
+from quire.shared.process.processes import dying_with_parent, spawn
+from quire.shared.process.start_pipe import PIPE, READY, report_ready
+from quire.shared.process.tasks import end_tasks
 from quire.shared.redis.url import parse_redis_url
-from quire.shared.settings import SettingError, option
-from quire.shared.start_pipe import PIPE, READY, report_ready
-from quire.shared.tasks import end_tasks
 from quire.shared.telemetry import tracing
 from quire.shared.telemetry.internal_server import bind
 from quire.shared.text.tokenizer import load_tokenizer
@@ -65,7 +65,7 @@ def test_a_command_names_this_process_and_the_signal() -> None:
 # Starts a child that dies with this process, says its pid, and is killed itself.
 PARENT = """
 import os, signal, subprocess, sys
-from quire.shared.processes import dying_with_parent
+from quire.shared.process.processes import dying_with_parent
 sleeper = "print('up', flush=True); import time; time.sleep(60)"
 child = subprocess.Popen(dying_with_parent([sys.executable, "-c", sleeper]), stdout=subprocess.PIPE)
 child.stdout.readline()
@@ -110,7 +110,7 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize(("call", "code"), [("", EXIT_CODE), ("interrupts.raise_at_ctrl_c(); ", 5)])
 def test_the_process_ends_at_once_unless_it_asks_for_the_exception(call: str, code: int) -> None:
     program = (
-        "import os, signal, sys; from quire.shared import interrupts; interrupts.end_at_ctrl_c()\n"
+        "import os, signal, sys; from quire.shared.process import interrupts; interrupts.end_at_ctrl_c()\n"
         f"try: {call}os.kill(os.getpid(), signal.SIGINT)\n"
         "except KeyboardInterrupt: sys.exit(5)"
     )
@@ -289,7 +289,7 @@ def test_the_traceback_is_printed_if_the_log_level_is_debug(capsys: pytest.Captu
 
 def test_a_script_says_its_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["quire-try", "--version"])
-    monkeypatch.setattr("quire.shared.command_line.end_at_ctrl_c", lambda: None)
+    monkeypatch.setattr("quire.shared.config.command_line.end_at_ctrl_c", lambda: None)
     assert run_script("quire-try", COMMAND) == 0
     assert capsys.readouterr().out.startswith("quire-try 0.")
 

@@ -10,21 +10,21 @@ from typing import Any
 import msgpack
 import pytest
 
-from quire.shared.logprobs import (
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.messages.logprobs import (
     MAX_TOP_LOGPROBS,
     TokenLogprobs,
     check_records,
     read_records,
     record_bytes,
 )
-from quire.shared.prompt_logprobs import (
+from quire.shared.protocol.messages.prompt_logprobs import (
     PromptTokenLogprobs,
     check_prompt_records,
     prompt_record_bytes,
     read_prompt_records,
 )
-from quire.shared.sampling_params import GRAMMAR_PARAMETERS, PARAMETERS, SamplingParams
-from quire.shared.validators import InvalidValue
+from quire.shared.protocol.sampling_params import GRAMMAR_PARAMETERS, PARAMETERS, SamplingParams
 
 # --- sampling params --------------------------------------------------------------------------------------------------
 # The table of sampling parameters: what clients send becomes the final form, which a message carries.

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
-from quire.shared.service_settings import CommonSettings
-from quire.shared.settings import FROM_FLAGS, SettingError, load, option, options, to_environ, with_sources
+from quire.shared.config.service_settings import CommonSettings
+from quire.shared.config.settings import FROM_FLAGS, SettingError, load, option, options, to_environ, with_sources
 from quire.worker.settings import WorkerSettings
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared import version
-from quire.shared.backoff import Backoff
-from quire.shared.share import Share
-from quire.shared.states import (
+from quire.shared.process import version
+from quire.shared.process.backoff import Backoff
+from quire.shared.protocol.share import Share
+from quire.shared.protocol.states import (
     CancelReply,
     ClaimReply,
     DeleteReply,
@@ -33,7 +33,7 @@ from tests.support.broker_calls import KEYS
 
 SCRIPTS = {
     path.name.removesuffix(".lua"): re.sub(r"--.*", "", path.read_text())
-    for path in (files("quire.shared") / "scripts").iterdir()
+    for path in (files("quire.shared.protocol") / "scripts").iterdir()
     if path.name.endswith(".lua")
 }
 EVERYTHING = "\n".join(SCRIPTS.values())

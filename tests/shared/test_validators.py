@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.shared.validators import (
+from quire.shared.config.validators import (
     Flag,
     Integer,
     InvalidValue,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.shared.messages import MessageError
-from quire.shared.views import (
+from quire.shared.protocol.messages import MessageError
+from quire.shared.protocol.views import (
     FIGURES,
     MAX_BYTES,
     MAX_CELLS,

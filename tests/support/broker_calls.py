@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, StreamEntry, new_id
-from quire.shared.keys import GROUP, LaneKeys
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.broker import (
+    Broker,
+    Claim,
+    QueueBounds,
+    QueueReader,
+    StepCommit,
+    StepReply,
+    StreamEntry,
+    new_id,
+)
+from quire.shared.protocol.keys import GROUP, LaneKeys
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
 
 KEYS = LaneKeys("lane")
 BOUNDS = QueueBounds(requests=3, tokens=1000)

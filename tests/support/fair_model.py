@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from quire.shared.share import COUNTER_UNITS, DEFAULT_WEIGHT, FLOOR, INPUT_COST, OUTPUT_COST, Share
+from quire.shared.protocol.share import COUNTER_UNITS, DEFAULT_WEIGHT, FLOOR, INPUT_COST, OUTPUT_COST, Share
 
 
 def price(tokens: int, cost: int, weight: int) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from quire.shared.broker import Claim, QueueReader, StepCommit, new_id
-from quire.shared.messages import Delta, Outcome, StepItem
-from quire.shared.sampling_params import MAX_CHOICES
+from quire.shared.protocol.broker import Claim, QueueReader, StepCommit, new_id
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.sampling_params import MAX_CHOICES
 from tests.support.gateway.running import MODEL, RunningGateway, texts, tokens, until
 
 TEXT = "The quick brown fox 😀 jumps over the lazy dog."

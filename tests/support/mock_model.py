@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from quire.kernels.reference import penalise
-from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.protocol.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graph_capture import graph_buckets
 from quire.worker.device.graphs import Graph, Record

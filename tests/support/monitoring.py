@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from quire.ops.local.ports import free_port
-from quire.shared.processes import dying_with_parent
+from quire.shared.process.processes import dying_with_parent
 from tests.support.boards import RULES
 
 EXPORTER = "prometheus-redis-exporter"

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.errors import CheckpointError
-from quire.shared.messages import SamplingParams
+from quire.shared.process.errors import CheckpointError
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate

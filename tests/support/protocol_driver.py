@@ -16,9 +16,9 @@ import msgpack
 import redis
 from redis.exceptions import NoScriptError
 
-from quire.shared.broker import Broker, QueueReader
-from quire.shared.keys import GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
-from quire.shared.share import Share
+from quire.shared.protocol.broker import Broker, QueueReader
+from quire.shared.protocol.keys import GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
+from quire.shared.protocol.share import Share
 from tests.support.redis_server import RedisServer
 
 LANE = "lane"
@@ -57,7 +57,7 @@ class InstantClient:
     def __init__(self, client: redis.Redis, patch: Patch = ()) -> None:
         self._client = client
         self._patch = patch
-        sources = [path.read_text() for path in (files("quire.shared") / "scripts").iterdir()]
+        sources = [path.read_text() for path in (files("quire.shared.protocol") / "scripts").iterdir()]
         if missing := [old for old, _ in patch if not any(old in source for source in sources)]:
             raise ValueError(f"no script has the text that the patch is for: {missing}")
 

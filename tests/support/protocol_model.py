@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from quire.shared.broker import (
+from quire.shared.protocol.broker import (
     MAX_DEATHS,
     Attachment,
     Claim,
@@ -20,8 +20,8 @@ from quire.shared.broker import (
     StepReply,
     StreamEntry,
 )
-from quire.shared.broker.parking import NO_BOUNDS
-from quire.shared.keys import (
+from quire.shared.protocol.broker.parking import NO_BOUNDS
+from quire.shared.protocol.keys import (
     HIDDEN_RETENTION_S,
     LOG_BYTES_PER_TOKEN,
     QUEUES,
@@ -29,8 +29,8 @@ from quire.shared.keys import (
     WAITING,
     WAITING_QUEUES,
 )
-from quire.shared.messages import Outcome, StepItem
-from quire.shared.share import ANONYMOUS_SHARE, Share
+from quire.shared.protocol.messages import Outcome, StepItem
+from quire.shared.protocol.share import ANONYMOUS_SHARE, Share
 from tests.support.fair_model import FairModel
 
 MAX_DEATHS_IN_ALL = 10

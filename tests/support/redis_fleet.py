@@ -19,8 +19,8 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from quire.ops.local.embedded_redis import find_redis_server
-from quire.shared.keys import LaneKeys
-from quire.shared.processes import dying_with_parent
+from quire.shared.process.processes import dying_with_parent
+from quire.shared.protocol.keys import LaneKeys
 
 SLOTS = 16384
 SERVICE = "queue"

@@ -13,10 +13,10 @@ from quire.gateway.server.http_server import GatewayRunner, start_site
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import GatewayProcess
 from quire.gateway.settings import GatewaySettings
-from quire.shared.broker.models import ModelRegistry
-from quire.shared.keys import REGISTRY_LANE
-from quire.shared.messages.manifest import ModelManifest
-from quire.shared.model.registered_files import manifest_of, read_files
+from quire.shared.protocol.broker.models import ModelRegistry
+from quire.shared.protocol.keys import REGISTRY_LANE
+from quire.shared.protocol.messages.manifest import ModelManifest
+from quire.shared.protocol.registered_files import manifest_of, read_files
 from quire.shared.redis.clients import command_client
 from tests.support.gateway.running import RunningGateway
 

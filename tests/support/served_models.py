@@ -16,8 +16,8 @@ import torch
 
 from quire import kernels
 from quire.ops.tools.marked_tables import update_page
-from quire.shared.errors import CheckpointError
-from quire.shared.messages import SamplingParams
+from quire.shared.process.errors import CheckpointError
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.models.choice import choose_model

@@ -12,8 +12,8 @@ import torch
 
 from quire import kernels
 from quire.gateway.model.served_model import load_model
-from quire.shared.errors import StartError
-from quire.shared.settings import SettingError, load
+from quire.shared.config.settings import SettingError, load
+from quire.shared.process.errors import StartError
 from quire.worker import capacity
 from quire.worker.build import build_engine
 from quire.worker.capacity import CPU_CACHE_LIMIT, GIB, choose_limits, choose_num_host_blocks

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker.build import build_engine
 from quire.worker.settings import WorkerSettings
 from tests.conftest import QuireProcess, StartQuire

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 from quire.worker import commands
 from quire.worker.lean_torch import complete_torch, import_torch
 from quire.worker.settings import WorkerSettings

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.start_pipe import PIPE
+from quire.shared.process.start_pipe import PIPE
 from quire.worker.progress import BuildProgress, StartProgress
 from tests.conftest import QuireProcess, StartQuire, clean_environ
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
-from quire.shared.keys import GROUP, LaneKeys
-from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
+from quire.shared.protocol.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
+from quire.shared.protocol.keys import GROUP, LaneKeys
+from quire.shared.protocol.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
 from quire.shared.redis.clients import command_client, pubsub_client
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits

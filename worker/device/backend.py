@@ -10,7 +10,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.fp8_rows import FP8_DYNAMIC
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.placement import Placement, place
 from quire.worker.device.topology import Topology, read_topology

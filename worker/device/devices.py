@@ -10,7 +10,7 @@ import torch
 from quire import kernels
 from quire.kernels.fp8_rows import FP8_DYNAMIC
 from quire.kernels.grouped_weight import FP8
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker.device.placement import default_ranks
 from quire.worker.device.topology import read_topology
 from quire.worker.models.choice import Checkpoint

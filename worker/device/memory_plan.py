@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker.device.graph_capture import measure_graphs, release
 from quire.worker.device.graphs import Record, record_on_cuda
 from quire.worker.engine.forward_batch import ForwardBatch

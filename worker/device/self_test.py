@@ -10,7 +10,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.self_test.inputs import QUICK
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker.device import memory_plan
 from quire.worker.device.graph_capture import release
 from quire.worker.device.graphs import record_on_cuda

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.shared.messages import SamplingParams
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.messages import SamplingParams
+from quire.shared.protocol.states import OutcomeName
 
 
 class EndedBeam(NamedTuple):

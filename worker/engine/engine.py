@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from quire.kernels import Interrupt, StepInterrupted
-from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
+from quire.shared.protocol.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.engine.adapters import Adapters
 from quire.worker.engine.beams import BeamSearch

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.limits import RequestRefused
 
 if TYPE_CHECKING:

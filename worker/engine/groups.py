@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from quire.shared.keys import DEFAULT_CLASS, PRIORITY_CLASSES
+from quire.shared.protocol.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from quire.worker.engine.blocks import BlockManager
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits

@@ -11,8 +11,8 @@ from itertools import repeat
 
 import numpy as np
 
-from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.messages import BY_TOKEN, Delta, Outcome, StepItem
+from quire.shared.protocol.states import OutcomeName
 from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.shared.text.stop_strings import StopStringFilter

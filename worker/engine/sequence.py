@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from quire.shared.keys import PRIORITY_CLASSES
-from quire.shared.messages import PromptReport, SamplingParams
-from quire.shared.messages.codec import pack_token_ids
+from quire.shared.protocol.keys import PRIORITY_CLASSES
+from quire.shared.protocol.messages import PromptReport, SamplingParams
+from quire.shared.protocol.messages.codec import pack_token_ids
 from quire.worker.engine.prompt_scores import PromptScores
 from quire.worker.engine.seen_tokens import SeenTokens
 
@@ -100,8 +100,8 @@ class Sequence:
         self.matched_stop: str | None = None
         # Sum of the log-probabilities of the output; kept only for best_of and requests that ask for log-probabilities.
         self.logprob = 0.0
-        # Records (`quire.shared.logprobs`) of output tokens that no result has carried yet, if the request asks for
-        # log-probabilities.
+        # Records (`shared/protocol/messages/logprobs.py`) of output tokens that no result has carried yet, if the
+        # request asks for log-probabilities.
         self.logprobs = bytearray()
         # State of the grammar, if the request has one.
         self.matcher: Matcher | None = None

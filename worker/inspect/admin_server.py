@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from quire.shared.keys import WORKER_TTL_S
+from quire.shared.protocol.keys import WORKER_TTL_S
 from quire.shared.telemetry.internal_server import InternalServer, ServiceUnavailable, dump, json_response
 from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST
 from quire.worker.engine.engine import Engine

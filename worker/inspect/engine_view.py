@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.shared.messages import MAX_CHOICES
-from quire.shared.views import (
+from quire.shared.protocol.messages import MAX_CHOICES
+from quire.shared.protocol.views import (
     CACHED,
     FIGURES,
     MAX_CELLS,

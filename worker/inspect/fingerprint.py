@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from quire.shared.gguf.model_files import is_gguf
-from quire.shared.messages import SamplingParams
+from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.offline import complete
 from quire.worker.models.files.gguf.weights import GGUFWeights

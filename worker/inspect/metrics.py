@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.metrics_core import Metric
 
-from quire.shared.broker import Broker
+from quire.shared.protocol.broker import Broker
 from quire.shared.telemetry.loop_lag import LoopLag
 from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 from quire.worker.engine.timing import StepTimes

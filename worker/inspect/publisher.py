@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError
 
-from quire.shared.broker import Broker
-from quire.shared.views import MAX_WORKER_LENGTH
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.views import MAX_WORKER_LENGTH
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.engine_view import make_view
 from quire.worker.inspect.snapshot import Snapshot, take_snapshot

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from quire.shared.views import EngineFigures
+from quire.shared.protocol.views import EngineFigures
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.state_slots import StateSlots

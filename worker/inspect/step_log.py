@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from quire.shared.views import MAX_MOVES, MAX_STEPS, Move
+from quire.shared.protocol.views import MAX_MOVES, MAX_STEPS, Move
 from quire.worker.engine.step import Step
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from quire.shared.broker import Broker
-from quire.shared.errors import CheckpointError, StartError
-from quire.shared.messages.requests import MAX_ADAPTER_FAULTS, MAX_FAULT_LENGTH
 from quire.shared.model.adapter_names import Announcement
+from quire.shared.process.errors import CheckpointError, StartError
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.messages.requests import MAX_ADAPTER_FAULTS, MAX_FAULT_LENGTH
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.paged_model import PagedModel

@@ -14,8 +14,8 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from quire.shared.broker import Claim
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.broker import Claim
+from quire.shared.protocol.states import OutcomeName
 from quire.shared.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from quire.shared.backoff import Backoff
-from quire.shared.broker import Broker, Claim, ComputedTokens, PackedStep, StepCommit, StepReply
-from quire.shared.messages import Delta, StepItem, decode_items
-from quire.shared.states import OutcomeName
+from quire.shared.process.backoff import Backoff
+from quire.shared.protocol.broker import Broker, Claim, ComputedTokens, PackedStep, StepCommit, StepReply
+from quire.shared.protocol.messages import Delta, StepItem, decode_items
+from quire.shared.protocol.states import OutcomeName
 from quire.worker.queue.attempt_spans import LOST, RELEASED, AttemptSpans
 from quire.worker.queue.counts import CommitCounts
 from quire.worker.queue.engine_thread import EngineThread

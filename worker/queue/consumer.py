@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError, ResponseError
 
-from quire.shared.backoff import Backoff
-from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, StreamEntry, new_id
-from quire.shared.keys import PRIORITY_CLASSES
-from quire.shared.messages import GenerationRequest, MessageError, Outcome, StepItem
+from quire.shared.process.backoff import Backoff
+from quire.shared.protocol.broker import Broker, Claim, QueueReader, StepCommit, StreamEntry, new_id
+from quire.shared.protocol.keys import PRIORITY_CLASSES
+from quire.shared.protocol.messages import GenerationRequest, MessageError, Outcome, StepItem
+from quire.shared.protocol.sampling_params import MAX_CHOICES
+from quire.shared.protocol.states import OutcomeName
 from quire.shared.redis.clients import BLOCK_S
-from quire.shared.sampling_params import MAX_CHOICES
-from quire.shared.states import OutcomeName
 from quire.worker.queue.attempt_spans import spans_of
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.counts import ClaimCounts

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from quire.shared.broker import Claim, StepCommit
-from quire.shared.keys import PRIORITY_CLASSES
-from quire.shared.messages import OUTCOMES
+from quire.shared.protocol.broker import Claim, StepCommit
+from quire.shared.protocol.keys import PRIORITY_CLASSES
+from quire.shared.protocol.messages import OUTCOMES
 from quire.shared.telemetry.prometheus import STEP_S, WAIT_S, Histogram
 
 

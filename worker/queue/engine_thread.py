@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from quire.shared.broker import ComputedTokens, StepCommit
-from quire.shared.messages import GenerationRequest, Outcome, StepItem
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.broker import ComputedTokens, StepCommit
+from quire.shared.protocol.messages import GenerationRequest, Outcome, StepItem
+from quire.shared.protocol.states import OutcomeName
 from quire.shared.telemetry.prometheus import STEP_S, Fading, Histogram
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.groups import DEFAULT_PRIORITY

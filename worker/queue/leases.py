@@ -13,8 +13,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.shared.broker import Broker, NameHolder
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.broker import Broker, NameHolder
 from quire.shared.redis.clients import command_client
 
 # A worker that has missed this many heartbeats has lost its name.

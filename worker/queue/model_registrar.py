@@ -11,11 +11,11 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from quire.shared.broker.models import ModelRegistry
-from quire.shared.keys import REGISTER_S, REGISTRY_LANE
-from quire.shared.messages.manifest import ModelManifest
 from quire.shared.model.files import ModelError
-from quire.shared.model.registered_files import manifest_of, read_files
+from quire.shared.protocol.broker.models import ModelRegistry
+from quire.shared.protocol.keys import REGISTER_S, REGISTRY_LANE
+from quire.shared.protocol.messages.manifest import ModelManifest
+from quire.shared.protocol.registered_files import manifest_of, read_files
 from quire.shared.redis.clients import command_client
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from quire.shared.broker import Broker
-from quire.shared.states import CancelReply
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.states import CancelReply
 from quire.worker.queue.committer import Committer
 
 log = logging.getLogger(__name__)

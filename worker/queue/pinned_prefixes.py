@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenizers import Tokenizer
 
-from quire.shared.messages import MAX_SALT_LENGTH
+from quire.shared.protocol.messages import MAX_SALT_LENGTH
 from quire.shared.text.panics import faults_as
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused

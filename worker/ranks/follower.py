@@ -23,7 +23,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.self_test.cases import replace_kernels, replaced_mask
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import backend, devices
 from quire.worker.device.graphs import Graph, Record, record_on_cuda

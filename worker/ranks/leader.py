@@ -24,7 +24,7 @@ from quire.kernels import KernelFault, Ops, SelfTestReport
 from quire.kernels.ops import AllReduceGroup
 from quire.kernels.self_test.cases import replace_kernels, replaced_mask
 from quire.kernels.self_test.devices import RecordGraph
-from quire.shared.processes import spawn
+from quire.shared.process.processes import spawn
 from quire.shared.telemetry.logs import give_up
 from quire.worker.device.backend import kv_cache_name
 from quire.worker.device.graphs import Graph, Record, record_on_cuda

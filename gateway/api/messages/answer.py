@@ -23,7 +23,7 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import TOOL_CALLS, Choice
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.states import OutcomeName
 
 # The priority classes as the tiers of this API.
 TIERS = {"interactive": "priority", "standard": "standard", "batch": "batch"}

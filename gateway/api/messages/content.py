@@ -11,8 +11,8 @@ from typing import Any
 
 from quire.gateway.api.messages.signature import hidden_text
 from quire.gateway.errors.api_errors import invalid, refused
+from quire.shared.config.validators import shown
 from quire.shared.text.chat_template import Message
-from quire.shared.validators import shown
 
 MAX_MESSAGES = 10_000
 MAX_ID_LENGTH = 256

@@ -10,7 +10,7 @@ from multidict import CIMultiDictProxy
 
 from quire.gateway.errors.api_errors import REQUEST_ID, refused
 from quire.gateway.errors.message_errors import is_messages_path
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 VERSION = "anthropic-version"
 BETA = "anthropic-beta"

@@ -12,14 +12,14 @@ from quire.gateway.api.messages.content import MAX_MESSAGES, check_cache_control
 from quire.gateway.api.messages.request_schemas import CLEAR_THINKING, EFFORTS, MAX_USER_LENGTH
 from quire.gateway.api.parameters import OF_THE_CALL, anything
 from quire.gateway.errors.api_errors import invalid, of_check, refused
-from quire.shared.sampling_params import (
+from quire.shared.config.validators import Integer, InvalidValue, Number, OneOf, Text, Texts
+from quire.shared.protocol.sampling_params import (
     MAX_OUTPUT_TOKENS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     PARAMETERS,
     Parameter,
 )
-from quire.shared.validators import Integer, InvalidValue, Number, OneOf, Text, Texts
 
 # `keep` of `clear_thinking_20251015` if it is "all".
 ALL = MAX_MESSAGES

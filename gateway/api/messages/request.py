@@ -18,8 +18,8 @@ from quire.gateway.api.parameters import read
 from quire.gateway.errors.api_errors import ApiError, ContextExceeded, refused
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.tools import ToolChoice, ToolMode
-from quire.shared.keys import DEFAULT_CLASS
-from quire.shared.sampling_params import Parameter
+from quire.shared.protocol.keys import DEFAULT_CLASS
+from quire.shared.protocol.sampling_params import Parameter
 from quire.shared.text.chat_template import Message
 
 NO_THREADS = "thread is not supported: this server keeps no messages between calls; send all messages in each call."

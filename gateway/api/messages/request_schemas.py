@@ -15,7 +15,7 @@ from quire.gateway.api.schema_parts import (
     text,
     with_nulls,
 )
-from quire.shared.sampling_params import MAX_OUTPUT_TOKENS
+from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 CLEAR_THINKING = "clear_thinking_20251015"

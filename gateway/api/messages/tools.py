@@ -15,7 +15,7 @@ from quire.gateway.api.messages.client_tools import client_tool
 from quire.gateway.api.messages.content import check_cache_control, unknown_key
 from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
-from quire.shared.validators import shown
+from quire.shared.config.validators import shown
 
 MAX_NAME_LENGTH = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}", re.ASCII)

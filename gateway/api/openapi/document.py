@@ -26,7 +26,7 @@ from quire.gateway.api.openapi.endpoints import (
 )
 from quire.gateway.api.openapi.parameter_schemas import body_schema
 from quire.gateway.api.schema_parts import TEXT, Schema, ref
-from quire.shared.version import installed_version
+from quire.shared.process.version import installed_version
 
 _VISIBLE = {"type": "string", "pattern": "^[!-~]{1,255}$"}
 _EVENT_ID = {"type": "string", "pattern": r"^(0|[1-9][0-9]{0,9})(\.[1-9][0-9]{0,5})?$"}

@@ -13,7 +13,7 @@ from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.responses.parameters import REFUSED as REFUSED_RESPONSES
 from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
-from quire.shared.sampling_params import Parameter
+from quire.shared.protocol.sampling_params import Parameter
 
 JSON, EVENTS, HTML = "application/json", "text/event-stream", "text/html"
 FORM, BYTES = "multipart/form-data", "application/octet-stream"

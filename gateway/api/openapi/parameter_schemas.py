@@ -13,7 +13,8 @@ from quire.gateway.api.parameters import UNSUPPORTED
 from quire.gateway.api.prompt_parameters import TruncatedLength
 from quire.gateway.api.schema_parts import Schema, or_null
 from quire.gateway.stream.call_metadata import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
-from quire.shared.sampling_params import (
+from quire.shared.config.validators import Flag, Integer, Number, OneOf, Text, Texts, TokenIds
+from quire.shared.protocol.sampling_params import (
     MAX_BIAS,
     MAX_BIASES,
     MAX_OUTPUT_TOKENS,
@@ -24,7 +25,6 @@ from quire.shared.sampling_params import (
     Parameter,
     Words,
 )
-from quire.shared.validators import Flag, Integer, Number, OneOf, Text, Texts, TokenIds
 
 
 @singledispatch

@@ -11,7 +11,7 @@ from quire.gateway.errors.api_errors import ApiError, Cancelled
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
 from quire.gateway.stream.call_metadata import CallMetadata
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.states import OutcomeName
 
 PREFIX = "resp_"
 

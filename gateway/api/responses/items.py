@@ -12,10 +12,10 @@ from quire.gateway.api.chat_messages import MAX_CALL_ID_LENGTH, ROLES
 from quire.gateway.api.responses.tools import FunctionName, read_response_tools
 from quire.gateway.api.tools import tool_name
 from quire.gateway.errors.api_errors import invalid, of_check, refused
-from quire.shared.broker import new_id
+from quire.shared.config.validators import InvalidValue, OneOf, Text, shown
+from quire.shared.protocol.broker import new_id
 from quire.shared.text.chat_template import Message
 from quire.shared.text.tool_turns import arguments_of
-from quire.shared.validators import InvalidValue, OneOf, Text, shown
 
 Item = dict[str, Any]
 

@@ -17,7 +17,7 @@ from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind, is_complete
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
-from quire.shared.states import OutcomeName
+from quire.shared.protocol.states import OutcomeName
 
 
 class ItemType(StrEnum):

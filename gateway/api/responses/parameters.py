@@ -12,8 +12,8 @@ from quire.gateway.api.response_format import read_json_schema, response_format
 from quire.gateway.api.responses import schemas
 from quire.gateway.api.responses.tools import read_response_tool_choice, read_response_tools
 from quire.gateway.errors.api_errors import invalid, refused
-from quire.shared.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS, Parameter
-from quire.shared.validators import Flag, Integer, OneOf, Text
+from quire.shared.config.validators import Flag, Integer, OneOf, Text
+from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS, Parameter
 
 MAX_RESPONSE_ID_LENGTH = 64
 LOGPROBS = "message.output_text.logprobs"

@@ -24,8 +24,8 @@ from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import ApiError, GenerationFailed, InvalidRequest, NotFound
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.transcript import TextDelta, Transcript
-from quire.shared.broker import Broker
-from quire.shared.messages import MessageError
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.messages import MessageError
 
 T = TypeVar("T")
 

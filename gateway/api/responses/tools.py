@@ -15,7 +15,7 @@ from quire.gateway.api.given_grammars import only
 from quire.gateway.api.tools import MAX_DESCRIPTION_LENGTH, read_function, tool_name
 from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
-from quire.shared.validators import Text, shown
+from quire.shared.config.validators import Text, shown
 
 # Keys of a function for features of other servers.
 _NO_EFFECT = ("allowed_callers", "async", "defer_loading", "output_schema")

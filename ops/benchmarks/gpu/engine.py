@@ -16,7 +16,7 @@ import torch
 from quire import kernels
 from quire.ops.benchmarks.paper.workloads import SHAREGPT, lengths
 from quire.ops.benchmarks.stack.random_model import random_decoder
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.device import memory_plan
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graph_capture import graph_buckets

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from quire.shared.processes import dying_with_parent
+from quire.shared.process.processes import dying_with_parent
 
 # Time between asking a part to stop and killing it, in which pytest reports failures.
 GRACE_S = 8.0

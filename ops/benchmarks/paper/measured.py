@@ -19,7 +19,7 @@ from quire.ops.benchmarks.paper.context import Context
 from quire.ops.benchmarks.paper.profiles import Linear, StepWork
 from quire.ops.benchmarks.paper.simulation import NullModel, work_of
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.device.devices import choose_dtype
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits

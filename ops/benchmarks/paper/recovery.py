@@ -15,7 +15,7 @@ from typing import Any
 from quire.ops.benchmarks.paper.context import Context
 from quire.ops.benchmarks.paper.measured import load, make_engine, time_prefill
 from quire.ops.benchmarks.paper.report import table
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.models.native.decoder import Decoder
 
 SIZES = (8, 16, 32, 64, 128)

@@ -23,8 +23,8 @@ from quire.ops.benchmarks.paper.measured import load_from, make_engine
 from quire.ops.benchmarks.paper.report import table
 from quire.ops.benchmarks.paper.workloads import TRACES, lengths
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.messages import GenerationRequest, SamplingParams
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.offline import generate
 

@@ -17,7 +17,7 @@ import torch
 from quire.ops.benchmarks.paper.allocators import POLICIES, OrcaManager
 from quire.ops.benchmarks.paper.profiles import OPT_13B_SLOTS, Profile, StepWork
 from quire.ops.benchmarks.paper.workloads import CONTEXT, Request
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits

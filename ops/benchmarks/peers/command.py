@@ -18,8 +18,8 @@ from quire.ops.benchmarks.peers.tables import tables
 from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.benchmarks.stack.load import CASES
 from quire.ops.cli.server_url import parse_url
-from quire.shared.command_line import CommandError
-from quire.shared.settings import SettingError
+from quire.shared.config.command_line import CommandError
+from quire.shared.config.settings import SettingError
 
 PEERS = ("llamacpp", "vllm")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.version import installed_version
+from quire.shared.process.version import installed_version
 
 # The processor's flags that decide which kernels a server can use.
 FLAGS = ("avx", "amx", "fma", "f16c", "bmi", "sse4", "gfni")

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from quire.shared.command_line import CommandError
-from quire.shared.processes import spawn
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.processes import spawn
 
 PROC = Path("/proc")
 START_TIMEOUT_S = 600.0

@@ -20,7 +20,7 @@ from typing import Protocol
 from quire.ops.benchmarks.peers.machine import processor_flags, quire_version
 from quire.ops.benchmarks.stack.load import CASES
 from quire.ops.local.ports import free_port
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 
 SERVED_NAME = "m"
 VERSION_TIMEOUT_S = 120.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.ops.benchmarks.peers.machine import machine
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 
 SCHEMA = "quire-peers/1"
 

@@ -36,7 +36,7 @@ from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.ops.local.ports import free_port
 from quire.ops.local.progress import Progress
-from quire.shared.keys import GROUP, QUEUES, LaneKeys
+from quire.shared.protocol.keys import GROUP, QUEUES, LaneKeys
 
 RESULTS = Path(__file__).parents[1] / "results" / "soak"
 MODEL = "soak"

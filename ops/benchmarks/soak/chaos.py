@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
-from quire.shared.processes import dying_with_parent
+from quire.shared.process.processes import dying_with_parent
 
 # Relative frequency of each fault.
 FAULTS = {

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from quire.ops.benchmarks.stack.checkpoint import SHAPES, make_checkpoint
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.engine.engine import Engine
 from quire.worker.settings import WorkerSettings

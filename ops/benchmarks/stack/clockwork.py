@@ -20,7 +20,7 @@ import msgpack
 import torch
 import uvloop
 
-from quire.shared.messages import GenerationRequest, StepItem
+from quire.shared.protocol.messages import GenerationRequest, StepItem
 from quire.shared.telemetry.logs import setup_logging
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.groups import DEFAULT_PRIORITY

@@ -24,7 +24,7 @@ import uvloop
 
 from quire.ops.benchmarks.stack.pair_processes import Steps, pair, resident_kib
 from quire.ops.benchmarks.stack.stream_client import MODEL, Stream, open_stream
-from quire.shared.broker import Broker
+from quire.shared.protocol.broker import Broker
 from quire.shared.redis.clients import command_client
 
 PARTS = ("first", "gaps", "tokens", "cancel", "memory")

@@ -22,7 +22,7 @@ from quire.ops.benchmarks.stack.checkpoint import make_checkpoint
 from quire.ops.benchmarks.stack.stream_client import MODEL
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.ops.local.ports import free_port
-from quire.shared.processes import dying_with_parent
+from quire.shared.process.processes import dying_with_parent
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # [start, end, {request id: tokens so far}] of each step, on the monotonic clock.

@@ -32,12 +32,12 @@ from quire.gateway.server.commands import KEYS
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.secret import key_id_of
 from quire.shared.accounts.store import AccountStore
-from quire.shared.broker import Broker, QueueBounds, QueueReader, new_id
-from quire.shared.command_line import CommandError, run_command
-from quire.shared.keys import PARKING_S, LaneKeys
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.config.command_line import CommandError, run_command
+from quire.shared.config.settings import SettingError, load, options
+from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.keys import PARKING_S, LaneKeys
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.shared.redis.clients import command_client
-from quire.shared.settings import SettingError, load, options
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import MODEL, tokens, until

@@ -13,8 +13,8 @@ from quire.gateway.admission.admission_options import fingerprint
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.api import resume
 from quire.gateway.stream import buffer
-from quire.shared.broker import Broker, QueueReader, new_id
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.broker import Broker, QueueReader, new_id
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from quire.shared.redis.clock import unix_time
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit, endless

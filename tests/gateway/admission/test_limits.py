@@ -16,11 +16,11 @@ from quire.gateway.admission.limit_errors import error_of
 from quire.gateway.api.labels import user_hash
 from quire.gateway.errors.api_errors import ApiKeyWrong, BrokerDown
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import LimitReached, Price
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.secret import digest_of, new_secret
-from quire.shared.errors import StartError
-from quire.shared.validators import InvalidValue
+from quire.shared.config.validators import InvalidValue
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.charge import LimitReached, Price
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens, until

@@ -10,9 +10,9 @@ from quire.gateway.admission import reached_limits
 from quire.gateway.admission.reached_limits import ReachedLimits
 from quire.gateway.errors.api_errors import RateLimited
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.keys import LaneKeys
+from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.keys import LaneKeys
 
 PROJECT = Account(kind="project", id="acme/web", name="web", limits=AccountLimits(requests_per_minute=5))
 KEYS = [Account(kind="key", id=digit * 16, name="test") for digit in "ab"]

@@ -18,9 +18,9 @@ from quire.gateway.admission.canceller import Canceller
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import usable_adapters
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.broker import Broker, QueueBounds
-from quire.shared.keys import LaneKeys
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.broker import Broker, QueueBounds
+from quire.shared.protocol.keys import LaneKeys
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit

@@ -16,7 +16,7 @@ from quire.gateway.api.key_policy import check_model, may_use
 from quire.gateway.errors.api_errors import ModelNotFound
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import MODEL, Reply, RunningGateway, chat_body, raw_request, tokens

@@ -22,7 +22,7 @@ from quire.gateway.errors.api_errors import ApiError, body
 from quire.gateway.output.formats import FALLBACK, FORMATS
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
-from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
+from quire.shared.protocol.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit
 from tests.support.gateway.refusals import CHAT, USER, check

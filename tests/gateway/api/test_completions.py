@@ -15,7 +15,7 @@ from quire.gateway.api.labels import USER_HASH_DIGITS, read_labels, user_hash
 from quire.gateway.api.parameters import CHAT, read
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.stream.call_metadata import CallMetadata
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit
 from tests.support.gateway.refusals import CHAT as CHATS

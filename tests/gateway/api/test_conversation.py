@@ -13,9 +13,9 @@ from quire.gateway.api.tools import check_choice, read_tool_choice, read_tools, 
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from quire.shared.text.grammar import matcher, special_tokens
-from quire.shared.validators import InvalidValue
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Script, Steps
 from tests.support.gateway.running import Event, RunningGateway, tokens, write_model

@@ -17,7 +17,7 @@ import pytest
 
 from quire.gateway.api.embeddings import EMBEDDINGS, EmbeddingFormat
 from quire.gateway.errors.api_errors import GenerationFailed, InvalidRequest
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit
 from tests.support.gateway.running import (

@@ -33,8 +33,8 @@ from quire.gateway.api.schema_parts import (
 from quire.gateway.api.structured_outputs import READERS, structured_outputs
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest
 from quire.gateway.model.renderer import Renderer
-from quire.shared.messages import GenerationRequest, SamplingParams
-from quire.shared.sampling_params import MAX_GRAMMAR_LENGTH, MAX_SCHEMA_LENGTH
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.sampling_params import MAX_GRAMMAR_LENGTH, MAX_SCHEMA_LENGTH
 from quire.shared.text.grammar import ANY_OBJECT, write
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit

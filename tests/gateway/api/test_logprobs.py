@@ -28,7 +28,7 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
-from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.api.test_resume import model, resumed, stream_path
 from tests.gateway.conftest import Start
 from tests.gateway.stream.test_buffer import Log, open_one

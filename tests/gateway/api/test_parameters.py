@@ -24,7 +24,7 @@ from quire.gateway.api.token_requests import read_detokenize, read_tokenize
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, body
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.stream.answer_options import AnswerOptions
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.refusals import CHAT, COMPLETIONS, USER, check
 from tests.support.gateway.running import MODEL, RunningGateway, chat_body

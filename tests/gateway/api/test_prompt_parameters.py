@@ -16,8 +16,8 @@ from quire.gateway.api.prompts import read_prompts
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.stream.answer_options import AnswerOptions
 from quire.gateway.stream.sse import BEGINNING, EventId
-from quire.shared.messages import BY_TOKEN, Delta, GenerationRequest, Outcome, PromptReport
-from quire.shared.messages.codec import pack_token_ids
+from quire.shared.protocol.messages import BY_TOKEN, Delta, GenerationRequest, Outcome, PromptReport
+from quire.shared.protocol.messages.codec import pack_token_ids
 from tests.gateway.api.test_logprobs import scored
 from tests.gateway.api.test_resume import resumed, stream_path
 from tests.gateway.conftest import Start

@@ -21,7 +21,7 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer
-from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Script, Steps, emit, endless
 from tests.support.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, texts, tokens, until

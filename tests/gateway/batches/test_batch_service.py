@@ -16,12 +16,12 @@ from quire.gateway.batches.batch import BatchStatus
 from quire.gateway.batches.batch_runner import BatchRunner
 from quire.gateway.batches.batch_service import BATCHES
 from quire.gateway.batches.line import call_id_of
-from quire.shared.broker import QueueFull
-from quire.shared.broker.lane_state import read_lane
-from quire.shared.broker.parking import NO_BOUNDS
-from quire.shared.keys import GROUP, AccountKeys, BatchKeys
-from quire.shared.messages import Delta, GenerationRequest, Outcome
-from quire.shared.states import ExpireReply, ParkReply, UnparkReply
+from quire.shared.protocol.broker import QueueFull
+from quire.shared.protocol.broker.lane_state import read_lane
+from quire.shared.protocol.broker.parking import NO_BOUNDS
+from quire.shared.protocol.keys import GROUP, AccountKeys, BatchKeys
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.states import ExpireReply, ParkReply, UnparkReply
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import BatchClient, chat_line, completion_line, jsonl
 from tests.support.gateway.batch_keys import with_key

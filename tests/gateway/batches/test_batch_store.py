@@ -17,8 +17,8 @@ from quire.gateway.batches.slots import LineSlots, Turn
 from quire.gateway.files.file_store import FileStore, StorageBounds, new_file_id
 from quire.gateway.files.folder_storage import FolderStorage
 from quire.gateway.files.storage import ObjectWriter, StorageError
-from quire.shared.keys import BATCHES_TAG
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.keys import BATCHES_TAG
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from quire.shared.redis.clients import command_client
 from quire.shared.redis.clock import unix_time
 from tests.gateway.batches.test_batch_service import left_in_redis

@@ -24,8 +24,8 @@ from quire.gateway.batches.line_run import SHARE
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, refused
 from quire.gateway.files.storage import CHUNK
 from quire.shared.accounts.store import AccountStore
-from quire.shared.keys import LINE_RETENTION_S
-from quire.shared.messages import GenerationRequest, Outcome
+from quire.shared.protocol.keys import LINE_RETENTION_S
+from quire.shared.protocol.messages import GenerationRequest, Outcome
 from tests.gateway.batches.test_batch_service import VECTOR
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl

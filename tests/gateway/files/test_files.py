@@ -28,8 +28,8 @@ from quire.gateway.files.folder_storage import FolderStorage
 from quire.gateway.files.s3_storage import S3Storage
 from quire.gateway.files.storage import CHUNK, StorageError
 from quire.gateway.settings import GatewaySettings
-from quire.shared.errors import StartError
-from quire.shared.keys import BATCHES_TAG
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.keys import BATCHES_TAG
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import BatchClient

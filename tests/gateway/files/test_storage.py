@@ -20,9 +20,9 @@ from quire.gateway.files.folder_storage import FolderStorage
 from quire.gateway.files.reservation import STEP, Reservation, ReservedWriter
 from quire.gateway.files.s3_storage import PART_BYTES, S3Storage
 from quire.gateway.files.storage import WHOLE, Storage, StorageError, check_names
-from quire.shared.broker import new_id
-from quire.shared.errors import StartError
-from quire.shared.keys import BATCHES_TAG
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.broker import new_id
+from quire.shared.protocol.keys import BATCHES_TAG
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
 from tests.gateway.files.test_files import storage_of_gateway

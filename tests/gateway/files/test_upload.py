@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.gateway.files.reservation import STEP
-from quire.shared.keys import BATCHES_TAG, UPLOAD_LEASE_S, BatchKeys
+from quire.shared.protocol.keys import BATCHES_TAG, UPLOAD_LEASE_S, BatchKeys
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_keys import with_key

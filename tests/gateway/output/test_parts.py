@@ -34,9 +34,9 @@ from quire.gateway.output.parts import (
 from quire.gateway.output.python_literals import PythonArguments, read_literal
 from quire.gateway.output.reasoning import Reasoning, ReasoningFormat, ReasoningParser
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+from quire.shared.config.validators import InvalidValue
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
-from quire.shared.validators import InvalidValue
 from tests.support.gateway.output_answers import (
     TOOLS,
     Answers,

@@ -18,8 +18,8 @@ from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.errors import StartError
-from quire.shared.messages import decode_items
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.messages import decode_items
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens

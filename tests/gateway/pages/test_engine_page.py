@@ -15,9 +15,9 @@ import pytest
 from quire.gateway.pages import engine_page, view_subscriptions
 from quire.gateway.pages.engine_viewer import EngineViewer, render
 from quire.gateway.settings import GatewaySettings
-from quire.shared.keys import VIEW_TTL_S
-from quire.shared.messages import Delta, Outcome
-from quire.shared.views import View
+from quire.shared.protocol.keys import VIEW_TTL_S
+from quire.shared.protocol.messages import Delta, Outcome
+from quire.shared.protocol.views import View
 from tests.gateway.conftest import Start
 from tests.shared.test_views import VIEW
 from tests.support.gateway.fake_worker import FakeWorker

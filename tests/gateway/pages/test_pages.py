@@ -14,8 +14,8 @@ from quire.gateway.model.served_model import load_model
 from quire.gateway.pages import static_files
 from quire.gateway.pages.model_cards import CAPABILITIES, capabilities, reasoning_format
 from quire.gateway.pages.status import summary
-from quire.shared.broker import LastBeat
-from quire.shared.version import installed_version
+from quire.shared.process.version import installed_version
+from quire.shared.protocol.broker import LastBeat
 from tests.gateway.conftest import Start
 from tests.gateway.pages.test_engine_page import worker
 from tests.support.gateway.agents import TEMPLATE as AGENTS

@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.support.gateway.agents import WEATHER, body, saying, stream_events
 from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens
 

@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import TEMPLATE, answering
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit

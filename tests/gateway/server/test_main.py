@@ -27,9 +27,9 @@ from quire.gateway.server.start_check import check_start, make_first_key
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.accounts.secret import key_id_of
-from quire.shared.command_line import Command, CommandError, CommandGroup
-from quire.shared.errors import StartError
-from quire.shared.settings import to_environ
+from quire.shared.config.command_line import Command, CommandError, CommandGroup
+from quire.shared.config.settings import to_environ
+from quire.shared.process.errors import StartError
 from tests.support.gateway.running import MODEL, RunningGateway
 
 # --- The gateway as a process: how it starts, what it says when it cannot, how it ends, what it never loads -----------
@@ -40,8 +40,8 @@ import os, sys
 from quire.gateway.server.main import run
 from quire.gateway.server.main import serve
 from quire.gateway.settings import GatewaySettings
-from quire.shared.errors import StartError
-from quire.shared.settings import load
+from quire.shared.process.errors import StartError
+from quire.shared.config.settings import load
 sys.exit(run(load(GatewaySettings, [], os.environ, prog="gateway")))
 """
 MAX_RSS_MB = 250

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire.gateway.serving.calls import MAX_LOGGED_PROMPT
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
 from quire.shared.telemetry.trace_context import TraceContext
 from tests.gateway.conftest import Start
 from tests.gateway.telemetry.test_telemetry import TRACEPARENT, Tracer

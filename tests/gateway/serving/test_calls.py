@@ -17,8 +17,8 @@ from quire.gateway.model.served_model import load_model
 from quire.gateway.serving import model_directory, service
 from quire.gateway.serving.service import Gateway
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.keys import LaneKeys
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.keys import LaneKeys
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import FakeWorker, Steps, emit, endless
 from tests.support.gateway.running import (

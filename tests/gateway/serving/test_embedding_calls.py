@@ -14,8 +14,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.serving.registered_model import RegistrationFault, load_registered
 from quire.gateway.settings import GatewaySettings
-from quire.shared.messages import GenerationRequest, Outcome, StepItem
-from quire.shared.messages.manifest import FileEntry, ModelManifest
+from quire.shared.protocol.messages import GenerationRequest, Outcome, StepItem
+from quire.shared.protocol.messages.manifest import FileEntry, ModelManifest
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, endless
 from tests.support.gateway.running import (

@@ -12,7 +12,7 @@ import pytest
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.serving import model_directory
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
+from quire.shared.protocol.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
 from tests.support.gateway.fake_worker import FakeWorker, Script, emit
 from tests.support.gateway.running import write_model
 from tests.support.registrations import DiscoveringGateway, discovering_gateway, forget, open_registry, register

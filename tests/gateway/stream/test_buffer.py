@@ -14,8 +14,8 @@ from quire.gateway.stream import buffer as module
 from quire.gateway.stream.buffer import MAX_TAKEN, MAX_WAITING, OutputBuffer
 from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, split, weight
 from quire.gateway.stream.router import FrameRouter
-from quire.shared.broker import Claim
-from quire.shared.messages import BY_TOKEN, Delta, Outcome, StepItem
+from quire.shared.protocol.broker import Claim
+from quire.shared.protocol.messages import BY_TOKEN, Delta, Outcome, StepItem
 from tests.gateway.conftest import Start
 from tests.support.gateway.running import RunningGateway, until
 from tests.support.hand_worker import IDS, TEXT, HandWorker, one_each, run

@@ -13,8 +13,8 @@ import pytest
 from quire.gateway.stream import buffer as module
 from quire.gateway.stream.cursor import weight
 from quire.gateway.stream.router import FrameRouter
-from quire.shared.keys import LaneKeys
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.keys import LaneKeys
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
 
 
 class Log:

@@ -19,8 +19,8 @@ from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.sse import BEGINNING, EventId, dumps, event, quote, takes_ids
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
-from quire.shared.broker import Claim
-from quire.shared.messages import Delta, GenerationRequest, Outcome, StepItem
+from quire.shared.protocol.broker import Claim
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, StepItem
 from quire.shared.redis.clients import pubsub_client
 from quire.shared.redis.lane_client import LaneClient
 from quire.shared.redis.link import Link

@@ -22,10 +22,10 @@ from quire.gateway.stream.buffer import (
 from quire.gateway.stream.cursor import MAX_SILENCE_S, SILENCE_S, Cursor, weight
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
-from quire.shared.broker import Broker
-from quire.shared.messages import Delta, Outcome, PromptReport, StepItem
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.messages import Delta, Outcome, PromptReport, StepItem
+from quire.shared.protocol.states import OutcomeName
 from quire.shared.redis.clients import command_client, pubsub_client
-from quire.shared.states import OutcomeName
 from tests.support.broker_calls import KEYS, start, step, submit
 from tests.support.gateway.running import until
 

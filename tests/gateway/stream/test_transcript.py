@@ -27,11 +27,11 @@ from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
-from quire.shared.messages import Delta, MessageError, Outcome, PromptReport, StepItem
-from quire.shared.messages.codec import pack_token_ids
-from quire.shared.prompt_logprobs import PromptTokenLogprobs
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.messages import Delta, MessageError, Outcome, PromptReport, StepItem
+from quire.shared.protocol.messages.codec import pack_token_ids
+from quire.shared.protocol.messages.prompt_logprobs import PromptTokenLogprobs
 from quire.shared.text.detokenizer import drops_first_space
-from quire.shared.validators import InvalidValue
 from tests.support.gateway.running import MODEL, tokens, write_model
 from tests.support.tokenizers import byte_fallback, byte_level
 

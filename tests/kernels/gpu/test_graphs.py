@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire.ops.benchmarks.stack.random_model import random_decoder
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, record_on_cuda
 from quire.worker.engine.engine import Engine

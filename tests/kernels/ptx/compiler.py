@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quire.shared.processes import dying_with_parent
+from quire.shared.process.processes import dying_with_parent
 
 ROOT = Path(__file__).parents[3]
 ALIGNMENT = 16  # bytes; Triton distinguishes only addresses that are multiples of it

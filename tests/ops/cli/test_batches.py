@@ -15,7 +15,7 @@ import pytest
 from quire.ops.cli.batch_client import PIECE, BatchClient
 from quire.ops.cli.batches import ProgressLine, batch, first_url, summary
 from quire.ops.cli.settings import BatchCommandSettings
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 from tests.gateway.conftest import Start, model_folder, redis_server, redis_url
 from tests.support.gateway.batch_calls import chat_line, jsonl
 from tests.support.gateway.fake_worker import emit

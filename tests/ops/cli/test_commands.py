@@ -15,7 +15,7 @@ import pytest
 
 from quire.ops.cli.commands import COMMANDS, single_commands
 from quire.ops.cli.main import main
-from quire.shared.interrupts import EXIT_CODE
+from quire.shared.process.interrupts import EXIT_CODE
 from tests.conftest import clean_environ
 from tests.support.commands import quire, refusal
 
@@ -188,7 +188,7 @@ def running_with(text: str) -> list[int]:
         *(("serve", module) for module in ("difflib", "quire.ops.local.launcher")),
         *(("worker", module) for module in ("quire.shared.text.tokenizer", "quire.worker.build")),
         *(("gateway", module) for module in ("asyncio", "quire.gateway.server.app")),
-        *((command, "quire.shared.settings") for command in ("chat", "--help")),
+        *((command, "quire.shared.config.settings") for command in ("chat", "--help")),
     ],
 )
 def test_ctrl_c_in_the_middle_of_the_imports_ends_a_command_silently(
@@ -243,7 +243,7 @@ def test_a_sigint_that_the_caller_ignores_stays_ignored() -> None:
     process = subprocess.Popen(command, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     with process:
-        assert any("| quire.shared.settings" in re.sub(" +", " ", said) for said in process.stderr)
+        assert any("| quire.shared.config.settings" in re.sub(" +", " ", said) for said in process.stderr)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=START_TIMEOUT_S)
     assert process.returncode == 0

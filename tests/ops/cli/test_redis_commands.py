@@ -18,8 +18,8 @@ from quire.ops.local import preconditions
 from quire.ops.local.embedded_redis import running_url
 from quire.ops.local.preconditions import find_redis, lock_state_dir
 from quire.shared.accounts.secret import key_id_of
-from quire.shared.command_line import CommandError
-from quire.shared.keys import LaneKeys
+from quire.shared.config.command_line import CommandError
+from quire.shared.protocol.keys import LaneKeys
 from tests.conftest import StartQuire, clean_environ
 
 # --- api keys ---------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from quire.ops.cli.completions import ChatClient, Interrupted, StreamedAnswer, T
 from quire.ops.cli.server_url import parse_url, with_remedy
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import ALL_SETTINGS
-from quire.shared.command_line import CommandError
-from quire.shared.settings import FROM_FLAGS, Option, SettingError, load, options
+from quire.shared.config.command_line import CommandError
+from quire.shared.config.settings import FROM_FLAGS, Option, SettingError, load, options
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 # Each setting of each command: a wrong value is told with its name, the value, where it came from, and a remedy.

@@ -25,7 +25,7 @@ from quire.ops.loadgen.server import MeasuredServer, load_tokenizer
 from quire.ops.loadgen.settings import BenchSettings
 from quire.ops.loadgen.shapes import SHAPES, arrivals, lengths
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.settings import SettingError
+from quire.shared.config.settings import SettingError
 from tests.support.loadgen import NASTY, finished_run, record
 
 # --- shapes -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from redis import Redis
 
 from quire.ops.local import embedded_redis
 from quire.ops.local.embedded_redis import EmbeddedRedis, find_redis_server
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 from tests.conftest import children_of, is_running
 
 

@@ -17,8 +17,8 @@ from quire.ops.cli.settings import ServeSettings
 from quire.ops.local.children import FIRST_BACKOFF_S, LAST_BACKOFF_S, Child, ServiceProgram, StartPhase, start_phases
 from quire.ops.local.processes import FileLock, is_running, wait_all
 from quire.ops.local.services import Services
-from quire.shared.command_line import CommandError
-from quire.shared.settings import SettingError
+from quire.shared.config.command_line import CommandError
+from quire.shared.config.settings import SettingError
 
 # --- processes --------------------------------------------------------------------------------------------------------
 # Locks that end with their holder, and waiting for processes.

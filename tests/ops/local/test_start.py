@@ -24,7 +24,7 @@ from quire.ops.local.ports import free_port
 from quire.ops.local.preconditions import EMBEDDED, find_redis, held_port, lock_state_dir, read_holder
 from quire.ops.local.progress import Progress
 from quire.ops.local.served_models import LocalModel, read_models, resolve_models, split_models
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 from tests.conftest import QuireProcess, StartQuire, clean_environ
 from tests.support.gateway.running import write_model
 

@@ -92,7 +92,7 @@ def test_the_example_file_has_every_setting() -> None:
         (["gateway/settings.py", "gateway/batches/slots.py"], ["tests/gateway"]),
         (["gateway/pages/static/run.js"], ["tests/gateway/pages"]),
         (["tests/page/conftest.py"], ["tests/page"]),
-        (["shared/scripts/submit.lua"], ["tests/shared/broker"]),
+        (["shared/protocol/scripts/submit.lua"], ["tests/shared/broker"]),
         (["docs/how-to/keys.md", "docker-compose.yml"], ["tests/outside/deploy", "tests/test_docs.py"]),
         (["tests/support/redis_server.py", "tests/conftest.py", "README.md", "LICENSE"], []),
         (["gateway/batches/gone.py", "tests/gateway/batches/test_gone.py"], ["tests/gateway/batches"]),

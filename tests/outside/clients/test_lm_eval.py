@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
 from tests.outside.environments import Case, Environments
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]

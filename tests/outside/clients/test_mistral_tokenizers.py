@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.model.registered_files import read_files
+from quire.shared.protocol.registered_files import read_files
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 from tests.outside.environments import Environments
 

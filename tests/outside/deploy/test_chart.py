@@ -18,8 +18,8 @@ from quire.gateway.settings import GatewaySettings
 from quire.gateway.telemetry.access_log import PROBES
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools import values_schema
-from quire.shared.keys import GROUP, QUEUES, WAITING_QUEUES, LaneKeys
-from quire.shared.settings import options
+from quire.shared.config.settings import options
+from quire.shared.protocol.keys import GROUP, QUEUES, WAITING_QUEUES, LaneKeys
 from quire.worker.settings import WorkerSettings
 from tests.support.charts import (
     CASES,

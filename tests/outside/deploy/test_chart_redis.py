@@ -14,8 +14,8 @@ from redis import Redis as Client
 from redis.asyncio import Redis
 
 from quire.ops.local.embedded_redis import find_redis_server
-from quire.shared.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
 from tests.support.charts import of_kind, render
 
 BOUNDS = QueueBounds(requests=100, tokens=100_000)

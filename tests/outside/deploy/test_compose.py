@@ -14,7 +14,7 @@ import yaml
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.compose import VARIABLES
-from quire.shared.settings import options
+from quire.shared.config.settings import options
 from quire.worker.settings import WorkerSettings
 from tests.conftest import clean_environ
 from tests.support.containers import PINNED_COMPOSE

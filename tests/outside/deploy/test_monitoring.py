@@ -22,8 +22,8 @@ from quire.ops.deploy.grafana.dashboards import boards, render
 from quire.ops.deploy.grafana.panels import TOKENS_PER_SECOND
 from quire.ops.local.ports import free_port
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.processes import dying_with_parent
-from quire.shared.settings import options
+from quire.shared.config.settings import options
+from quire.shared.process.processes import dying_with_parent
 from quire.worker.settings import WorkerSettings
 from tests.support.boards import DASHBOARDS, RULE_TESTS, RULES, alerts, metrics_of, panels, rules, targets
 from tests.test_metrics import documented

@@ -16,14 +16,14 @@ from redis.asyncio.client import Pipeline
 
 from quire.shared.accounts.account import Account, check_name
 from quire.shared.accounts.backup import DAY_MS, back_up, restore
-from quire.shared.accounts.charge import Charge, LimitReached, Price, RateState
 from quire.shared.accounts.limits import AccountLimits, money, nanos
 from quire.shared.accounts.secret import PREFIX, digest_of, key_id_of, new_secret
 from quire.shared.accounts.store import AccountStore, AuditEntry, UnknownAccount
 from quire.shared.accounts.usage import DAY_S, UsageRow, as_csv, read_usage
-from quire.shared.keys import ACCOUNTS_TAG, AccountKeys
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.charge import Charge, LimitReached, Price, RateState
+from quire.shared.protocol.keys import ACCOUNTS_TAG, AccountKeys
 from quire.shared.redis.clients import command_client
-from quire.shared.validators import InvalidValue
 from tests.support.redis_server import RedisServer
 
 # --- account ----------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from random import Random
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.broker import Broker, Claim, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
-from quire.shared.keys import PRIORITY_CLASSES, LaneKeys
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.broker import Broker, Claim, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
+from quire.shared.protocol.keys import PRIORITY_CLASSES, LaneKeys
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.share import COUNTER_UNITS, DEFAULT_WEIGHT, FLOOR, INPUT_COST, OUTPUT_COST, Share
 from quire.shared.redis.clients import blocking_client
-from quire.shared.share import COUNTER_UNITS, DEFAULT_WEIGHT, FLOOR, INPUT_COST, OUTPUT_COST, Share
 from tests.support.broker_calls import KEYS as ASYNC_KEYS
 from tests.support.protocol_driver import KEYS, Lane, Patch, finished
 from tests.support.redis_server import RedisServer

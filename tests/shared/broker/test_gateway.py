@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.broker import (
+from quire.shared.protocol.broker import (
     Attachment,
     Broker,
     IdempotencyConflict,
@@ -18,7 +18,7 @@ from quire.shared.broker import (
     StepCommit,
     new_id,
 )
-from quire.shared.keys import (
+from quire.shared.protocol.keys import (
     GATEWAY_TTL_S,
     GROUP,
     HIDDEN_RETENTION_S,
@@ -28,7 +28,7 @@ from quire.shared.keys import (
     STORED_BYTES,
     VIEW_TTL_S,
 )
-from quire.shared.messages import Outcome, StepItem, WorkerCard, decode_items
+from quire.shared.protocol.messages import Outcome, StepItem, WorkerCard, decode_items
 from quire.shared.redis.clients import pubsub_client
 from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, start, step, submit, take
 
@@ -440,7 +440,7 @@ async def test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now(
     async def try_to_store() -> None:
         await broker.submit("r", b"", gateway="g", cost=1, bounds=bounds, is_background=True, owner=owner)
 
-    monkeypatch.setattr("quire.shared.broker.gateway.ROOM_ATTEMPTS", 1)
+    monkeypatch.setattr("quire.shared.protocol.broker.gateway.ROOM_ATTEMPTS", 1)
     with pytest.raises(NoRoom) as refused:
         await try_to_store()
     assert refused.value.wait_ms == 0

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.broker import Broker, DeadRequest, LastBeat, QueueReader
-from quire.shared.broker import adapters as module
-from quire.shared.broker.lane_state import read_lane
-from quire.shared.broker.models import PIECE, ModelRegistry
-from quire.shared.keys import GROUP, MODEL_TTL_S, QUEUES, REGISTRY_LANE, RETENTION_S
-from quire.shared.messages import OUTCOMES, MessageError, WorkerCard
-from quire.shared.messages.manifest import MAX_MANIFEST_BYTES, FileEntry, ModelManifest
 from quire.shared.model.adapter_names import Announcement
-from quire.shared.model.registered_files import manifest_of
+from quire.shared.protocol.broker import Broker, DeadRequest, LastBeat, QueueReader
+from quire.shared.protocol.broker import adapters as module
+from quire.shared.protocol.broker.lane_state import read_lane
+from quire.shared.protocol.broker.models import PIECE, ModelRegistry
+from quire.shared.protocol.keys import GROUP, MODEL_TTL_S, QUEUES, REGISTRY_LANE, RETENTION_S
+from quire.shared.protocol.messages import OUTCOMES, MessageError, WorkerCard
+from quire.shared.protocol.messages.manifest import MAX_MANIFEST_BYTES, FileEntry, ModelManifest
+from quire.shared.protocol.registered_files import manifest_of
+from quire.shared.protocol.share import Share
 from quire.shared.redis.clients import command_client
-from quire.shared.share import Share
 from tests.support.broker_calls import KEYS, go_stale, start, step, submit, take
 
 # --- lane -------------------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ import pytest
 from redis.asyncio import Redis
 
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import Charge, LimitReached
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.broker import Broker, NoRoom, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
-from quire.shared.broker.parking import NO_BOUNDS
-from quire.shared.keys import GROUP, LOG_BYTES_PER_TOKEN, PARKING_S, RETENTION_S, STORED_BYTES
-from quire.shared.messages import Outcome, StepItem
+from quire.shared.protocol.broker import Broker, NoRoom, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
+from quire.shared.protocol.broker.parking import NO_BOUNDS
+from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.keys import GROUP, LOG_BYTES_PER_TOKEN, PARKING_S, RETENTION_S, STORED_BYTES
+from quire.shared.protocol.messages import Outcome, StepItem
 from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, recoveries_of, start, step, submit, take
 
 

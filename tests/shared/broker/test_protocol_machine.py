@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from quire.shared.broker import (
+from quire.shared.protocol.broker import (
     Claim,
     ComputedTokens,
     IdempotencyConflict,
@@ -31,10 +31,10 @@ from quire.shared.broker import (
     StepReply,
     StreamEntry,
 )
-from quire.shared.broker.parking import NO_BOUNDS
-from quire.shared.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S, WAITING_QUEUES
-from quire.shared.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
-from quire.shared.share import Share
+from quire.shared.protocol.broker.parking import NO_BOUNDS
+from quire.shared.protocol.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S, WAITING_QUEUES
+from quire.shared.protocol.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
+from quire.shared.protocol.share import Share
 from tests.support.fair_model import Group
 from tests.support.protocol_driver import (
     API_KEYS,

@@ -12,16 +12,16 @@ import msgpack
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared import keys, share
 from quire.shared.accounts.account import Account
-from quire.shared.accounts.charge import Charge, LimitReached, Price, RateState
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.broker import Broker, ComputedTokens, QueueBounds, QueueReader, StreamEntry, new_id
-from quire.shared.broker.scripts import Script, constants, load_script, script_source
-from quire.shared.keys import GROUP, QUEUES, RETENTION_S, AccountKeys
-from quire.shared.messages import VERSION
+from quire.shared.protocol import keys, share
+from quire.shared.protocol.broker import Broker, ComputedTokens, QueueBounds, QueueReader, StreamEntry, new_id
+from quire.shared.protocol.broker.scripts import Script, constants, load_script, script_source
+from quire.shared.protocol.charge import Charge, LimitReached, Price, RateState
+from quire.shared.protocol.keys import GROUP, QUEUES, RETENTION_S, AccountKeys
+from quire.shared.protocol.messages import VERSION
+from quire.shared.protocol.share import ANONYMOUS_TENANT, COUNTER_UNITS, OUTPUT_COST
 from quire.shared.redis.clients import command_client
-from quire.shared.share import ANONYMOUS_TENANT, COUNTER_UNITS, OUTPUT_COST
 from tests.shared.test_limits_machine import CLOCK
 from tests.support.broker_calls import BOUNDS as CORRUPT_BOUNDS
 from tests.support.broker_calls import KEYS, NOTHING, go_stale, recoveries_of, start, step, submit, take
@@ -42,7 +42,7 @@ async def test_lua_has_the_constants_of_python(client: Redis) -> None:
 
 
 def test_no_script_repeats_a_shared_constant() -> None:
-    scripts = [path for path in (files("quire.shared") / "scripts").iterdir() if path.name.endswith(".lua")]
+    scripts = [path for path in (files("quire.shared.protocol") / "scripts").iterdir() if path.name.endswith(".lua")]
     assert len(scripts) > 10
     for script in scripts:
         code = re.sub(r"--.*", "", script.read_text())

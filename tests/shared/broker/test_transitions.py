@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.shared.broker.scripts import script_source
-from quire.shared.states import TRANSITIONS
+from quire.shared.protocol.broker.scripts import script_source
+from quire.shared.protocol.states import TRANSITIONS
 from tests.shared.broker.test_protocol_machine import walk
 from tests.support import protocol_driver
 from tests.support.protocol_driver import KEYS, InstantClient
@@ -30,7 +30,7 @@ return states
 """
 SCRIPTS = {
     hashlib.sha1(script_source(path.name[:-4]).encode()).hexdigest(): path.name[:-4]
-    for path in (files("quire.shared") / "scripts").iterdir()
+    for path in (files("quire.shared.protocol") / "scripts").iterdir()
     if path.name.endswith(".lua") and not path.name.startswith("_")
 }
 TABLE = [(step.script, step.before or "", step.after or "") for step in TRANSITIONS]

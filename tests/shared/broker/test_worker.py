@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.broker import MAX_DEATHS, Broker, Claim, QueueBounds, QueueReader, new_id
-from quire.shared.keys import GROUP, HANDED, RETENTION_S
-from quire.shared.messages import Outcome, decode_items
+from quire.shared.protocol.broker import MAX_DEATHS, Broker, Claim, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.keys import GROUP, HANDED, RETENTION_S
+from quire.shared.protocol.messages import Outcome, decode_items
 from quire.shared.redis.clients import blocking_client, pubsub_client
 from tests.support.broker_calls import (
     BOUNDS,

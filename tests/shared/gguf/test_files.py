@@ -14,15 +14,15 @@ import gguf
 import numpy as np
 import pytest
 
-from quire.shared.errors import CheckpointError
-from quire.shared.gguf import cursor
-from quire.shared.gguf.config import generation_config, model_config, rope_factors
-from quire.shared.gguf.cursor import HeaderCursor
-from quire.shared.gguf.errors import AGAIN, GGUFError
-from quire.shared.gguf.file import GGUFFile, open_gguf, shortest
-from quire.shared.gguf.model_files import gguf_json, is_gguf
-from quire.shared.gguf.types import ARRAY, BOOL, OTHER_TENSOR_TYPES, SCALARS, STRING, TENSOR_TYPES
 from quire.shared.model.files import ModelError, read_json
+from quire.shared.model.gguf import cursor
+from quire.shared.model.gguf.config import generation_config, model_config, rope_factors
+from quire.shared.model.gguf.cursor import HeaderCursor
+from quire.shared.model.gguf.errors import AGAIN, GGUFError
+from quire.shared.model.gguf.file import GGUFFile, open_gguf, shortest
+from quire.shared.model.gguf.model_files import gguf_json, is_gguf
+from quire.shared.model.gguf.types import ARRAY, BOOL, OTHER_TENSOR_TYPES, SCALARS, STRING, TENSOR_TYPES
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.choice import choose_model
 from quire.worker.models.files.fields import read_json as read_by_worker
 from quire.worker.models.native.config import read_config

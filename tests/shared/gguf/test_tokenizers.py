@@ -11,12 +11,12 @@ from tokenizers import Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.gguf_writer import write_gguf
-from quire.shared.gguf.errors import GGUFError
-from quire.shared.gguf.file import open_gguf
-from quire.shared.gguf.pre_tokenizers import PRE_TOKENIZERS
-from quire.shared.gguf.tokenizer import build_tokenizer
-from quire.shared.gguf.vocabulary import GGUFVocabulary, chat_template
-from quire.shared.text.sentence_pieces import merges_of
+from quire.shared.model.gguf.errors import GGUFError
+from quire.shared.model.gguf.file import open_gguf
+from quire.shared.model.gguf.pre_tokenizers import PRE_TOKENIZERS
+from quire.shared.model.gguf.tokenizer import build_tokenizer
+from quire.shared.model.gguf.vocabulary import GGUFVocabulary, chat_template
+from quire.shared.model.sentence_pieces import merges_of
 from quire.shared.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_bytes import gguf_bytes, value

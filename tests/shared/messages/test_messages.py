@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.shared.messages import (
+from quire.shared.protocol.messages import (
     OUTCOMES,
     POOLINGS,
     VERSION,
@@ -26,11 +26,11 @@ from quire.shared.messages import (
     WorkerCard,
     decode_items,
 )
-from quire.shared.messages.codec import VERSION as MANIFEST_VERSION
-from quire.shared.messages.codec import pack, pack_token_ids
-from quire.shared.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
-from quire.shared.messages.step_items import VERSION as REPORT_VERSION
-from quire.shared.sampling_params import EARLY_STOPPING, MAX_ALLOWED_TOKENS, MAX_GRAMMAR_LENGTH
+from quire.shared.protocol.messages.codec import VERSION as MANIFEST_VERSION
+from quire.shared.protocol.messages.codec import pack, pack_token_ids
+from quire.shared.protocol.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
+from quire.shared.protocol.messages.step_items import VERSION as REPORT_VERSION
+from quire.shared.protocol.sampling_params import EARLY_STOPPING, MAX_ALLOWED_TOKENS, MAX_GRAMMAR_LENGTH
 
 # --- codec ------------------------------------------------------------------------------------------------------------
 # Bytes that are no message are refused, at no cost.

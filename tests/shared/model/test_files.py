@@ -13,7 +13,6 @@ from huggingface_hub import errors
 
 from quire.gateway.model.served_model import load_model
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.messages.manifest import FILE_LIMITS
 from quire.shared.model.adapter_names import (
     Announcement,
     InvalidAdapter,
@@ -25,7 +24,8 @@ from quire.shared.model.config import context_length, longer_context, longest_co
 from quire.shared.model.files import MAX_FILE_BYTES, ModelError, read_json
 from quire.shared.model.hub import HubError, download, find_folder
 from quire.shared.model.naming import InvalidModelName, served_name
-from quire.shared.model.registered_files import manifest_of, read_files
+from quire.shared.protocol.messages.manifest import FILE_LIMITS
+from quire.shared.protocol.registered_files import manifest_of, read_files
 from quire.shared.text.tokenizer import load_tokenizer
 from quire.worker.models.choice import choose_model
 from tests.support.transformers_checkpoints import make_kind

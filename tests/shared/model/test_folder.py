@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.errors import CheckpointError
 from quire.shared.model import folder as model_folder
 from quire.shared.model.config import read_model_config
 from quire.shared.model.files import ModelError
-from quire.shared.model_argument import resolve_model
+from quire.shared.model.model_argument import resolve_model
+from quire.shared.process.errors import CheckpointError
 from quire.shared.text.tokenizer import load_tokenizer
 from quire.worker.models.choice import choose_model
 from quire.worker.models.files.loader import Weights, resolve

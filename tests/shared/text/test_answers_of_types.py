@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from typing_extensions import TypedDict
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
 from quire.shared.text import grammar
 from quire.shared.text.grammar import GrammarVocabulary
 from quire.shared.text.grammar_error import GrammarError

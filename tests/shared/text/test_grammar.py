@@ -14,7 +14,7 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
 from quire.shared.text.ebnf import MAX_DEPTH, rules, to_lark
 from quire.shared.text.grammar import (
     ANY_OBJECT,

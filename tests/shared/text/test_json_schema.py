@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
 from quire.shared.text import grammar
 from quire.shared.text.grammar_error import GrammarError, one_line
 

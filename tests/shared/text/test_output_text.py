@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
 from quire.shared.text.chat_template import ChatTemplate
 from quire.shared.text.control_tokens import ControlTokens, pieces
 from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of, drops_first_space

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model.files import ModelError
-from quire.shared.text.sentence_pieces import load_sentence_pieces
+from quire.shared.model.sentence_pieces import load_sentence_pieces
 from quire.shared.text.tekken import load_tekken
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 from tests.support.sentence_pieces import BYTE, CONTROL, NORMAL, UNKNOWN, write_pieces

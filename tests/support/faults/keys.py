@@ -6,7 +6,7 @@ import asyncio
 
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
-from quire.shared.keys import ACCOUNTS_TAG
+from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
 
 

@@ -17,7 +17,7 @@ from redis import Redis
 from tokenizers import Tokenizer
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
-from quire.shared.keys import LaneKeys
+from quire.shared.protocol.keys import LaneKeys
 from tests.conftest import QuireProcess, clean_environ
 from tests.support.faults import invariants
 from tests.support.faults.proxy import Proxy

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from quire.gateway.stream.sse import EventId
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.support.gateway.fake_worker import Script
 from tests.support.gateway.running import MODEL, RunningGateway, byte_level, tokens
 

@@ -1,4 +1,4 @@
-"""A worker that speaks the protocol through `quire.shared.broker` and emits what a script says, without any model."""
+"""A worker that speaks the protocol through the broker and emits what a script says, without any model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from quire.shared.broker import Broker, Claim, QueueReader, StepCommit, new_id
-from quire.shared.messages import Delta, GenerationRequest, Outcome, PromptReport, StepItem, WorkerCard
+from quire.shared.protocol.broker import Broker, Claim, QueueReader, StepCommit, new_id
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, PromptReport, StepItem, WorkerCard
+from quire.shared.protocol.sampling_params import MAX_CHOICES
 from quire.shared.redis.clients import blocking_client, command_client
-from quire.shared.sampling_params import MAX_CHOICES
 
 # The steps of one request: the deltas of each, and the outcome that ends it.
 Steps = AsyncIterator[tuple[tuple[Delta, ...], Outcome | None]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from quire.shared.messages import GenerationRequest
+from quire.shared.protocol.messages import GenerationRequest
 from tests.support.gateway.running import MODEL, Reply, RunningGateway
 from tests.support.tokenizers import byte_level
 

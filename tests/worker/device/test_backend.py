@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker.device import backend
 from quire.worker.settings import WorkerSettings
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops

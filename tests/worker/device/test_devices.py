@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.cache_range import warn_of_saturation
 from quire.worker.device.topology import Core, Topology

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.shared.messages import StepItem
+from quire.shared.protocol.messages import StepItem
 from quire.worker import build
 from quire.worker.device import memory_plan
 from quire.worker.device.device_runner import DeviceRunner

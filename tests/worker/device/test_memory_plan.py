@@ -12,7 +12,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.gpu.cuda import pinned_bytes
-from quire.shared.errors import StartError
+from quire.shared.process.errors import StartError
 from quire.worker import build, capacity
 from quire.worker.capacity import choose_limits
 from quire.worker.device import memory_plan

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from quire.shared.errors import StartError
-from quire.shared.messages import SamplingParams
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker import build
 from quire.worker.device import device_runner, memory_plan
 from quire.worker.device.device_runner import DeviceRunner

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.device.slow_choices import slow_choices
 from quire.worker.device.staging import (

@@ -15,8 +15,8 @@ import torch
 from quire import kernels
 from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, LinearUse
 from quire.ops.benchmarks.stack.random_model import random_decoder
-from quire.shared.errors import StartError
-from quire.shared.messages import SamplingParams
+from quire.shared.process.errors import StartError
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.device import self_test
 from quire.worker.device.backend import arithmetic_labels, kernels_name
 from quire.worker.device.device_runner import DeviceRunner

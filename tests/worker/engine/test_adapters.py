@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.adapters import Adapters
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits, RequestRefused

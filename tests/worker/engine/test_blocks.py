@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.blocks import BlockCounters, BlockManager, Copy, PinnedPrefix, cache_root, cache_scope
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 

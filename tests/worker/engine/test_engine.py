@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
 from quire.worker.engine.blocks import BlockError
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.shared.messages import Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.protocol.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from quire.worker.engine.offline import generate
 from tests.support.checkpoints import EOS_TOKEN_ID, FAMILIES, make_checkpoint
 from tests.support.hybrid_checkpoints import ONE_BY_ONE, make_hybrid

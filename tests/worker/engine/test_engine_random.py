@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quire.kernels import StepInterrupted
-from quire.shared.messages import POOLINGS, Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.protocol.messages import POOLINGS, Delta, GenerationRequest, SamplingParams, StepItem
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.shared.messages import StepItem
+from quire.shared.protocol.messages import StepItem
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from tests.support.mock_model import alone, continuation, final, make_engine, request, run, steps, text

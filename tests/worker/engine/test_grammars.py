@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 
 from quire import kernels
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.messages import GenerationRequest, SamplingParams, StepItem
-from quire.shared.model_argument import DEFAULT_MODEL
+from quire.shared.model.model_argument import DEFAULT_MODEL
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams, StepItem
 from quire.shared.text import grammar
 from quire.shared.text.grammar import ANY_OBJECT, write
 from quire.worker.device.device_runner import DeviceRunner

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.shared.keys import PRIORITY_CLASSES
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.keys import PRIORITY_CLASSES
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import Copy
 from quire.worker.engine.groups import DEFAULT_PRIORITY, NUM_PRIORITIES, Groups

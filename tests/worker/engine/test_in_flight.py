@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.shared.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.messages import Delta, Outcome, StepItem
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.transfers import SampledTokens

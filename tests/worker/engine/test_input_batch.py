@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.groups import Groups
 from quire.worker.engine.input_batch import NO_LOGPROBS, InputBatch
 from quire.worker.engine.limits import EngineLimits

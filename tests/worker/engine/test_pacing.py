@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.messages import GenerationRequest, StepItem
+from quire.shared.protocol.messages import GenerationRequest, StepItem
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits, RequestRefused

@@ -12,7 +12,7 @@ import torch
 from quire import kernels
 from quire.kernels.cpu.levels import LEVELS
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits

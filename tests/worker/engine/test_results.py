@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.shared.messages import Delta, Outcome, SamplingParams, StepItem
+from quire.shared.protocol.messages import Delta, Outcome, SamplingParams, StepItem
 from quire.worker.engine.beams import EndedBeam
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch

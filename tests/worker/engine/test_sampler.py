@@ -18,7 +18,7 @@ from transformers.generation import (
 )
 
 from quire import kernels
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine import sampler as sampler_module
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.kernels import StepInterrupted
-from quire.shared.messages import StepItem
+from quire.shared.protocol.messages import StepItem
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache

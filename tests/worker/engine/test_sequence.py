@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.offline import complete, generate
 from quire.worker.engine.randomness import uniform

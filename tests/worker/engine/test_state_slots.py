@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.state_slots import SlotCopy, SlotError, StateSlots
 from quire.worker.engine.stateful_blocks import StatefulBlockManager

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
-from quire.shared.broker import Broker
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.shared.telemetry.internal_server import PortError, bind
 from quire.shared.telemetry.loop_lag import LoopLag
 from quire.worker.engine.engine import Engine

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.shared.messages import GenerationRequest, SamplingParams
-from quire.shared.views import CACHED, MAX_NAME_LENGTH, NOBODY, PINNED, View, unpack_table
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.views import CACHED, MAX_NAME_LENGTH, NOBODY, PINNED, View, unpack_table
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect import engine_view

@@ -11,12 +11,12 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from quire.shared.broker import Broker
-from quire.shared.broker import gateway as gateway_verbs
-from quire.shared.keys import LaneKeys
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.broker import gateway as gateway_verbs
+from quire.shared.protocol.keys import LaneKeys
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.views import View
 from quire.shared.redis.clients import command_client, pubsub_client
-from quire.shared.views import View
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect.block_report import read_blocks

@@ -12,10 +12,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
-from quire.shared.broker import Broker
-from quire.shared.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.views import MAX_MOVES, MAX_STEPS, Move
 from quire.shared.telemetry.loop_lag import LoopLag
-from quire.shared.views import MAX_MOVES, MAX_STEPS, Move
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.step import Step

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from quire import kernels
-from quire.shared.errors import NotSupported
-from quire.shared.messages import SamplingParams
+from quire.shared.process.errors import NotSupported
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models.transformers import latent_attention, trial
 from quire.worker.models.transformers.alibi import AlibiBias, mpt_slopes_of, slopes_of, split
@@ -268,7 +268,7 @@ def test_the_trial_sees_the_factors_of_transformers(tmp_path: Path, monkeypatch:
     """With a period of 8 tokens the factors matter in the texts of the trial: other factors are refused."""
     from transformers import AutoModelForCausalLM
 
-    from quire.shared.errors import NotSupported
+    from quire.shared.process.errors import NotSupported
 
     model_type, fields = ARCHITECTURES["llama4_text-tuned"]
     path = make_other(tmp_path / "llama4", model_type, **fields)

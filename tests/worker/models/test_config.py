@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.fields import Fields, config_fields, read_json, special_token_ids
 from quire.worker.models.files.layer_names import MAX_PATTERNS, LayerNames, PatternError
 from quire.worker.models.native.config import read_config

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from quire import kernels
 from quire.kernels.moe import Routing
 from quire.kernels.quantization import quantize
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.loader import Weights
 from quire.worker.models.files.weight_reader import WeightReader

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
-from quire.shared.errors import CheckpointError, NotSupported
+from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.models.choice import choose_model
 from quire.worker.models.native.config import ModelConfig, read_config
 from quire.worker.models.native.decoder import Decoder

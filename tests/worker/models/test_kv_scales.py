@@ -16,7 +16,7 @@ from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.lora import AdapterBatch
 from quire.kernels.quantization import quantize
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.files.kv_scales import KVFactors, read_kv_factors, scaled_rows
 from quire.worker.models.files.loader import Weights

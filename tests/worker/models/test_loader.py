@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.kernels import ReferenceOps
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files import loader
 from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import make_checkpoint

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from quire.shared.errors import CheckpointError, NotSupported
-from quire.shared.messages import SamplingParams
+from quire.shared.process.errors import CheckpointError, NotSupported
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.native.rope import RopeConfig, cos_sin_table, inverse_frequencies, parse_rope

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.shared.errors import CheckpointError, NotSupported, StartError
 from quire.shared.model.folder import WEIGHTS
+from quire.shared.process.errors import CheckpointError, NotSupported, StartError
 from quire.worker.device import devices
 from quire.worker.engine.offline import generate
 from quire.worker.models.choice import choose_model

@@ -14,8 +14,8 @@ from torch import nn
 from quire import kernels
 from quire.kernels.grouped_weight import FP8, GroupedWeight
 from quire.kernels.quantization import QuantizedWeight
-from quire.shared.errors import CheckpointError
-from quire.shared.messages import SamplingParams
+from quire.shared.process.errors import CheckpointError
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate

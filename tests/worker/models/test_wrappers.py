@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
-from quire.shared.errors import NotSupported
 from quire.shared.model.folder import WEIGHTS
+from quire.shared.process.errors import NotSupported
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from quire.shared.broker import Broker
-from quire.shared.errors import CheckpointError
 from quire.shared.model.adapter_names import Announcement
+from quire.shared.process.errors import CheckpointError
+from quire.shared.protocol.broker import Broker
 from quire.shared.redis.clients import command_client
 from quire.worker.engine.adapters import Adapters
 from quire.worker.queue.adapter_loader import AdapterLoader, AdapterSettings

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from quire.shared.broker import Claim
+from quire.shared.protocol.broker import Claim
 from quire.shared.telemetry.spans import Tracer
 from quire.shared.telemetry.trace_context import TraceContext
 from quire.worker.queue.attempt_spans import span_id_of, spans_of

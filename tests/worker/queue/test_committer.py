@@ -16,9 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared.broker import Broker, Claim, ComputedTokens, QueueBounds, QueueReader, StepCommit, StepReply, new_id
-from quire.shared.keys import LaneKeys
-from quire.shared.messages import Delta, Outcome, PromptReport, StepItem, step_items
+from quire.shared.protocol.broker import (
+    Broker,
+    Claim,
+    ComputedTokens,
+    QueueBounds,
+    QueueReader,
+    StepCommit,
+    StepReply,
+    new_id,
+)
+from quire.shared.protocol.keys import LaneKeys
+from quire.shared.protocol.messages import Delta, Outcome, PromptReport, StepItem, step_items
 from quire.shared.redis.clients import command_client
 from quire.worker.queue import committer as module
 from quire.worker.queue.committer import MAX_EARLY_CANCELS, Committer, merge

@@ -13,9 +13,9 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from quire.shared.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
-from quire.shared.keys import PRIORITY_CLASSES, LaneKeys
-from quire.shared.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
+from quire.shared.protocol.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.keys import PRIORITY_CLASSES, LaneKeys
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
 from quire.shared.text.grammar import ANY_OBJECT
 from quire.worker.queue.committer import Committer

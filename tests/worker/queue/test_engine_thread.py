@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from quire.shared.broker import ComputedTokens, StepCommit
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.broker import ComputedTokens, StepCommit
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.queue import engine_thread
 from quire.worker.queue.engine_thread import EngineGone, EngineThread

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quire.shared.broker import Broker, new_id
+from quire.shared.protocol.broker import Broker, new_id
 from quire.shared.redis.clients import command_client
 from quire.worker.engine.engine import Engine
 from quire.worker.interpreter import FAILED

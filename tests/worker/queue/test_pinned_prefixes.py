@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.messages import GenerationRequest, SamplingParams
 from quire.shared.model.files import read_json
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.shared.text.chat_template import ChatTemplate, load_chat_template
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 from quire.worker.engine.engine import Engine

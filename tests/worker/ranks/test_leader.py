@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import kernels
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits

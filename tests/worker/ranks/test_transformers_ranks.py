@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.messages import SamplingParams
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.ranks.leader import Followers, LeadingTransformersModel

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.shared.errors import CheckpointError, NotSupported
-from quire.shared.gguf.errors import GGUFError
-from quire.shared.gguf.model_files import gguf_json, is_gguf
 from quire.shared.model.folder import CONFIG, find_fault
+from quire.shared.model.gguf.errors import GGUFError
+from quire.shared.model.gguf.model_files import gguf_json, is_gguf
+from quire.shared.process.errors import CheckpointError, NotSupported
 
 REQUIRED: Any = object()
 

@@ -19,7 +19,7 @@ from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.k_quant_weight import KQuantWeight
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.quantization import QuantizedWeight
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import Weights
 
 # Names of the scale of keys or of values, after `model.layers.N.self_attn.`: of compressed-tensors, of ModelOpt, and of

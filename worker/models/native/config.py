@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from quire.kernels.moe import SILU
-from quire.shared.errors import NotSupported
-from quire.shared.gguf.file import open_gguf
-from quire.shared.gguf.model_files import is_gguf
 from quire.shared.model.config import longer_context
 from quire.shared.model.folder import CONFIG
+from quire.shared.model.gguf.file import open_gguf
+from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.process.errors import NotSupported
 from quire.worker.models.files.fields import Fields, config_fields, read_json, special_token_ids
 from quire.worker.models.files.gguf.quantization import quantization_of
 from quire.worker.models.files.quantized.config import read_quantization

@@ -20,7 +20,7 @@ import quire.kernels.ops
 from quire.kernels.moe import SILU, ExpertNorms, PackedMoE
 from quire.kernels.ops import Ops, PackedLinear, PerLayerInput
 from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel

@@ -9,7 +9,7 @@ import torch
 from quire.kernels.grouped_weight import grouped_part, grouped_rows
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.moe import ExpertNorms, ExpertWeights, PackedMoE
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.weight_reader import WeightReader
 from quire.worker.models.native.experts import (
     EXPERT_SCALES,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.shared.errors import NotSupported
+from quire.shared.process.errors import NotSupported
 from quire.worker.models.files.fields import Fields
 
 MAX_HEAD_DIM = 512

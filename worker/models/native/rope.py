@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quire.shared.errors import CheckpointError
-from quire.shared.gguf.config import ROPE_FACTORS, rope_factors
-from quire.shared.gguf.errors import AGAIN, GGUFError
-from quire.shared.gguf.file import GGUFFile
+from quire.shared.model.gguf.config import ROPE_FACTORS, rope_factors
+from quire.shared.model.gguf.errors import AGAIN, GGUFError
+from quire.shared.model.gguf.file import GGUFFile
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.fields import Fields
 
 SUPPORTED = "default, linear, llama3"

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from quire.shared.errors import NotSupported
 from quire.shared.model.config import context_length, longest_context
 from quire.shared.model.folder import CONFIG
+from quire.shared.process.errors import NotSupported
 from quire.worker.lean_torch import complete_torch
 from quire.worker.models.files.fields import Fields, config_fields, special_token_ids
 from quire.worker.models.files.loader import Weights

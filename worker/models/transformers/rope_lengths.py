@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.shared.errors import CheckpointError, NotSupported
+from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.models.transformers.config import TransformersConfig
 
 

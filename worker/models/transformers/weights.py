@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.shared.errors import CheckpointError, NotSupported
+from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.models.files.loader import AGAIN, Progress
 from quire.worker.models.files.mapped_files import MappedFiles
 from quire.worker.models.transformers.config import TransformersConfig

@@ -24,7 +24,7 @@ from quire.gateway.model.served_model import load_model
 from quire.gateway.output.parts import AnswerPart, PartKind, merged
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.transcript import Choice
-from quire.shared.messages import Delta, Outcome
+from quire.shared.protocol.messages import Delta, Outcome
 from tests.support.gateway.agents import (
     ANSWER,
     CALL,

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.shared.messages import GenerationRequest
+from quire.shared.protocol.messages import GenerationRequest
 from tests.support.gateway.agents import (
     TEMPLATE,
     MessageEvent,

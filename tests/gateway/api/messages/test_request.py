@@ -24,8 +24,8 @@ from quire.gateway.api.messages.signature import sign
 from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.output.tools import ToolMode
-from quire.shared.sampling_params import MODEL_DEFAULTS
-from quire.shared.validators import InvalidValue
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.sampling_params import MODEL_DEFAULTS
 from tests.support.gateway.agents import WEATHER, body
 
 # --- Bodies of message calls become conversations and options, or are refused by name ---------------------------------

@@ -35,8 +35,8 @@ from quire.gateway.server.app import create_app
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.sampling_params import Parameter
-from quire.shared.validators import InvalidValue
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.sampling_params import Parameter
 from tests.gateway.api.test_prompt_parameters import answering, report
 from tests.gateway.conftest import Start
 from tests.support.gateway.agents import ANSWER, TEMPLATE, WEATHER, body, saying, stream_events

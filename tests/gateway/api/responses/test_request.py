@@ -22,8 +22,8 @@ from quire.gateway.api.responses.tools import (
 )
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest
 from quire.gateway.output.tools import ToolMode
-from quire.shared.sampling_params import PARAMETERS
-from quire.shared.validators import InvalidValue
+from quire.shared.config.validators import InvalidValue
+from quire.shared.protocol.sampling_params import PARAMETERS
 from tests.gateway.api.test_conversation import answering
 from tests.support.gateway.response_calls import TOOL, create, prompt
 from tests.support.gateway.running import MODEL, RunningGateway

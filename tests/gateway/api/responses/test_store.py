@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from quire.shared.keys import RETENTION_S
-from quire.shared.messages import Delta, GenerationRequest, Outcome
+from quire.shared.protocol.keys import RETENTION_S
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import answering
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, endless

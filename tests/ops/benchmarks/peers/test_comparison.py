@@ -21,7 +21,7 @@ from quire.ops.benchmarks.peers.rounds import Side, case_seed, rotated
 from quire.ops.benchmarks.peers.tables import tables
 from quire.ops.benchmarks.stack.load import CASES
 from quire.ops.local.ports import free_port
-from quire.shared.command_line import CommandError
+from quire.shared.config.command_line import CommandError
 
 # --- machine ----------------------------------------------------------------------------------------------------------
 # Facts about the machine.

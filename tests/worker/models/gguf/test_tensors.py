@@ -13,9 +13,9 @@ from quire.kernels.grouped_weight import UINT8
 from quire.kernels.k_quant_weight import K_QUANT4, K_QUANT6
 from quire.ops.tools.gguf_writer import write_gguf
 from quire.ops.tools.k_quants import QUANTIZERS
-from quire.shared.errors import CheckpointError
-from quire.shared.gguf.file import open_gguf
-from quire.shared.gguf.types import TENSOR_TYPES
+from quire.shared.model.gguf.file import open_gguf
+from quire.shared.model.gguf.types import TENSOR_TYPES
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.gguf.blocks import EXPANSIONS, K_BLOCKS, int4_values
 from quire.worker.models.files.gguf.codes import KINDS, codes_of, common_kind
 from quire.worker.models.files.gguf.names import row_order, stored_name

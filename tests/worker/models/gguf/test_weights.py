@@ -18,8 +18,8 @@ from quire.kernels import CpuOps, KernelsUnavailable, Ops, ReferenceOps
 from quire.kernels.k_quant_weight import K_QUANT6
 from quire.ops.tools import gguf_writer
 from quire.ops.tools.gguf_writer import TYPES, fitting, quantized, write_gguf
-from quire.shared.errors import CheckpointError
-from quire.shared.gguf.file import open_gguf
+from quire.shared.model.gguf.file import open_gguf
+from quire.shared.process.errors import CheckpointError
 from quire.worker.inspect.fingerprint import of_weights
 from quire.worker.models.files.gguf.weights import GGUFWeights
 from quire.worker.models.files.loader import Weights

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from quire import kernels
 from quire.kernels.lora import LINEARS
 from quire.kernels.reference import ReferenceOps
-from quire.shared.errors import CheckpointError
-from quire.shared.messages import GenerationRequest
+from quire.shared.process.errors import CheckpointError
+from quire.shared.protocol.messages import GenerationRequest
 from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits

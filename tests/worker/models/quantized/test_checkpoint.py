@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from quire import kernels
 from quire.ops.paths import PROJECT_ROOT
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.quantized.checkpoint import is_finite
 from quire.worker.models.files.quantized.dequantized_checkpoint import DequantizedCheckpoint
 from quire.worker.models.native.config import read_config

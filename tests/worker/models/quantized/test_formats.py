@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.shared.errors import CheckpointError
 from quire.shared.model.folder import WEIGHTS
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized import weight as weight_module
 from quire.worker.models.files.quantized.awq import AwqLayer

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from quire import kernels
 from quire.kernels.grouped_weight import MXFP4
-from quire.shared.errors import CheckpointError
-from quire.shared.messages import SamplingParams
+from quire.shared.process.errors import CheckpointError
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.engine.offline import complete
 from quire.worker.models.files.quantized.mxfp4 import dequantize_mxfp4

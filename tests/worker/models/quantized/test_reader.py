@@ -12,7 +12,7 @@ from quire.kernels.cpu import linear
 from quire.kernels.fp8_rows import FP8_DYNAMIC, quantize_rows
 from quire.kernels.grouped_weight import FP8
 from quire.kernels.quantization import QuantizedWeight, quantized_linear
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.quantized.reader import make_reader
 from quire.worker.models.native.config import read_config
 from quire.worker.models.native.decoder import Decoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.shared.gguf.config import EMBEDDING, OUTPUT
+from quire.shared.model.gguf.config import EMBEDDING, OUTPUT
 
 _WHOLE = {"model.embed_tokens": EMBEDDING, "lm_head": OUTPUT, "model.norm": "output_norm.weight"}
 _OF_LAYER = {

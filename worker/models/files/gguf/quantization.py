@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quire.kernels.grouped_weight import BITS, GROUP
 from quire.kernels.k_quant_weight import BLOCK, K_QUANTS
-from quire.shared.gguf.file import GGUFFile
+from quire.shared.model.gguf.file import GGUFFile
 from quire.worker.models.files.gguf.codes import KINDS
 from quire.worker.models.files.quantized.layout import LayerLayout, StoredType
 

@@ -16,10 +16,10 @@ from quire.kernels.cpu.convert import copy_finite
 from quire.kernels.grouped_weight import GroupedWeight, grouped_part, grouped_rows
 from quire.kernels.k_quant_weight import KQuantWeight, k_quant_part, k_quant_rows
 from quire.kernels.quantization import INT4_GROUP, QuantizedWeight
-from quire.shared.errors import CheckpointError
-from quire.shared.gguf.config import ROPE_FACTORS
-from quire.shared.gguf.errors import AGAIN
-from quire.shared.gguf.file import GGUFTensor, open_gguf
+from quire.shared.model.gguf.config import ROPE_FACTORS
+from quire.shared.model.gguf.errors import AGAIN
+from quire.shared.model.gguf.file import GGUFTensor, open_gguf
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.gguf.blocks import EXPANSIONS, half, int4_values
 from quire.worker.models.files.gguf.codes import codes_of, common_kind
 from quire.worker.models.files.gguf.names import row_order, stored_name

@@ -20,7 +20,7 @@ from safetensors.torch import load
 
 from quire.kernels.lora import MAX_RANK, LoraPart
 from quire.kernels.ops import Ops
-from quire.shared.errors import CheckpointError, NotSupported
+from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.engine.adapters import Adapter
 from quire.worker.models.files.kv_scales import KVFactors
 from quire.worker.models.files.lora.adapter_config import (

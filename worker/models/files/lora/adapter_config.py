@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from quire.shared.errors import CheckpointError, NotSupported
+from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.models.files.layer_names import PatternError, compile_bounded
 
 ADAPTER_CONFIG = "adapter_config.json"

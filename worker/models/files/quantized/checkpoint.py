@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.kernels.grouped_weight import GroupedWeight, grouped_part, grouped_rows
 from quire.kernels.quantization import QuantizedWeight
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import AGAIN, TORCH_DTYPES, Progress, Weights
 from quire.worker.models.files.quantized.layout import LayerLayout, Quantization, Stored, TensorFault
 from quire.worker.models.files.quantized.weight import ScaledWeight, joined, part_of

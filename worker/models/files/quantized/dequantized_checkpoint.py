@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import HARMLESS_DTYPES, Progress
 from quire.worker.models.files.quantized.checkpoint import NEUTRAL_ENDS, QuantizedCheckpoint
 from quire.worker.models.files.quantized.layout import LayerLayout, Quantization, TensorFault

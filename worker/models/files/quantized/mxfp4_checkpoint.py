@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.grouped_weight import GROUP, GroupedWeight, grouped_part
-from quire.shared.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import AGAIN
 from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
 from quire.worker.models.files.quantized.layout import Stored

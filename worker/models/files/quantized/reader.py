@@ -22,8 +22,8 @@ from quire.kernels.grouped_weight import MXFP4, GroupedWeight
 from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
 from quire.kernels.quantization import QuantizedWeight
-from quire.shared.errors import CheckpointError
-from quire.shared.gguf.model_files import is_gguf
+from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.gguf.weights import GGUFWeights
 from quire.worker.models.files.loader import Progress, Weights
 from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint

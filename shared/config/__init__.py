@@ -1,0 +1,1 @@
+"""Settings of the processes, the command line, and checks of values."""

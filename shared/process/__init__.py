@@ -1,0 +1,1 @@
+"""Processes: starting, ending, waiting."""

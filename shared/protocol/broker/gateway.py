@@ -1,0 +1,266 @@
+"""The verbs of a gateway: submit requests, listen to them, cancel them, and look at workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from quire.shared.protocol.broker.lane import Lane, text
+from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.keys import DEFAULT_CLASS, GATEWAY_TTL_S, IDEMPOTENCY_S, QUEUES, RETENTION_S, VIEW_TTL_S
+from quire.shared.protocol.messages import MessageError, StepItem, WorkerCard, decode_items
+from quire.shared.protocol.share import ANONYMOUS_SHARE, Share
+from quire.shared.protocol.states import CancelReply, DeleteReply, ExpireReply, RequestState, SubmitReply
+
+
+class IdempotencyConflict(Exception):
+    """The idempotency key was used for a call with another body."""
+
+
+class QueueFull(Exception):
+    """The queue is at its bound. Carries the waiting requests and tokens, for Retry-After."""
+
+    def __init__(self, requests: int, tokens: int) -> None:
+        super().__init__(f"{requests} requests with {tokens} tokens are waiting")
+        self.requests = requests
+        self.tokens = tokens
+
+
+class NoRoom(Exception):
+    """The requests that stay in Redis take as many bytes as they may.
+
+    key: id of the API key whose bound is reached; empty for the bound of all requests. wait_ms: until the oldest
+    request of the caller may go; -1 if none has ended.
+    """
+
+    def __init__(self, key: str, held: int, wait_ms: int) -> None:
+        super().__init__(f"{held} bytes are held")
+        self.key = key
+        self.held = held
+        self.wait_ms = wait_ms
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Largest number of requests and of tokens that may wait in a lane, over all classes.
+
+    stored_bytes, key_bytes: of all requests that stay (stored, in the background, parked, or with much text), and of
+    those of one API key; 0 is any number.
+    """
+
+    requests: int
+    tokens: int
+    stored_bytes: int = 2**28
+    key_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LastBeat:
+    """The last heartbeat of a worker: its age, and the time between two heartbeats."""
+
+    age_s: float
+    every_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A request that a gateway has attached to. `metadata` is that of its call."""
+
+    is_done: bool
+    metadata: bytes
+
+
+# Calls of `submit` that each make a part of the room for a request; then the caller is refused, and may come back.
+ROOM_ATTEMPTS = 16
+
+
+class GatewayVerbs(Lane):
+    """The verbs of a gateway."""
+
+    def __init__(self, client: Redis, lane: str) -> None:
+        super().__init__(client, lane)
+        self._submit = self.script("submit")
+        self._attach = self.script("attach")
+        self._detach = self.script("detach")
+        self._cancel = self.script("cancel")
+        self._expire = self.script("expire")
+        self._delete = self.script("delete")
+
+    async def submit(
+        self,
+        request_id: str,
+        body: bytes,
+        *,
+        gateway: str,
+        cost: int,
+        bounds: QueueBounds,
+        priority_class: str = DEFAULT_CLASS,
+        deadline_ms: int = 0,
+        metadata: bytes = b"",
+        is_background: bool = False,
+        idempotency_key: str = "",
+        fingerprint: str = "",
+        traceparent: str = "",
+        beside: str = "",
+        retention_s: int = 0,
+        conversation: bytes = b"",
+        counts_stored: bool = True,
+        owner: str = "",
+        charge: Charge | None = None,
+        prompt_tokens: int = 0,
+        rows: int = 1,
+        begins_call: bool = True,
+        share: Share = ANONYMOUS_SHARE,
+    ) -> str:
+        """Accept a request into the queue; calls with the same id accept it once.
+
+        deadline_ms: from now; 0 is no deadline. metadata: of the call; `attach` returns it. is_background: run on
+        without a client. traceparent: of the span of the call, which `claim` returns.
+        idempotency_key, fingerprint: a key that the client chose, and a hash of the call.
+        beside: another request, whose listeners become listeners of this one.
+        retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
+        `LaneKeys.conversation`. counts_stored: whether `bounds.stored_bytes` counts the request.
+        owner: id of the API key of the call; empty without one.
+        charge, prompt_tokens, begins_call: what the request is charged to, the tokens of its prompt, and whether it
+        counts as a call. share: who the request counts for while others wait. rows: sequences that it runs at once.
+        Returns the id of the request that stands for the call: an earlier one if the key was used before. Raises
+        QueueFull, NoRoom, IdempotencyConflict and LimitReached.
+        """
+        request = self.keys.request(request_id)
+        keys = [request, self.keys.idempotency(idempotency_key) if idempotency_key else request]
+        args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
+        args += [cost, bounds.requests, bounds.tokens, deadline_ms, metadata, "1" if is_background else ""]
+        args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
+        args += [retention_s or "", conversation, bounds.stored_bytes if counts_stored else "", bounds.key_bytes, owner]
+        args.append(b"" if charge is None else charge.encode(prompt_tokens, begins_call=begins_call))
+        args += [share.tenant, share.weight, share.user, prompt_tokens, rows]
+        for _ in range(ROOM_ATTEMPTS):
+            reply = await self._submit(keys=keys, args=args)
+            found = SubmitReply(text(reply[0]))
+            if found is not SubmitReply.NO_ROOM or int(reply[3]):
+                break
+        if found is SubmitReply.FULL:
+            raise QueueFull(int(reply[1]), int(reply[2]))
+        if found is SubmitReply.LIMITED:
+            raise LimitReached(text(reply[1]), text(reply[2]), int(reply[3]))
+        if found is SubmitReply.NO_ROOM:
+            raise NoRoom(owner if text(reply[1]) == "key" else "", int(reply[2]), int(reply[3]))
+        if found is SubmitReply.ACCEPTED and charge is not None:
+            charge.note(reply[2])
+        if found is SubmitReply.CONFLICT:
+            raise IdempotencyConflict(idempotency_key)
+        return text(reply[1]) if found is SubmitReply.SAME else request_id
+
+    async def attach(self, request_id: str, gateway: str) -> Attachment | None:
+        """Publish the output of a request to `gateway` from now on. Returns None for an unknown request."""
+        reply = await self._attach(keys=[self.keys.request(request_id)], args=[gateway])
+        return Attachment(text(reply[0]) == RequestState.DONE, reply[1]) if reply else None
+
+    async def detach(self, request_id: str, gateway: str) -> list[str]:
+        """Remove `gateway` from the listeners of a request. Returns the remaining gateways; some may have died."""
+        return list(map(text, await self._detach(keys=[self.keys.request(request_id)], args=[gateway])))
+
+    async def cancel(self, request_id: str, unless_beside: Sequence[str] | None = None) -> CancelReply:
+        """Stop a request, waiting or running.
+
+        unless_beside: do nothing (WANTED) if a gateway that is not one of these listens to it.
+        """
+        args: list[Any] = [self.keys.prefix, request_id, RETENTION_S, "" if unless_beside is None else "1"]
+        reply = await self._cancel(keys=[self.keys.request(request_id)], args=[*args, *(unless_beside or ())])
+        return CancelReply(text(reply))
+
+    async def expire(self, request_id: str) -> ExpireReply:
+        """End a request whose deadline has passed, waiting or running."""
+        keys = [self.keys.request(request_id)]
+        return ExpireReply(text(await self._expire(keys=keys, args=[self.keys.prefix, request_id, RETENTION_S])))
+
+    async def delete(self, request_id: str) -> DeleteReply:
+        """Delete the metadata, the output log and the conversation of a request; once it has ended, all of it."""
+        keys = [self.keys.request(request_id)]
+        return DeleteReply(text(await self._delete(keys=keys, args=[self.keys.prefix, request_id])))
+
+    async def read_output(self, request_id: str, after: int = 0, count: int | None = None) -> list[StepItem]:
+        """Return the items of the output log that end after token `after`, including the terminal one.
+
+        count: largest number of log entries read. One of them may end at `after`, and gives no item.
+        """
+        # The terminal item may have no tokens: its entry is `<tokens>-1`, so the range starts at `after` itself.
+        entries: Any = await self.client.xrange(self.keys.output(request_id), min=f"{after}-0", count=count)
+        items = [item for _, fields in entries for item in decode_items(fields[b"item"])]
+        return [item for item in items if item.end > after or item.outcome is not None]
+
+    async def drop_output(self, request_ids: Sequence[str]) -> None:
+        """Delete the output logs of requests that have ended, before their time. No client may ask for them again."""
+        await self.client.unlink(*map(self.keys.output, request_ids))
+
+    async def note_repairs(self, count: int) -> None:
+        """Count published items that did not arrive, and that a gateway read from the output log instead."""
+        await self.client.hincrby(self.keys.recoveries, "repairs", count)
+
+    async def refresh_gateway(self, gateway_id: str) -> None:
+        """Renew the gateway's lease."""
+        await self.client.set(self.keys.gateway_lease(gateway_id), "1", ex=GATEWAY_TTL_S)
+
+    async def live_workers(self) -> list[WorkerCard]:
+        """Return the cards of the lane's workers whose engine made progress within WORKER_TTL_S."""
+        names = await self.client.zrange(self.keys.workers, 0, -1)
+        if not names:
+            return []
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hget(self.keys.worker(text(name)), "card")
+        cards = []
+        for name, data in zip(names, await pipe.execute(), strict=True):
+            if data is not None:
+                try:
+                    cards.append(WorkerCard.decode(data))
+                except MessageError as error:
+                    # This gateway cannot use a worker of another version.
+                    self.note_corrupt("worker card", text(name), error)
+        return cards
+
+    async def last_beats(self) -> list[LastBeat]:
+        """Return the last heartbeat of each worker in `live_workers`."""
+        names = await self.client.zrange(self.keys.workers, 0, -1)
+        pipe = self.client.pipeline(transaction=False)
+        pipe.time()
+        for name in names:
+            pipe.hmget(self.keys.worker(text(name)), "beat", "every", "card")
+        (seconds, micros), *found = await pipe.execute()
+        now_ms = 1000 * seconds + micros // 1000
+        return [
+            LastBeat(max(0, now_ms - int(beat)) / 1000, float(every))
+            for beat, every, card in found
+            if beat is not None and every is not None and card is not None
+        ]
+
+    async def call_of(self, idempotency_key: str) -> tuple[str, bytes]:
+        """Return the id of the call that an idempotency key stands for, and its metadata; empty if unknown."""
+        call_id = text(await self.client.hget(self.keys.idempotency(idempotency_key), "id") or b"")
+        if not call_id:
+            return "", b""
+        metadata: Any = await self.client.hget(self.keys.request(call_id), "metadata")
+        return call_id, metadata or b""
+
+    async def owners(self, request_ids: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the state and the worker of each of these requests; "" if unknown."""
+        pipe = self.client.pipeline(transaction=False)
+        for request_id in request_ids:
+            pipe.hmget(self.keys.request(request_id), "state", "owner")
+        return [(text(state or b""), text(worker or b"")) for state, worker in await pipe.execute()]
+
+    async def look(self, worker_id: str) -> dict[str, int]:
+        """Ask a worker to publish views of its engine for VIEW_TTL_S. Returns the number of requests in each queue."""
+        pipe = self.client.pipeline(transaction=False)
+        pipe.set(self.keys.view(worker_id), "1", px=int(1000 * VIEW_TTL_S))
+        pipe.hmget(self.keys.load, *(f"requests:{name}" for name in QUEUES))
+        _, waiting = await pipe.execute()
+        return {name: max(0, int(count or 0)) for name, count in zip(QUEUES, waiting, strict=True)}
+
+    async def queued(self) -> tuple[int, int]:
+        """Return how many requests and tokens wait in this lane."""
+        requests, tokens = await self.client.hmget(self.keys.load, "requests", "tokens")
+        return int(requests or 0), int(tokens or 0)

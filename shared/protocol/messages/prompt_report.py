@@ -1,0 +1,51 @@
+"""A worker's report about the prompt of a request. Only the first step item of a request may have a report.
+
+report = [cached tokens, packed token ids | nil, records | nil]
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from quire.shared.config.validators import Integer, InvalidValue
+from quire.shared.protocol.messages.codec import unpack_token_ids
+from quire.shared.protocol.messages.prompt_logprobs import check_prompt_records
+from quire.shared.protocol.messages.requests import MAX_PROMPT_TOKENS
+
+_cached_tokens = Integer(0, MAX_PROMPT_TOKENS)
+
+
+class PromptReport(NamedTuple):
+    """A report about a prompt.
+
+    cached_tokens: tokens whose keys and values were in the prefix cache when the request started.
+    prompt: the packed token ids, if the request asks for them (`SamplingParams.returns_prompt`).
+    records: the log-probabilities of the prompt (`prompt_logprobs.py`), if the request asks for them.
+    """
+
+    cached_tokens: int = 0
+    prompt: bytes | None = None
+    records: bytes | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The token ids of the prompt; none unless the request asks for them."""
+        return unpack_token_ids(self.prompt or b"")
+
+
+def read_report(value: Any) -> PromptReport:
+    """Check a decoded report. Raises InvalidValue."""
+    if type(value) is not tuple or len(value) != 3:
+        raise InvalidValue("a prompt report", f"must be an array of 3, not {value!r:.80}")
+    cached_tokens, prompt, records = value
+    _cached_tokens("cached tokens", cached_tokens)
+    if prompt is not None and (
+        type(prompt) is not bytes or not 0 < len(prompt) <= 4 * MAX_PROMPT_TOKENS or len(prompt) % 4
+    ):
+        raise InvalidValue("the prompt of a report", f"must be 1 to {MAX_PROMPT_TOKENS} packed token ids")
+    if records is not None:
+        if type(records) is not bytes or prompt is None:
+            raise InvalidValue("prompt records", f"must be bytes, with a prompt, not {records!r:.80}")
+        if problem := check_prompt_records(records, len(prompt) // 4 - 1):
+            raise InvalidValue("prompt records", f"are wrong: {problem}")
+    return PromptReport(cached_tokens, prompt, records)

@@ -1,0 +1,116 @@
+"""Requests and worker cards: maps with a version, read strictly.
+
+Decoding accepts exactly the known keys, the right types and bounded sizes. The bounds are generous: the gateway
+enforces the limits for users.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.shared.config.validators import Integer, InvalidValue, OneOf, Text, Texts, TokenIds, checked, read_map
+from quire.shared.protocol.messages.codec import VERSION, as_map, decode, pack, pack_token_ids, unpack_token_ids
+from quire.shared.protocol.sampling_params import SamplingParams
+
+MAX_PROMPT_TOKENS = 2_000_000
+MAX_SALT_LENGTH = 256
+MAX_SCOPE_LENGTH = 256
+MAX_ID_LENGTH = 128
+MAX_MODEL_LENGTH = 512
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_CARD_BYTES = 512 * 1024
+# Adapters of a worker, the characters of a name with its digest, and the faults that a card has at most.
+MAX_ADAPTERS = 1024
+MAX_ADAPTER_LENGTH = 256
+MAX_ADAPTER_FAULTS = 16
+MAX_FAULT_LENGTH = 1000
+
+# Ways to make an embedding of the hidden states of a prompt: that of the last token, or the mean of all tokens.
+POOLINGS = ("last", "mean")
+
+
+def _prompt(name: str, value: Any) -> tuple[int, ...]:
+    if type(value) is not bytes or len(value) % 4 or len(value) > 4 * MAX_PROMPT_TOKENS:
+        raise InvalidValue(name, f"must be packed 32-bit token ids, at most {MAX_PROMPT_TOKENS}")
+    return unpack_token_ids(value)
+
+
+def _sampling(name: str, value: Any) -> SamplingParams:
+    return read_map(SamplingParams, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One accepted request as the worker gets it. A request holds no text except stop strings, bad words and a grammar.
+
+    Requests share cached prefixes only with requests of the same `cache_salt` and `cache_scope`. Pinned prefixes are
+    shared by all scopes. A request with a `pooling`, one of
+    POOLINGS, wants the embedding of its prompt, and generates no token. adapter: name of the LoRA adapter, whose files
+    have this digest; both empty without one.
+    """
+
+    id: str = checked(Text(0, MAX_ID_LENGTH))
+    model: str = checked(Text(0, MAX_MODEL_LENGTH))
+    prompt: tuple[int, ...] = checked(_prompt)
+    sampling: SamplingParams = checked(_sampling)
+    cache_salt: str = checked(Text(0, MAX_SALT_LENGTH), default="")
+    cache_scope: str = checked(Text(0, MAX_SCOPE_LENGTH), default="")
+    pooling: str = checked(OneOf(("", *POOLINGS)), default="")
+    adapter: str = checked(Text(0, MAX_MODEL_LENGTH), default="")
+    adapter_digest: str = checked(Text(0, 64), default="")
+    version: int = checked(Integer(VERSION, VERSION), default=VERSION)
+
+    @property
+    def cost(self) -> int:
+        """The number of tokens that the request may occupy; admission and placement count this number."""
+        generated = 0 if self.pooling else self.sampling.num_sequences * self.sampling.max_tokens
+        return len(self.prompt) + generated
+
+    @property
+    def rows(self) -> int:
+        """The number of sequences that run at once. A worker reads requests for as many rows as it has free."""
+        return 1 if self.pooling or not self.sampling.max_tokens else self.sampling.num_sequences
+
+    def encode(self) -> bytes:
+        """The request as a message."""
+        return pack(as_map(self) | {"prompt": pack_token_ids(self.prompt), "sampling": as_map(self.sampling)})
+
+    @classmethod
+    def decode(cls, data: bytes) -> GenerationRequest:
+        """Reads a message. Raises MessageError."""
+        return decode(data, MAX_BODY_BYTES, lambda value: read_map(cls, "request", value))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCard:
+    """The description of a worker for gateways, sent with every heartbeat."""
+
+    worker_id: str = checked(Text(0, 256))
+    incarnation: str = checked(Text(0, 64))
+    model: str = checked(Text(0, MAX_MODEL_LENGTH))
+    max_model_len: int = checked(Integer(1, MAX_PROMPT_TOKENS))
+    max_num_seqs: int = checked(Integer(1, 65536))
+    vocab_size: int = checked(Integer(1, 2**31 - 1))
+    eos_token_ids: tuple[int, ...] = checked(TokenIds(64))
+    block_size: int = checked(Integer(1, 65536))
+    total_blocks: int = checked(Integer(1, 2**40))
+    free_blocks: int = checked(Integer(0, 2**40))
+    running: int = checked(Integer(0, 2**31))
+    waiting: int = checked(Integer(0, 2**31))
+    steps: int = checked(Integer(0, 2**62))
+    # Digest of the weights; empty if the worker has none.
+    weights_digest: str = checked(Text(0, 64), default="")
+    # The LoRA adapters that the worker holds, as `name@digest`, and faults of those that it could not load.
+    adapters: tuple[str, ...] = checked(Texts(MAX_ADAPTERS, 1, MAX_ADAPTER_LENGTH), default=())
+    adapter_faults: tuple[str, ...] = checked(Texts(MAX_ADAPTER_FAULTS, 1, MAX_FAULT_LENGTH), default=())
+    version: int = checked(Integer(VERSION, VERSION), default=VERSION)
+
+    def encode(self) -> bytes:
+        """The card as a message."""
+        return pack(as_map(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> WorkerCard:
+        """Reads a message. Raises MessageError."""
+        return decode(data, MAX_CARD_BYTES, lambda value: read_map(cls, "worker card", value))
