@@ -65,11 +65,12 @@ mutants: $(VENV)/.stamp-dev $(VENV)/.stamp-kernels ## Break the core at random p
 	@$(BIN)/python -m pip install --quiet -c constraints.txt coverage mutmut
 	@$(BIN)/python -m tests.mutation $(ARGS)
 
-lint: $(VENV)/.stamp-dev ## Check style, format, types and the direction of imports.
+lint: $(VENV)/.stamp-dev ## Check style, format, types, the direction of imports and the size of features.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m quire.ops.tools.house
 
 format: $(VENV)/.stamp-dev ## Fix style and format of the sources.
 	@$(BIN)/ruff check --fix .

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "pyproject.toml": "tests/ops/test_packaging.py",
     "docs": "tests/test_docs.py",
     "ops/deploy": "tests/outside/deploy",
+    "shared/protocol/broker": "tests/shared/broker",
     "shared/protocol/scripts": "tests/shared/broker",
 }
 
