@@ -12,8 +12,8 @@ from quire.gateway.api.tools import schema_size
 from quire.gateway.errors.api_errors import ContextExceeded, ModelNotFound, refused, too_long
 from quire.gateway.output.tools import Tool
 from quire.shared.config.validators import shown
+from quire.shared.protocol.logprobs import record_bytes
 from quire.shared.protocol.messages import MAX_FRAME_BYTES, SamplingParams
-from quire.shared.protocol.messages.logprobs import record_bytes
 
 # The largest size of a token in a message, and of the rest of the message without tokens and log-probabilities.
 TOKEN_BYTES = 5

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from quire.shared.config.validators import Flag, Integer, Text, fixed_array
-from quire.shared.protocol.messages.logprobs import MAX_TOP_LOGPROBS
+from quire.shared.protocol.logprobs import MAX_TOP_LOGPROBS
 
 MAX_FINGERPRINT = 64
 

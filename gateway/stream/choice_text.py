@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.call_metadata import CallMetadata
+from quire.shared.protocol.logprobs import TokenLogprobs, read_records, record_size
 from quire.shared.protocol.messages import BY_TOKEN, Delta
-from quire.shared.protocol.messages.logprobs import TokenLogprobs, read_records, record_size
 from quire.shared.protocol.states import OutcomeName
 from quire.shared.text.detokenizer import IncrementalDetokenizer
 from quire.shared.text.stop_strings import StopStringFilter
@@ -20,7 +20,7 @@ RECORDS_READ = 64
 class ScoredTokens(NamedTuple):
     """Tokens of a choice with their log-probabilities.
 
-    `records`: as in `shared/protocol/messages/logprobs.py`. `offsets`: characters of the choice's
+    `records`: as in `shared/protocol/logprobs.py`. `offsets`: characters of the choice's
     text before each token.
     """
 

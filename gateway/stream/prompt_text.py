@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from quire.gateway.model.token_texts import TokenTexts
 from quire.shared.protocol.messages import PromptReport
-from quire.shared.protocol.messages.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
+from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
 
 
 class PromptText:

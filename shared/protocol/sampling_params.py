@@ -26,7 +26,7 @@ from quire.shared.config.validators import (
     shown,
     wrong,
 )
-from quire.shared.protocol.messages.logprobs import MAX_TOP_LOGPROBS
+from quire.shared.protocol.logprobs import MAX_TOP_LOGPROBS
 
 MAX_CHOICES = 128
 MAX_OUTPUT_TOKENS = 2_000_000

@@ -11,14 +11,14 @@ import msgpack
 import pytest
 
 from quire.shared.config.validators import InvalidValue
-from quire.shared.protocol.messages.logprobs import (
+from quire.shared.protocol.logprobs import (
     MAX_TOP_LOGPROBS,
     TokenLogprobs,
     check_records,
     read_records,
     record_bytes,
 )
-from quire.shared.protocol.messages.prompt_logprobs import (
+from quire.shared.protocol.prompt_logprobs import (
     PromptTokenLogprobs,
     check_prompt_records,
     prompt_record_bytes,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, NamedTuple
 
+from quire.shared.protocol.logprobs import TokenLogprobs, read_records
 from quire.shared.protocol.messages import Delta, GenerationRequest, SamplingParams
-from quire.shared.protocol.messages.logprobs import TokenLogprobs, read_records
 
 if TYPE_CHECKING:
     from quire.worker.engine.engine import Engine

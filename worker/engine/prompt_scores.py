@@ -19,7 +19,7 @@ class PromptScores:
     """The scores of one prompt.
 
     prompt: its tokens. top: the number of most probable tokens whose log-probabilities are recorded, too.
-    records: of the positions scored so far (`quire.shared.protocol.messages.prompt_logprobs`).
+    records: of the positions scored so far (`quire.shared.protocol.prompt_logprobs`).
     """
 
     prompt: tuple[int, ...]

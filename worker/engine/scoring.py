@@ -23,7 +23,7 @@ from quire.worker.engine.transfers import StreamMark, send
 class TokenScores:
     """Log-probabilities of the tokens of a step, on their way to the host.
 
-    words: int32 [S, 1 + 2k] on the device, a record (`shared/protocol/messages/logprobs.py`) of each scored row.
+    words: int32 [S, 1 + 2k] on the device, a record (`shared/protocol/logprobs.py`) of each scored row.
     at: [S] integers, indices of these rows in the step. tops: [S] integers, see `ScoredRows`.
     """
 

@@ -100,7 +100,7 @@ class Sequence:
         self.matched_stop: str | None = None
         # Sum of the log-probabilities of the output; kept only for best_of and requests that ask for log-probabilities.
         self.logprob = 0.0
-        # Records (`shared/protocol/messages/logprobs.py`) of output tokens that no result has carried yet, if the
+        # Records (`shared/protocol/logprobs.py`) of output tokens that no result has carried yet, if the
         # request asks for log-probabilities.
         self.logprobs = bytearray()
         # State of the grammar, if the request has one.

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from quire.shared.config.validators import Integer, InvalidValue
 from quire.shared.protocol.messages.codec import unpack_token_ids
-from quire.shared.protocol.messages.prompt_logprobs import check_prompt_records
 from quire.shared.protocol.messages.requests import MAX_PROMPT_TOKENS
+from quire.shared.protocol.prompt_logprobs import check_prompt_records
 
 _cached_tokens = Integer(0, MAX_PROMPT_TOKENS)
 

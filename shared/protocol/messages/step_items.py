@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from quire.shared.config.validators import MAX_TOKEN_ID, Integer, InvalidValue, Number, Text
+from quire.shared.protocol.logprobs import check_records, record_size
 from quire.shared.protocol.messages.codec import VERSION, MessageError, pack
-from quire.shared.protocol.messages.logprobs import check_records, record_size
 from quire.shared.protocol.messages.prompt_report import PromptReport, read_report
 from quire.shared.protocol.messages.requests import MAX_ID_LENGTH
 from quire.shared.protocol.sampling_params import MAX_CHOICES, MAX_OUTPUT_TOKENS, MAX_STOP_LENGTH

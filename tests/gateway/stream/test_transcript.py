@@ -30,7 +30,7 @@ from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
 from quire.shared.config.validators import InvalidValue
 from quire.shared.protocol.messages import Delta, MessageError, Outcome, PromptReport, StepItem
 from quire.shared.protocol.messages.codec import pack_token_ids
-from quire.shared.protocol.messages.prompt_logprobs import PromptTokenLogprobs
+from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs
 from quire.shared.text.detokenizer import drops_first_space
 from tests.support.gateway.running import MODEL, tokens, write_model
 from tests.support.tokenizers import byte_fallback, byte_level

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.shared.protocol.messages.logprobs import read_records
+from quire.shared.protocol.logprobs import read_records
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused

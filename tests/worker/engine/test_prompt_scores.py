@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.shared.protocol.messages import Outcome, PromptReport, StepItem
-from quire.shared.protocol.messages.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
+from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
 from quire.worker.device.device_runner import DeviceRunner
 from quire.worker.engine import scheduler
 from quire.worker.engine.engine import Engine

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from quire.shared.protocol.messages.logprobs import MAX_TOP_LOGPROBS
+from quire.shared.protocol.logprobs import MAX_TOP_LOGPROBS
 
 _WORD = 4
 # Records that are decoded at once.
