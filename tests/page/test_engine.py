@@ -315,7 +315,9 @@ async def test_its_structure_and_colours_are_for_everybody(page: Page, stack: St
     await check()
     await page.set_viewport_size(PHONE)
     await check()
-    await page.click("#pause")
+    # A click for another run ends the pause, if it comes between the frame that was waited for and the word of it.
+    if await page.get_attribute("#pause", "aria-pressed") == "true":
+        await page.click("#pause")
     await done(page)
 
 
@@ -381,9 +383,13 @@ async def test_most_of_eight_requests_and_their_shared_blocks_are_on_the_worker_
         await page.select_option("#worker", index=press)
         await expect(figure(page, "blocks_used")).to_have_text("0", timeout=LONG_MS)
         await page.evaluate(RECORD)
-        await page.click("[data-demo=prefix]")
-        await done(page)
-        seen = await page.evaluate("window.seen")
+        # A busy browser can skip the frames of all requests but the last.
+        for _ in range(3):
+            await page.click("[data-demo=prefix]")
+            await done(page)
+            seen = await page.evaluate("window.seen")
+            if seen["sequences"] >= 4:
+                break
         assert seen["sequences"] >= 4, f"press {press + 1}"
         assert seen["shared"] > 0, f"press {press + 1}"
         assert re.fullmatch(r"\d requests? running\. worker-\d took (most of them|it) and is shown\.", seen["status"])
