@@ -72,7 +72,8 @@ async def _carry_out(settings: KeyRedis, where: str, remedy: str) -> int:
     except UnknownAccount as error:
         raise CommandError(f"there is no account {str(error)!r}: `list` shows all keys") from error
     except InvalidValue as error:
-        raise CommandError(f"--{error.name.replace('_', '-')}: {error}") from error
+        place = "the " if error.name == "file" else f"--{error.name.replace('_', '-')}: "
+        raise CommandError(f"{place}{error}") from error
     except (RedisError, OSError) as error:
         raise CommandError(f"{where}: {str(error).rstrip('.')}; {remedy}") from error
     finally:
@@ -169,7 +170,7 @@ def _write_file(path: str, content: str) -> None:
         with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600), encoding="utf-8") as file:
             file.write(content + "\n")
     except OSError as error:
-        raise CommandError(f"--file {path} cannot be written: {error.strerror}; give the name of a new file") from error
+        raise CommandError(f"{path} cannot be written: {error.strerror}; give the name of a new file") from error
 
 
 def _read_json(path: str) -> Any:
@@ -177,9 +178,9 @@ def _read_json(path: str) -> Any:
     try:
         return json.loads(sys.stdin.read() if path == "-" else Path(path).read_text("utf-8"))
     except OSError as error:
-        raise CommandError(f"--file {path} cannot be read: {error.strerror}") from error
+        raise CommandError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError):
-        raise CommandError(f"--file {path} is not JSON: give a file of `quire keys backup`") from None
+        raise CommandError(f"{path} is not JSON: give a file of `quire keys backup`") from None
 
 
 def _limits(limits: AccountLimits, settings: LimitSettings) -> AccountLimits:

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
+import grimp
+
 from quire.ops.paths import PROJECT_ROOT
 
 CONFIG = Path(__file__).with_name("house.toml")
@@ -86,15 +88,9 @@ def files_of(*folders: str) -> Iterator[tuple[str, Path]]:
                 yield str(path.relative_to(PROJECT_ROOT)), path
 
 
-def imports_of(path: Path) -> set[str]:
-    """Return the files of the project that a module imports, as far as they are modules."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name.removeprefix("quire.").replace(".", "/") + ".py" for name in names if name.startswith("quire.")}
+def _file_of(module: str) -> str:
+    """Return the path of a module in the project; a package has no features, so its path need not exist."""
+    return module.removeprefix("quire.").replace(".", "/") + ".py"
 
 
 def read_features() -> tuple[list[Feature], dict[str, int]]:
@@ -118,12 +114,15 @@ def survey() -> tuple[list[Feature], dict[str, tuple[int, int]], Counter[str]]:
         else:
             owners[name] = owner
             owner.found_lines += lines
-    for name, path in files_of(*CORE):
-        if path.suffix == ".py":
-            for target in imports_of(path):
-                owner = owners.get(target)
-                if owner is not None and owners.get(name) is not owner:
-                    owner.found_doors.add(name)
+    graph = grimp.build_graph("quire")
+    for module in graph.modules:
+        owner = owners.get(_file_of(module))
+        if owner is None:
+            continue
+        for importer in graph.find_modules_that_directly_import(module):
+            name = _file_of(importer)
+            if name.startswith(CORE) and owners.get(name) is not owner:
+                owner.found_doors.add(name)
     for name, path in files_of(*OTHERS):
         folders[name.split("/")[0]] += code_lines(path)
     return features, {folder: (main[folder], budgets[folder]) for folder in CORE}, folders

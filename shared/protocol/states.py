@@ -43,15 +43,23 @@ TRANSITIONS = (
     Transition("release", RequestState.RUNNING, RequestState.QUEUED, "hands back what a stopping worker has not ended"),
     Transition("park", RequestState.QUEUED, RequestState.PARKED, "sets it aside"),
     Transition("park", RequestState.RUNNING, RequestState.PARKED, "sets it aside with its tokens"),
-    Transition("commit_step", RequestState.RUNNING, RequestState.PARKED, "meets the end of the caller's budget"),
+    Transition("commit_step", RequestState.RUNNING, RequestState.PARKED, "parks it at the end of the caller's budget"),
     Transition("unpark", RequestState.PARKED, RequestState.QUEUED, "puts it at the end of its class"),
     Transition("unpark", RequestState.PARKED, RequestState.DONE, "comes after the retention"),
     Transition(
-        "cancel", RequestState.QUEUED, RequestState.DONE, "ends what no worker has; it tells the worker of others"
+        "cancel",
+        RequestState.QUEUED,
+        RequestState.DONE,
+        "ends it; a running request is ended by its worker, which is told",
     ),
     Transition("cancel", RequestState.PARKED, RequestState.DONE, "ends it"),
     Transition("claim", RequestState.QUEUED, RequestState.DONE, "finds it cancelled, or its deadline passed"),
-    Transition("claim", RequestState.RUNNING, RequestState.DONE, "finds the same, or that its workers died too often"),
+    Transition(
+        "claim",
+        RequestState.RUNNING,
+        RequestState.DONE,
+        "finds it cancelled, its deadline passed, or too many dead workers",
+    ),
     Transition(
         "begin", RequestState.RUNNING, RequestState.DONE, "finds that it was cancelled while it waited at a worker"
     ),
