@@ -4,6 +4,10 @@
 
 Code lines are lines without blanks, comments and docstrings. A feature is a set of files (house.toml). A door is a file
 outside of a feature that imports one of its modules. Files of no feature are the main path: a call in, tokens out.
+
+Imports among the modules of kernels/ are no doors. The arithmetic is one contract (kernels/ops.py) with several
+implementations, and each of them names the kinds of weights and arguments that it computes. The sum of all doors with
+these imports is printed too.
 """
 
 from __future__ import annotations
@@ -89,8 +93,9 @@ def files_of(*folders: str) -> Iterator[tuple[str, Path]]:
 
 
 def _file_of(module: str) -> str:
-    """Return the path of a module in the project; a package has no features, so its path need not exist."""
-    return module.removeprefix("quire.").replace(".", "/") + ".py"
+    """Return the path of a module, or of the `__init__.py` of a package, in the project."""
+    path = module.removeprefix("quire.").replace(".", "/")
+    return f"{path}/__init__.py" if (PROJECT_ROOT / path).is_dir() else f"{path}.py"
 
 
 def read_features() -> tuple[list[Feature], dict[str, int]]:
