@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from quire.kernels.lora import AdapterBatch
+from quire.kernels.ops import AdapterBatch
 from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
 from quire.worker.device.staging import Number, Staging, StagingField, padded, pinned_buffers
 from quire.worker.engine.forward_batch import ForwardBatch

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from quire import kernels
-from quire.kernels.fp8_rows import FP8_DYNAMIC
-from quire.kernels.grouped_weight import FP8
+from quire.kernels.weights import FP8, FP8_DYNAMIC
 from quire.shared.process.errors import StartError
 from quire.worker.device.placement import default_ranks
 from quire.worker.device.topology import read_topology

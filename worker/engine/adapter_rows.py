@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.kernels.lora import NO_ADAPTER, AdapterBatch
+from quire.kernels.ops import NO_ADAPTER, AdapterBatch
 from quire.worker.engine.input_batch import InputBatch
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from quire.kernels import Interrupt
-from quire.kernels.lora import AdapterBatch
+from quire.kernels.ops import AdapterBatch
 from quire.worker.engine.transfers import send
 
 ON_HOST = ("state_slots", "snapshots", "adapters", "interrupt")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.kernels import Interrupt
-from quire.kernels.lora import AdapterBatch
+from quire.kernels.ops import AdapterBatch
 from quire.worker.engine.adapter_rows import adapter_batch
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch

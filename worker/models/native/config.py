@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from quire.kernels.moe import SILU
+from quire.kernels.ops import SILU
 from quire.shared.model.config import longer_context
 from quire.shared.model.folder import CONFIG
 from quire.shared.model.gguf.file import open_gguf

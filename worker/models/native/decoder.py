@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import quire.kernels.ops
-from quire.kernels.moe import SILU, ExpertNorms, PackedMoE
-from quire.kernels.ops import Ops, PackedLinear, PerLayerInput
+from quire.kernels.ops import SILU, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
 from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.shared.process.errors import CheckpointError
 from quire.worker.engine.adapters import Adapter

@@ -21,10 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.kernels.grouped_weight import GroupedWeight, grouped_rows, to_fp8
-from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
-from quire.kernels.quantization import MAX_INTEGER_FEATURES, QuantizedWeight, quantize
+from quire.kernels.weights import (
+    MAX_INTEGER_FEATURES,
+    GroupedWeight,
+    LinearWeight,
+    QuantizedWeight,
+    grouped_rows,
+    quantize,
+    to_fp8,
+)
 from quire.worker.models.files.loader import Progress
 from quire.worker.models.files.quantized.dequantized_checkpoint import DequantizedCheckpoint
 from quire.worker.models.files.quantized.reader import QuantizedReader

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from quire.kernels.grouped_weight import BITS, GROUP
-from quire.kernels.k_quant_weight import BLOCK, K_QUANTS
+from quire.kernels.weights import BITS, BLOCK, GROUP, K_QUANTS
 from quire.shared.model.gguf.file import GGUFFile
 from quire.worker.models.files.gguf.codes import KINDS
 from quire.worker.models.files.quantized.layout import LayerLayout, StoredType

@@ -13,9 +13,16 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu.convert import copy_finite
-from quire.kernels.grouped_weight import GroupedWeight, grouped_part, grouped_rows
-from quire.kernels.k_quant_weight import KQuantWeight, k_quant_part, k_quant_rows
-from quire.kernels.quantization import INT4_GROUP, QuantizedWeight
+from quire.kernels.weights import (
+    INT4_GROUP,
+    GroupedWeight,
+    KQuantWeight,
+    QuantizedWeight,
+    grouped_part,
+    grouped_rows,
+    k_quant_part,
+    k_quant_rows,
+)
 from quire.shared.model.gguf.config import ROPE_FACTORS
 from quire.shared.model.gguf.errors import AGAIN
 from quire.shared.model.gguf.file import GGUFTensor, open_gguf

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import GroupedWeight, grouped_part, grouped_rows
-from quire.kernels.quantization import QuantizedWeight
+from quire.kernels.weights import GroupedWeight, QuantizedWeight, grouped_part, grouped_rows
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import AGAIN, TORCH_DTYPES, Progress, Weights
 from quire.worker.models.files.quantized.layout import LayerLayout, Quantization, Stored, TensorFault

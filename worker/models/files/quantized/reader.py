@@ -17,11 +17,8 @@ from typing import Protocol
 
 import torch
 
-from quire.kernels.fp8_rows import FP8_DYNAMIC, Fp8Activations
-from quire.kernels.grouped_weight import MXFP4, GroupedWeight
-from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
-from quire.kernels.quantization import QuantizedWeight
+from quire.kernels.weights import FP8_DYNAMIC, MXFP4, Fp8Activations, GroupedWeight, LinearWeight, QuantizedWeight
 from quire.shared.model.gguf.model_files import is_gguf
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.gguf.weights import GGUFWeights

@@ -7,8 +7,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import FP8, GROUP, MAX_ZEROS, UINT4, UINT8, GroupedWeight, has_short_scales
-from quire.kernels.quantization import INT4_GROUP, MAX_INTEGER_FEATURES, QuantizedWeight
+from quire.kernels.weights import (
+    FP8,
+    GROUP,
+    INT4_GROUP,
+    MAX_INTEGER_FEATURES,
+    MAX_ZEROS,
+    UINT4,
+    UINT8,
+    GroupedWeight,
+    QuantizedWeight,
+    has_short_scales,
+)
 
 CHUNK = 1 << 22  # values that are float32 at a time
 
