@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from quire import kernels
-from quire.shared.model.adapter_names import parse_adapters
 from quire.shared.process.errors import StartError
 from quire.worker.capacity import GIB, choose_limits, log_limits
 from quire.worker.device import backend, devices, graph_capture, memory_plan
@@ -21,9 +20,8 @@ from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.out_of_step import reason
 from quire.worker.device.self_test import OFF, check_kernels, level_of, warn_of_assembler
 from quire.worker.device.slow_choices import slow_choices
-from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.grammars import Grammars
+from quire.worker.engine.features.grammars import Grammars
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import PagedModel
@@ -37,7 +35,7 @@ from quire.worker.models.native.decoder import Decoder
 from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
-from quire.worker.queue.pinned_prefixes import PrefixError, pin_prefixes
+from quire.worker.queue.adapter_loader import load_adapters
 from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel, recorder
 from quire.worker.settings import WorkerSettings
 from quire.worker.warm_up import warm_up
@@ -103,24 +101,6 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
             f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
             "--max-num-batched-tokens, or take a smaller model"
         ) from error
-
-
-def load_adapters(settings: WorkerSettings, name: str, model: PagedModel) -> list[Adapter]:
-    """Load the adapters of --lora. Raises StartError, CheckpointError.
-
-    name: the served name of the model.
-    """
-    folders = parse_adapters(settings.lora, name)
-    if (folders or settings.lora_dir) and (fault := model.why_no_adapters):
-        raise StartError(f"{'--lora' if folders else '--lora-dir'}: {fault}")
-    if settings.lora_dir and not Path(settings.lora_dir).is_dir():
-        raise StartError(f"--lora-dir {settings.lora_dir} is not a folder; create it, or correct the path")
-    if len(folders) > settings.max_loras:
-        raise StartError(f"--lora has {len(folders)} adapters, and --max-loras is {settings.max_loras}; raise it")
-    adapters = [model.load_adapter(one, folder, settings.max_lora_rank) for one, folder in folders.items()]
-    for adapter in adapters:
-        log.info("adapter %s: rank %d, %d bytes, digest %s", adapter.name, adapter.rank, adapter.nbytes, adapter.digest)
-    return adapters
 
 
 def raise_in_one_line(error: Exception) -> None:
@@ -190,10 +170,7 @@ def make_engine(
     if settings.itl_target_ms:
         limit = min(settings.max_prefill_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
         engine.pacer = PrefillPacer(settings.itl_target_ms / 1000, limits.block_size, limit)
-    try:
-        pin_prefixes(engine, texts.prefixes)
-    except PrefixError as error:
-        raise StartError(str(error)) from error
+    texts.pin_prefixes(engine)
     return engine
 
 

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -97,19 +98,21 @@ class WorkerService:
         leases: LeaseTimes = LeaseTimes(),
         tracer: Tracer | None = None,
         arithmetic: Mapping[str, str] = {},
-        adapters: AdapterSettings | None = None,
+        adapter_folder: Path | None = None,
+        max_adapter_rank: int = 64,
         registration: Registration | None = None,
         num_replaced_kernels: int = 0,
     ) -> None:
         """arithmetic: labels that say how the engine computes (`backend.arithmetic_labels`).
 
+        adapter_folder: of the LoRA adapters that may be loaded; None forbids loading at run time.
         num_replaced_kernels: by the self-test at start. registration: what gateways without the model folder need; None
         registers nothing.
         """
         self._registration = registration
         self._arithmetic = arithmetic
         self._num_replaced_kernels = num_replaced_kernels
-        self._adapter_settings = adapters or AdapterSettings()
+        self._adapter_settings = AdapterSettings(adapter_folder, max_adapter_rank)
         self._leases = leases
         self._tracer = tracer
         self._model_name = model_name

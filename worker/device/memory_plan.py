@@ -12,9 +12,8 @@ from quire.shared.process.errors import StartError
 from quire.worker.device.graph_capture import measure_graphs, release
 from quire.worker.device.graphs import Record, record_on_cuda
 from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits
 from quire.worker.engine.paged_model import PagedModel
-from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.engine.runner import NOWHERE
 from quire.worker.host_memory import available_memory
 from quire.worker.settings import WorkerSettings

@@ -16,11 +16,10 @@ from quire.kernels.self_test.devices import RecordGraph
 from quire.kernels.self_test.registry import cases_of
 from quire.kernels.self_test.uses import KernelUses
 from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.engine.state_pool import StatePool
 from quire.worker.host_memory import available_memory
 
 if TYPE_CHECKING:
-    from quire.worker.engine.adapters import Adapter
+    from quire.worker.engine.sequence import Adapter
 
 
 class CheckpointConfig(Protocol):
@@ -44,6 +43,13 @@ class CheckpointConfig(Protocol):
         """Memory of the weights, known before they are loaded. A backend that packs them may take more."""
 
 
+class StateMemory(Protocol):
+    """The recurrent states of sequences, one in each slot."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy all states of one slot to another."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """The paged KV cache of all layers, and host memory for blocks that are swapped out.
@@ -58,7 +64,7 @@ class KVCache:
     stack: CacheStack
     ops: Ops
     host: torch.Tensor | None  # of ops.alloc_host_blocks
-    states: StatePool | None = field(default=None, kw_only=True)  # of models with recurrent states
+    states: StateMemory | None = field(default=None, kw_only=True)  # of models with recurrent states
 
     def copy_blocks(self, src: list[int], dst: list[int]) -> None:
         """Copy block src[i] to block dst[i]. No block may occur twice in dst, or in both lists."""

@@ -15,7 +15,7 @@ import torch
 
 from quire.kernels import Interrupt
 from quire.kernels.ops import AdapterBatch
-from quire.worker.engine.adapter_rows import adapter_batch
+from quire.worker.engine.features.adapters import adapter_batch
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits

@@ -31,11 +31,10 @@ from quire.worker.device.graphs import Graph, Record, record_on_cuda
 from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel
-from quire.worker.engine.state_pool import StatePool
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
 from quire.worker.models.files.loader import Progress
 from quire.worker.models.native.decoder import Decoder
-from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
+from quire.worker.models.transformers.bridge import StatePool, TransformersConfig, TransformersModel
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, meet, meeting
 from quire.worker.settings import WorkerSettings
 
@@ -257,7 +256,7 @@ class LeadingModel(PagedModel):
         number = kv_cache.number
         self._tell("states", number, num_slots)
         part = super().alloc_states(kv_cache.part, num_slots)
-        assert part.states is not None
+        assert isinstance(part.states, StatePool)
         states = LeadingStates(part.states, lambda source, target: self._tell("copy_state", number, source, target))
         return replace(kv_cache, part=part, states=states)
 

@@ -38,9 +38,9 @@ from tests.support.mock_model import (
     text,
 )
 from tests.support.simulated_cuda.driver import CUDA, Driver, simulated_cuda
+from tests.worker.engine.features.test_pooling import embed, embedding, expected
 from tests.worker.engine.test_engine_random import EngineUnderLoad, Interrupted
 from tests.worker.engine.test_in_flight import FEATURES, SCARCE, add_mixed, long_text, results
-from tests.worker.engine.test_pooling import embed, embedding, expected
 
 
 class LateOps(MockOps):

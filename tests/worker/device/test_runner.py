@@ -23,8 +23,8 @@ from quire.worker.device.staging import (
     padded,
     pinned_buffers,
 )
-from quire.worker.engine.adapter_rows import adapter_batch
 from quire.worker.engine.blocks import Copy
+from quire.worker.engine.features.adapters import adapter_batch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.runner import NOWHERE, Runner

@@ -24,8 +24,8 @@ from quire.worker.engine.sequence import GroupState
 from quire.worker.engine.step import Step
 from tests.support.mock_grammars import DEAD_ENDS, ENDLESS
 from tests.support.mock_model import alone, assert_idle, final, graphed, make_engine, request
-from tests.worker.engine.test_pooling import embed, embedding
-from tests.worker.engine.test_pooling import expected as vector
+from tests.worker.engine.features.test_pooling import embed, embedding
+from tests.worker.engine.features.test_pooling import expected as vector
 
 MAX_MODEL_LEN = 48
 # Prompts begin alike, so that prefixes are found; they differ from somewhere on.

@@ -20,9 +20,9 @@ import quire.kernels.ops
 from quire.kernels.ops import SILU, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
 from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.shared.process.errors import CheckpointError
-from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel
+from quire.worker.engine.sequence import Adapter
 from quire.worker.models.files.kv_scales import PLAIN, KVFactors, projection_factors, read_kv_factors, scale_names
 from quire.worker.models.files.loader import Progress, Weights
 from quire.worker.models.files.lora.adapter import load_adapter
