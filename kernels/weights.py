@@ -34,13 +34,21 @@ from quire.kernels.k_quant_weight import (
     k_quant_part,
     k_quant_rows,
 )
-from quire.kernels.quantization import INT4_GROUP, MAX_INTEGER_FEATURES, QuantizedWeight, quantize
+from quire.kernels.quantization import (
+    INT4_GROUP,
+    MAX_INTEGER_FEATURES,
+    QuantizedWeight,
+    quantize,
+    quantized_part,
+    quantized_rows,
+)
 
 __all__ = [
     "BITS", "BLOCK", "E2M1", "FP8", "FP8_DYNAMIC", "GROUP", "INT4_GROUP", "K_QUANT4", "K_QUANT6", "K_QUANTS",
     "MAX_INTEGER_FEATURES", "MAX_ZEROS", "MXFP4", "UINT4", "UINT8", "Fp8Activations", "GroupedWeight", "KQuantWeight",
     "LinearWeight", "QuantizedWeight", "Ranges", "RowsDiffer", "WeightRows", "grouped_part", "grouped_rows",
-    "has_short_scales", "k_quant_part", "k_quant_rows", "quantize", "to_fp8", "whole",
+    "has_short_scales", "k_quant_part", "k_quant_rows", "quantize", "quantized_part",
+    "quantized_rows", "to_fp8", "whole",
 ]  # fmt: skip
 
 

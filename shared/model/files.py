@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.shared.model.gguf.errors import GGUFError
-from quire.shared.model.gguf.model_files import gguf_json, is_gguf
-from quire.shared.process.errors import StartError
+from quire.shared.model.folder import is_gguf
+from quire.shared.model.gguf.model_files import gguf_json
+from quire.shared.process.errors import FileError, StartError
 
 # The size of a file other than weights.
 MAX_FILE_BYTES = 256 << 20
@@ -37,7 +37,7 @@ def read_json(path: Path, required: bool = False) -> dict[str, Any]:
     if is_gguf(path.parent):
         try:
             return gguf_json(path.parent, path.name)
-        except GGUFError as error:
+        except FileError as error:
             raise ModelError(f"{error}.") from error
     check_file(path)
     try:

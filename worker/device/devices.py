@@ -13,8 +13,7 @@ from quire.shared.process.errors import StartError
 from quire.worker.device.placement import default_ranks
 from quire.worker.device.topology import read_topology
 from quire.worker.models.choice import Checkpoint
-from quire.worker.models.files.quantized.fp8 import Fp8
-from quire.worker.models.files.quantized.layout import Quantization
+from quire.worker.models.files.formats import Quantization, scale_block
 from quire.worker.models.native.config import ModelConfig
 from quire.worker.models.native.sharding import NotDivisible, Shard, can_share
 from quire.worker.models.transformers.bridge import TransformersConfig
@@ -116,8 +115,8 @@ def _check_fp8_products(settings: WorkerSettings, device: torch.device, quantiza
         raise StartError(f"{given} does not go with --batch-invariant: cuBLAS multiplies; {otherwise}")
     if settings.kernels == "reference":
         raise StartError(f"{given} does not go with --kernels reference; {otherwise}")
-    if isinstance(quantization, Fp8) and quantization.block:
-        rows, columns = quantization.block
+    if block := scale_block(quantization):
+        rows, columns = block
         raise StartError(
             f"{given}: the weights of the model have scales per block of {rows}x{columns}, whose products do not round "
             "activations; leave it out, or take a checkpoint with a scale per channel or tensor"

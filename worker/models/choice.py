@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.model.folder import is_gguf
 from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.models.native.config import ModelConfig, read_config
 from quire.worker.models.transformers.bridge import TransformersConfig, read_transformers_config

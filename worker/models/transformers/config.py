@@ -16,11 +16,14 @@ from quire.shared.model.folder import CONFIG
 from quire.shared.process.errors import NotSupported
 from quire.worker.lean_torch import complete_torch
 from quire.worker.models.files.fields import Fields, config_fields, special_token_ids
+from quire.worker.models.files.formats import (
+    QUANTIZED,
+    DequantizedCheckpoint,
+    Mxfp4,
+    Quantization,
+    read_quantization,
+)
 from quire.worker.models.files.loader import Weights
-from quire.worker.models.files.quantized.config import QUANTIZED, read_quantization
-from quire.worker.models.files.quantized.dequantized_checkpoint import DequantizedCheckpoint
-from quire.worker.models.files.quantized.layout import Quantization
-from quire.worker.models.files.quantized.mxfp4 import Mxfp4
 from quire.worker.models.native.families import FAMILIES
 from quire.worker.models.transformers.written_attention import is_written_out
 
@@ -84,7 +87,7 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     Raises CheckpointError, one line; NotSupported for a kind of model that cannot run with paged attention.
     """
     fields, path = config_fields(folder), folder / CONFIG
-    quantization = read_quantization(fields)
+    quantization = read_quantization(folder, fields)
     if isinstance(quantization, Mxfp4):
         raise fields.unsupported(QUANTIZED[0], "formats other than mxfp4, as Transformers computes this model")
     for name in ELSEWHERE:
