@@ -13,10 +13,8 @@ import torch
 from quire import kernels
 from quire.shared.process.errors import StartError
 from quire.worker.capacity import GIB, choose_limits, log_limits
-from quire.worker.device import backend, devices, graph_capture, memory_plan
+from quire.worker.device import backend, cuda, devices
 from quire.worker.device.cache_range import warn_of_saturation
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.out_of_step import reason
 from quire.worker.device.self_test import OFF, check_kernels, level_of, warn_of_assembler
 from quire.worker.device.slow_choices import slow_choices
@@ -36,7 +34,8 @@ from quire.worker.models.transformers.bridge import TransformersConfig, Transfor
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
 from quire.worker.queue.adapter_loader import load_adapters
-from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel, recorder
+from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel
+from quire.worker.ranks.number import check_ranks, choose_ranks
 from quire.worker.settings import WorkerSettings
 from quire.worker.warm_up import warm_up
 
@@ -52,8 +51,8 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     path = resolve(settings.model)
     progress.phase("reading the configuration")
     config = choose_model(path, settings.model_impl)
-    settings = devices.choose_ranks(settings, device, config)
-    devices.check_ranks(settings, device, config)
+    settings = choose_ranks(settings, device, config)
+    check_ranks(settings, device, config)
     texts = read_texts(settings, path)
     devices.check_quantization(settings, device, config)
     has_integers = devices.has_integers(settings, device, config)
@@ -97,7 +96,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         if not isinstance(failed, torch.OutOfMemoryError):
             raise
         raise StartError(
-            f"out of the GPU's memory at start, with {memory_plan.free_memory(device) / GIB:.2f} GiB of it free: end "
+            f"out of the GPU's memory at start, with {devices.free_memory(device) / GIB:.2f} GiB of it free: end "
             f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
             "--max-num-batched-tokens, or take a smaller model"
         ) from error
@@ -157,7 +156,7 @@ def make_engine(
     runner = (
         Runner
         if device.type == "cpu"
-        else partial(DeviceRunner, graph_buckets=graph_buckets(settings, limits), record=recorder(model))
+        else partial(cuda.DeviceRunner, graph_buckets=graph_buckets(settings, limits), record=cuda.recorder(model))
     )
     eos_token_ids = model.config.eos_token_ids
     if texts.eos_token_id is not None and texts.eos_token_id < model.vocab_size:
@@ -166,7 +165,7 @@ def make_engine(
     engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner, grammars=grammars)
     progress.phase("warming up")
     warm_up(engine)
-    graph_capture.capture_graphs(engine)
+    cuda.capture_graphs(engine)
     if settings.itl_target_ms:
         limit = min(settings.max_prefill_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
         engine.pacer = PrefillPacer(settings.itl_target_ms / 1000, limits.block_size, limit)
@@ -174,9 +173,9 @@ def make_engine(
     return engine
 
 
-def graph_buckets(settings: WorkerSettings, limits: EngineLimits) -> list[GraphBucket]:
+def graph_buckets(settings: WorkerSettings, limits: EngineLimits) -> list[cuda.GraphBucket]:
     """The CUDA graphs to capture; none if they are switched off."""
-    if not memory_plan.uses_graphs(settings):
+    if not devices.uses_graphs(settings):
         log.info("steps are launched kernel by kernel, without CUDA graphs")
         return []
-    return graph_capture.graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return cuda.graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)

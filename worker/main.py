@@ -81,7 +81,6 @@ def serve(settings: WorkerSettings) -> None:
     from quire.worker.models.files.loader import resolve
     from quire.worker.queue.leases import check_name
     from quire.worker.queue.model_registrar import read_registration
-    from quire.worker.ranks.leader import num_ranks
     from quire.worker.service import LeaseTimes, WorkerService
 
     started = time.perf_counter()
@@ -108,7 +107,7 @@ def serve(settings: WorkerSettings) -> None:
         listener=listener,
         leases=LeaseTimes(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
-        arithmetic=arithmetic_labels(model, num_ranks(model)) | digests,
+        arithmetic=arithmetic_labels(model, model.num_ranks) | digests,
         adapter_folder=Path(settings.lora_dir) if settings.lora_dir else None,
         max_adapter_rank=settings.max_lora_rank,
         registration=read_registration(resolve(settings.model), name, aliases),

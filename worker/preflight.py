@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from quire.shared.process.errors import StartError
-from quire.worker.device import memory_plan
+from quire.worker.device import devices
 from quire.worker.models.choice import Checkpoint
 from quire.worker.models.files.formats import kept_bytes
 from quire.worker.models.native.config import ModelConfig
@@ -18,7 +18,7 @@ GIB = 1024**3
 
 def check_settings(settings: WorkerSettings, device: torch.device) -> None:
     """Raise StartError for settings that contradict each other."""
-    tokens, sequences = memory_plan.max_num_batched_tokens(settings, device), memory_plan.max_num_seqs(settings, device)
+    tokens, sequences = devices.max_num_batched_tokens(settings, device), devices.max_num_seqs(settings, device)
     if tokens < sequences:
         raise StartError(
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {sequences}: each running sequence needs one "
@@ -62,7 +62,7 @@ def check_weights(
     needed = config.least_weight_bytes(kept) * least_bits // (8 * kept.itemsize)
     if known is not None:
         needed = known
-    free = memory_plan.free_memory(device)
+    free = devices.free_memory(device)
     if device.type == "cuda":  # each rank has a GPU of its own
         needed //= ranks
     if needed > free:

@@ -118,6 +118,11 @@ class PagedModel(ABC):
         return self.config.vocab_size
 
     @property
+    def num_ranks(self) -> int:
+        """The number of processes that share the model."""
+        return 1
+
+    @property
     def multiplies_in_torch(self) -> bool:
         """True if torch does a large part of the multiplications, and not the kernels."""
         return False

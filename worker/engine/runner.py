@@ -1,7 +1,7 @@
 """The runner: the KV cache in memory, and a scheduled step as one forward batch.
 
 Decoding sequences are gathered from the input batch with a few vector operations; chunks of prompts follow, one by one.
-`Runner` waits for each step, and is what the engine expects of any runner. `quire.worker.device.device_runner` has the
+`Runner` waits for each step, and is what the engine expects of any runner. `quire.worker.device.cuda.runner` has the
 one that does not wait.
 """
 

@@ -26,7 +26,7 @@ from quire.kernels.self_test.cases import replace_kernels, replaced_mask
 from quire.shared.process.errors import StartError
 from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import backend, devices
-from quire.worker.device.graphs import Graph, Record, record_on_cuda
+from quire.worker.device.cuda import Graph, Record, record_on_cuda
 from quire.worker.device.self_test import refusal
 from quire.worker.engine.paged_model import KVCache, PagedModel
 from quire.worker.interpreter import FAILED, GAVE_UP, leave

@@ -27,7 +27,7 @@ from quire.kernels.self_test.devices import RecordGraph
 from quire.shared.process.processes import spawn
 from quire.shared.telemetry.logs import give_up
 from quire.worker.device.backend import kv_cache_name
-from quire.worker.device.graphs import Graph, Record, record_on_cuda
+from quire.worker.device.cuda import Graph, Record, record_on_cuda
 from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel
@@ -238,6 +238,10 @@ class LeadingModel(PagedModel):
         self._leads = True
         return self
 
+    @property
+    def num_ranks(self) -> int:
+        return self.followers.ranks.size
+
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
         if not self._leads:
             return super().alloc_kv_cache(num_blocks, block_size, num_host_blocks)  # type: ignore[safe-super]
@@ -400,13 +404,3 @@ class LeadingTransformersModel(LeadingModel, TransformersModel):
         """`load` the part of rank 0, and wait until the followers have loaded theirs."""
         model = cls.load(config, ops, device, max_model_len, read, packed, followers.ranks)
         return model._take_lead(followers)
-
-
-def num_ranks(model: PagedModel) -> int:
-    """The number of processes that share a model."""
-    return model.followers.ranks.size if isinstance(model, LeadingModel) else 1
-
-
-def recorder(model: PagedModel) -> Record:
-    """The function that records CUDA graphs of a model."""
-    return model.record if isinstance(model, LeadingModel) else record_on_cuda

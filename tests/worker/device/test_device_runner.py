@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from quire.worker.device import staging
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import DRAWN, GraphBucket, record_on_cuda
+from quire.worker.device.cuda import staging
+from quire.worker.device.cuda.graphs import DRAWN, GraphBucket, record_on_cuda
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine import transfers
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.forward_batch import ForwardBatch

@@ -15,7 +15,6 @@ from quire import kernels
 from quire.shared.process.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.cache_range import warn_of_saturation
-from quire.worker.device.topology import Core, Topology
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized.config import parse_quantization
 from quire.worker.models.native.config import ModelConfig, read_config
@@ -208,24 +207,6 @@ def test_the_log_names_the_card_and_its_memory(monkeypatch: pytest.MonkeyPatch) 
     card = SimpleNamespace(name="NVIDIA H200", total_memory=141 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     assert devices.describe(CUDA) == "NVIDIA H200 (141 GiB)"
-
-
-def test_a_cpu_worker_has_a_rank_per_node_unless_the_user_decides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    topology = Topology(tuple(Core((cpu,), cpu // 4) for cpu in range(8)), 8)
-    monkeypatch.setattr(devices, "read_topology", lambda: topology)
-    config = read_config(make_checkpoint(tmp_path, "llama"))
-    cpu = torch.device("cpu")
-
-    def ranks(device: torch.device = cpu, **given: Any) -> int:
-        return devices.choose_ranks(WorkerSettings(**given), device, config).tensor_parallel_size
-
-    assert ranks() == 2
-    assert ranks(tensor_parallel_size=1) == 1
-    assert ranks(threads=4) == 1
-    assert ranks(thread_binding="none") == 1
-    assert ranks(torch.device("cuda")) == 1
 
 
 @pytest.mark.parametrize(

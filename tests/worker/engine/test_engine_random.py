@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from quire.kernels import StepInterrupted
 from quire.shared.protocol.messages import POOLINGS, Delta, GenerationRequest, SamplingParams, StepItem
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.runner import Runner, StepOutput

@@ -12,7 +12,7 @@ import torch
 
 from quire import kernels
 from quire.shared.protocol.messages import GenerationRequest, StepItem
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.pooling import add_rows
 from quire.worker.engine.limits import EngineLimits, RequestRefused

@@ -12,7 +12,7 @@ import torch
 
 from quire.shared.protocol.messages import Outcome, PromptReport, StepItem
 from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine import scheduler
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.prompt_scores import PromptScores

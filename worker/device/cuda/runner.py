@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from quire.kernels.ops import AdapterBatch
-from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
-from quire.worker.device.staging import Number, Staging, StagingField, padded, pinned_buffers
+from quire.worker.device.cuda.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
+from quire.worker.device.cuda.staging import Number, Staging, StagingField, padded, pinned_buffers
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits
