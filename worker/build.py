@@ -26,15 +26,14 @@ from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.runner import Runner
 from quire.worker.inspect import fingerprint
 from quire.worker.model_texts import ModelTexts, read_texts
+from quire.worker.models import choice
 from quire.worker.models.choice import Checkpoint, choose_model
 from quire.worker.models.files.loader import resolve
 from quire.worker.models.native.config import ModelConfig
-from quire.worker.models.native.decoder import Decoder
-from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
 from quire.worker.queue.adapter_loader import load_adapters
-from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel
+from quire.worker.ranks.leader import Followers, lead
 from quire.worker.ranks.number import check_ranks, choose_ranks
 from quire.worker.settings import WorkerSettings
 from quire.worker.warm_up import warm_up
@@ -120,19 +119,13 @@ def load_model(
 
     cpus: those that all ranks together may use; by default the CPUs of this process.
     """
-    if isinstance(config, TransformersConfig):
-        logs = LoadingLog(), LoadingLog("packed", "packing weights")
-        if settings.num_ranks == 1:
-            bits = devices.quantized_bits(settings)
-            return TransformersModel.load(config, ops, device, settings.max_model_len, *logs, bits=bits)
-        followers = Followers(settings, path, ops, cpus=cpus)
-        return LeadingTransformersModel.lead(followers, config, ops, device, settings.max_model_len, *logs)
-    limit_torch_threads(ops)
-    bits = devices.quantized_bits(settings)
+    if isinstance(config, ModelConfig):
+        limit_torch_threads(ops)
+    read, packed, bits = LoadingLog(), LoadingLog("packed", "packing weights"), devices.quantized_bits(settings)
     if settings.num_ranks == 1:
-        return Decoder.load(path, ops, ops.dtype, device, settings.max_model_len, LoadingLog(), bits=bits)
+        return choice.load_model(path, config, ops, device, settings.max_model_len, read, packed, bits=bits)
     followers = Followers(settings, path, ops, cpus=cpus)
-    return LeadingDecoder.lead(followers, path, ops, ops.dtype, device, settings.max_model_len, LoadingLog(), bits)
+    return lead(followers, path, config, ops, device, settings.max_model_len, read, packed, bits)
 
 
 def limit_torch_threads(ops: kernels.Ops) -> None:

@@ -24,8 +24,7 @@ from quire.shared.redis.lane_client import LaneClient
 from quire.shared.telemetry.internal_server import InternalServer
 from quire.shared.telemetry.loop_lag import LoopLag
 from quire.worker.engine.engine import Engine
-from quire.worker.inspect.admin_server import WorkerAdminServer
-from quire.worker.inspect.metrics import WorkerMetrics
+from quire.worker.inspect.admin_server import admin_server
 from quire.worker.inspect.publisher import ViewPublisher
 from quire.worker.progress import progress
 from quire.worker.queue.adapter_loader import AdapterLoader, AdapterSettings
@@ -184,8 +183,9 @@ class WorkerService:
         watch, lag, internal = Watchdog(engine, self._leases.watchdog_s), LoopLag(), None
         if self._listener is not None:
             info = {"model": lane, **self._arithmetic}
-            metrics = WorkerMetrics(engine, broker, consumer.claims, committer, lag, info, self._num_replaced_kernels)
-            internal = WorkerAdminServer(engine, self._listener, metrics).server
+            internal = admin_server(
+                engine, self._listener, broker, consumer.claims, committer, lag, info, self._num_replaced_kernels
+            )
         return WorkerParts(
             commands, blocking, broker, committer, consumer, reader, engine, died, loader, watch, lag, internal
         )

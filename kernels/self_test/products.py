@@ -17,7 +17,7 @@ from quire.kernels.quantization import QuantizedWeight, quantized_linear
 from quire.kernels.reference_linear import ReferenceLinear, ReferenceMoE, ReferencePacked, reference_moe
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import FULL, CaseInputs
-from quire.kernels.self_test.uses import ExpertsUse, LinearUse
+from quire.kernels.uses import ExpertsUse, LinearUse
 from quire.kernels.weights import LinearWeight
 
 # In units of the type of activations: one rounding, three in a gated activation, and more in experts.

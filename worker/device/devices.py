@@ -12,7 +12,7 @@ from quire.shared.process.errors import StartError
 from quire.worker.host_memory import available_memory
 from quire.worker.models.choice import Checkpoint
 from quire.worker.models.files.formats import Quantization, scale_block
-from quire.worker.models.transformers.bridge import TransformersConfig
+from quire.worker.models.native.config import ModelConfig
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def check_quantization(settings: WorkerSettings, device: torch.device, config: C
         return
     given = f"--quantization {settings.quantization}"
     quantization = config.quantization
-    is_other = isinstance(config, TransformersConfig)  # then layers that are not quantised are not rounded on load
+    is_other = not isinstance(config, ModelConfig)  # then layers that are not quantised are not rounded on load
     stored_as = FP8 if settings.quantization == FP8_DYNAMIC else settings.quantization
     if quantization is not None and (is_other or quantization.stored_as != stored_as):
         raise StartError(
@@ -96,7 +96,7 @@ def check_quantization(settings: WorkerSettings, device: torch.device, config: C
         _check_fp8_products(settings, device, quantization)
     elif device.type == "cuda" and settings.quantization != FP8:
         raise StartError(f"{given} is for CPUs: on a GPU take --quantization fp8, or leave it out")
-    if isinstance(config, TransformersConfig) and settings.num_ranks > 1:
+    if not isinstance(config, ModelConfig) and settings.num_ranks > 1:
         raise StartError(
             f"{given}: {config.architecture} is computed by Transformers, whose layers are rounded in one process "
             "only; leave it out, or give --tensor-parallel-size 1"

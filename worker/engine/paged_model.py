@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
+from quire.kernels import RecordGraph, SelfTestReport, run_self_test
 from quire.kernels.ops import AllReduceGroup, CacheStack, Ops
-from quire.kernels.self_test.cases import SelfTestReport, run_cases
-from quire.kernels.self_test.devices import RecordGraph
-from quire.kernels.self_test.registry import cases_of
-from quire.kernels.self_test.uses import KernelUses
+from quire.kernels.uses import KernelUses
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.host_memory import available_memory
 
@@ -190,10 +188,10 @@ class PagedModel(ABC):
     ) -> SelfTestReport:
         """Test the kernels that the model uses, and replace those with wrong results.
 
-        level, record, ranks: of `cases_of`. Raises WrongKernel.
+        level, record, ranks: of `run_self_test`. Raises WrongKernel.
         """
         uses = self.kernel_uses(block_size)
-        return SelfTestReport() if uses is None else run_cases(self.ops, cases_of(self.ops, uses, level, record, ranks))
+        return SelfTestReport() if uses is None else run_self_test(self.ops, uses, level, record, ranks)
 
     def least_free_memory(self) -> int:
         """Free bytes of the device, with those that torch holds in reserve; the least of all ranks."""

@@ -20,10 +20,8 @@ from typing import Any, Self
 import msgpack
 import torch
 
-from quire.kernels import KernelFault, Ops, SelfTestReport
+from quire.kernels import KernelFault, Ops, RecordGraph, SelfTestReport, replace_kernels, replaced_mask
 from quire.kernels.ops import AllReduceGroup
-from quire.kernels.self_test.cases import replace_kernels, replaced_mask
-from quire.kernels.self_test.devices import RecordGraph
 from quire.shared.process.processes import spawn
 from quire.shared.telemetry.logs import give_up
 from quire.worker.device.backend import kv_cache_name
@@ -32,7 +30,9 @@ from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
+from quire.worker.models.choice import Checkpoint
 from quire.worker.models.files.loader import Progress
+from quire.worker.models.native.config import ModelConfig
 from quire.worker.models.native.decoder import Decoder
 from quire.worker.models.transformers.bridge import StatePool, TransformersConfig, TransformersModel
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, meet, meeting
@@ -404,3 +404,20 @@ class LeadingTransformersModel(LeadingModel, TransformersModel):
         """`load` the part of rank 0, and wait until the followers have loaded theirs."""
         model = cls.load(config, ops, device, max_model_len, read, packed, followers.ranks)
         return model._take_lead(followers)
+
+
+def lead(
+    followers: Followers,
+    path: Path,
+    config: Checkpoint,
+    ops: Ops,
+    device: torch.device,
+    max_model_len: int,
+    read: Progress,
+    packed: Progress,
+    bits: int | str,
+) -> PagedModel:
+    """Load the part of rank 0, and wait until the followers have loaded theirs. Arguments of `choice.load_model`."""
+    if isinstance(config, ModelConfig):
+        return LeadingDecoder.lead(followers, path, ops, ops.dtype, device, max_model_len, read, bits)
+    return LeadingTransformersModel.lead(followers, config, ops, device, max_model_len, read, packed)

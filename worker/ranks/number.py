@@ -13,7 +13,6 @@ from quire.worker.device.topology import read_topology
 from quire.worker.models.choice import Checkpoint
 from quire.worker.models.native.config import ModelConfig
 from quire.worker.models.native.sharding import NotDivisible, Shard, can_share
-from quire.worker.models.transformers.bridge import TransformersConfig
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def check_ranks(settings: WorkerSettings, device: torch.device, config: Checkpoi
             f"--tensor-parallel-size {size} needs as many GPUs, and there are {torch.cuda.device_count()}: see "
             "nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it"
         )
-    if isinstance(config, TransformersConfig):
+    if not isinstance(config, ModelConfig):
         heads = config.num_heads
         if heads is not None and heads % size:
             possible = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)

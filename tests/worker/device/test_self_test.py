@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, LinearUse
+from quire.kernels.uses import AttentionUse, ExpertsUse, LinearUse
 from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.shared.process.errors import StartError
 from quire.shared.protocol.messages import SamplingParams

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import quire.kernels.ops
 from quire.kernels.ops import SILU, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
-from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
+from quire.kernels.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.shared.process.errors import CheckpointError
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel

@@ -19,7 +19,7 @@ from torch import nn
 
 from quire.kernels import CpuOps, triton_failure
 from quire.kernels.ops import Ops
-from quire.kernels.self_test.uses import AttentionUse, KernelUses, LinearUse
+from quire.kernels.uses import AttentionUse, KernelUses, LinearUse
 from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import EmptyKVCache, KVCache, PagedModel
