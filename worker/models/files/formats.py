@@ -23,13 +23,16 @@ from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
 from quire.worker.models.files.quantized.config import QUANTIZED, parse_quantization
 from quire.worker.models.files.quantized.dequantized_checkpoint import DequantizedCheckpoint
 from quire.worker.models.files.quantized.fp8 import Fp8
-from quire.worker.models.files.quantized.layout import Quantization
+from quire.worker.models.files.quantized.layout import Quantization as QuantizedLayers
 from quire.worker.models.files.quantized.mxfp4 import Mxfp4
 from quire.worker.models.files.quantized.mxfp4_checkpoint import Mxfp4Checkpoint
 from quire.worker.models.files.quantized.reader import QuantizedReader
 from quire.worker.models.files.weight_reader import Held, WeightReader
 
-__all__ = ["QUANTIZED", "DequantizedCheckpoint", "Mxfp4", "Quantization"]
+__all__ = ["QUANTIZED", "DequantizedCheckpoint", "Mxfp4", "QuantizedLayers", "parse_quantization"]
+
+# How a checkpoint is quantised: by the layers that its configuration names, or by the types of a GGUF file.
+Quantization = QuantizedLayers | GGUFQuantization
 
 
 class StoredConfig(Protocol):
@@ -92,6 +95,7 @@ def open_weights(
         return GGUFWeights(folder, dtypes, progress)
     if quantization is None:
         return Weights(folder, progress)
+    assert not isinstance(quantization, GGUFQuantization)
     wide = torch.float16 if config.dtype == "float16" else torch.bfloat16
     kind = Mxfp4Checkpoint if isinstance(quantization, Mxfp4) else QuantizedCheckpoint
     return kind(folder, quantization, dtypes, wide, progress)

@@ -29,7 +29,6 @@ from quire.kernels.weights import (
 )
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
-from quire.worker.models.files.quantized.layout import Quantization
 from quire.worker.models.files.weight_reader import Form, Held, NotHeld, Part, TensorSource, WeightReader
 
 log = logging.getLogger(__name__)
@@ -48,6 +47,13 @@ class StoredLayout(Protocol):
         """Bits of weights if the format multiplies them with activations that are rounded to 8 bits; else 0."""
 
 
+class Labelled(Protocol):
+    """How a checkpoint is quantised, for the log."""
+
+    @property
+    def label(self) -> str: ...
+
+
 class StoredLayers(TensorSource, Protocol):
     """A checkpoint whose layers may be stored as integers or codes: a `QuantizedCheckpoint` or a GGUF file."""
 
@@ -55,7 +61,7 @@ class StoredLayers(TensorSource, Protocol):
     def folder(self) -> Path: ...
 
     @property
-    def quantization(self) -> Quantization | None: ...
+    def quantization(self) -> Labelled | None: ...
 
     def layout(self, name: str) -> StoredLayout | None:
         """Return the layout of a weight; None if it is not quantised."""
