@@ -291,7 +291,8 @@ class SequenceGroup:
         A group with a prompt to score, or without tokens to generate, is synchronous until its first result.
         """
         s = self.sampling
-        return bool(self.prompt_scores is not None or not s.max_tokens or s.beam_width or self.pooling)
+        scores_prompt = s.prompt_logprobs >= 0 and not self.is_reported
+        return bool(scores_prompt or not s.max_tokens or s.beam_width or self.pooling or self.pin_as)
 
     @property
     def unfinished(self) -> list[Sequence]:
