@@ -46,7 +46,7 @@ class GatewayMetrics:
         """Returns the exposition of this moment."""
         await self._read_lanes()
         families = [*self._calls(), *self._latency(), *self._streams(), *self._redis(self._answers)]
-        families += self._batches()
+        families += [family for families_of in self._directory.process.metrics for family in families_of()]
         if self._lanes:
             families += [self._retry_after(), *_lanes(self._lanes), _usage(self._usage)]
         return self._exposition.render(families)
@@ -125,14 +125,6 @@ class GatewayMetrics:
         yield counter("quire_log_reads", "Reads of output logs", log_reads)
         cancelled = sum(one.canceller.cancelled for one in models)
         yield counter("quire_cancellations", "Requests cancelled by this gateway", cancelled)
-
-    def _batches(self) -> Iterator[Metric]:
-        meter = self._directory.process.batch_meter
-        lines = {"completed": meter.completed, "failed": meter.failed}
-        yield counter("quire_batch_lines", "Lines of batches that this gateway has written", lines, ("outcome",))
-        yield gauge("quire_batch_lines_in_flight", "Lines of batches in the queue or at workers", meter.lines_in_flight)
-        yield gauge("quire_batch_windows", "Windows of batches that this gateway has", meter.windows)
-        yield counter("quire_batch_takeovers", "Windows of batches taken over from other gateways", meter.taken_over)
 
     def _redis(self, answers: bool) -> Iterator[Metric]:
         models = self._directory.gateways

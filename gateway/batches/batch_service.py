@@ -10,6 +10,7 @@ from quire.gateway.batches.batch_store import BatchStore
 from quire.gateway.files.file_routes import FileRoutes
 from quire.gateway.files.file_service import FileService
 from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.telemetry.batch_meter import BatchMeter
 
 
 class BatchService:
@@ -23,6 +24,8 @@ class BatchService:
         self._file_routes = FileRoutes(self._files, settings)
         self._batch_routes = BatchRoutes(directory, self._files)
         self.runner: BatchRunner | None = None
+        self.meter = BatchMeter()
+        directory.process.metrics.append(self.meter.families)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of /v1/files and /v1/batches."""
@@ -37,8 +40,7 @@ class BatchService:
         await self._files.start(self._directory.process.retry)
         if self._files.is_on:
             store = BatchStore(self._files.store.client)
-            meter = self._directory.process.batch_meter
-            self.runner = BatchRunner(self._directory, store, self._files.store.storage, meter)
+            self.runner = BatchRunner(self._directory, store, self._files.store.storage, self.meter)
             self._batch_routes.use(store, self.runner)
             self.runner.start()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from prometheus_client.metrics_core import Metric
 
 from quire.gateway.admission.account_retry import AccountRetry
 from quire.gateway.admission.key_limits import KeyLimits, read_prices
@@ -23,7 +25,6 @@ from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
-from quire.gateway.telemetry.batch_meter import BatchMeter
 from quire.gateway.telemetry.request_meter import RequestMeters
 from quire.shared.accounts.store import AccountStore
 from quire.shared.protocol.broker import Broker, QueueBounds, new_id
@@ -54,7 +55,8 @@ class GatewayProcess:
         self.is_leaving = False
         self.user_hash_key = settings.user_hash_key.encode() or secrets.token_bytes(32)
         self.meters = RequestMeters()
-        self.batch_meter = BatchMeter()
+        # What features add to /metrics.
+        self.metrics: list[Callable[[], Iterable[Metric]]] = []
         self.prices = read_prices(settings.prices)
         self.reached_limits = ReachedLimits()
 

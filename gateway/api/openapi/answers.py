@@ -5,7 +5,7 @@ A new dialect adds its schemas to `SCHEMAS`.
 
 from __future__ import annotations
 
-from quire.gateway.api.openapi.batch_answers import BATCH_SCHEMAS
+from quire.gateway.api.batch_parameters import BATCH_SCHEMAS
 from quire.gateway.api.openapi.message_answers import SCHEMAS as MESSAGE_SCHEMAS
 from quire.gateway.api.responses.schemas import ANSWERS as RESPONSE_SCHEMAS
 from quire.gateway.api.schema_parts import (
@@ -213,6 +213,6 @@ SCHEMAS: Schema = {
         model=TEXT,
         usage=record(prompt_tokens=COUNT, total_tokens=COUNT),
     ),
-    **RESPONSE_SCHEMAS,
     **BATCH_SCHEMAS,
+    **RESPONSE_SCHEMAS,
 }

@@ -471,7 +471,7 @@ async def test_another_gateway_takes_the_windows_of_a_dead_one_over(
     assert batch["request_counts"] == {"total": 200, "completed": 200, "failed": 0}
     output, _ = await client.outputs(batch)
     assert [line["custom_id"] for line in output] == [f"line-{number}" for number in range(200)]
-    assert second.gateway.process.batch_meter.taken_over == 1
+    assert runner_of(second)._meter.taken_over == 1
     assert await left_in_redis(second) == []
 
 
@@ -543,7 +543,7 @@ async def test_several_gateways_share_a_batch(
         assert len(worker.claimed) == 300
     output, _ = await client.outputs(batch)
     assert [line["custom_id"] for line in output] == [f"line-{number}" for number in range(300)]
-    assert all(gateway.gateway.process.batch_meter.completed > 0 for gateway in gateways)
+    assert all(runner_of(gateway)._meter.completed > 0 for gateway in gateways)
     assert await left_in_redis(gateways[0]) == []
 
 
