@@ -44,8 +44,7 @@ ROOMS = {
             "tests/shared/broker",
             "tests/shared/accounts",
             "tests/shared/test_limits_machine.py",
-            "tests/gateway/batches",
-            "tests/gateway/files",
+            "tests/gateway/features/batches",
         ],
     ),
     "gateway/stream": (
