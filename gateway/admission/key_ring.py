@@ -8,8 +8,8 @@ import time
 from collections import OrderedDict
 from functools import partial
 
+from quire.gateway.admission.retry import AccountRetry
 from quire.gateway.api.caller import ANONYMOUS, Caller
-from quire.gateway.api.responses.store import Retry
 from quire.gateway.errors.api_errors import ApiKeyWrong
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.secret import digest_of, key_id_of
@@ -29,7 +29,7 @@ _NOBODY = Account(kind="key", id="0" * 16, name="nobody", digest="0" * 64)
 class KeyRing:
     """Finds the caller of a secret. Raises BrokerDown while Redis is away."""
 
-    def __init__(self, store: AccountStore, retry: Retry) -> None:
+    def __init__(self, store: AccountStore, retry: AccountRetry) -> None:
         self.store = store
         self._retry = retry
         # Accounts by key id, with the time at which they were read; the least recently used first.

@@ -16,7 +16,6 @@ from aiohttp import web
 
 from quire.gateway.api.parsing import read_object
 from quire.gateway.errors.api_errors import AdapterExists, DeadlinePassed, NotFound, NoWorkers, refused
-from quire.gateway.pages.admin_key import check_admin_key
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 from quire.shared.model.adapter_names import Announcement, InvalidAdapter, check_adapter_name, check_adapter_path
@@ -34,15 +33,11 @@ MAX_BODY_BYTES = 8192
 class AdapterCalls:
     """Handlers of the admin API for adapters."""
 
-    def __init__(self, directory: ModelDirectory, key: str) -> None:
-        """key: of the admin API; empty if it is off."""
+    def __init__(self, directory: ModelDirectory) -> None:
         self._directory = directory
-        self._key = key
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes; none if the admin API is off."""
-        if not self._key:
-            return []
+        """Return the routes. The admin API checks its key before it calls a handler."""
         return [
             web.get(PATH, self.all, allow_head=False),
             web.post(PATH, self.load),
@@ -51,7 +46,6 @@ class AdapterCalls:
 
     async def all(self, request: web.Request) -> web.Response:
         """GET /admin/adapters: the adapters of all models that workers hold, and those that are announced."""
-        check_admin_key(request, self._key)
         shown = []
         for gateway in self._directory.gateways:
             registry = gateway.worker_registry
@@ -62,7 +56,6 @@ class AdapterCalls:
 
     async def load(self, request: web.Request) -> web.Response:
         """POST /admin/adapters: loads an adapter from a folder below --lora-dir on all workers."""
-        check_admin_key(request, self._key)
         gateway, name, path = await self._read(request)
         registry = gateway.worker_registry
         if not registry.workers:
@@ -83,7 +76,6 @@ class AdapterCalls:
 
     async def unload(self, request: web.Request) -> web.Response:
         """DELETE /admin/adapters/{name}: unloads an adapter that was loaded by this API. Running requests go on."""
-        check_admin_key(request, self._key)
         name = request.match_info["name"]
         model = request.query.get("model")
         found = self._directory.find(name) if model is None else None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from quire.gateway.pages.adapter_calls import AdapterCalls
-from quire.gateway.pages.admin_key import read_admin_key
+from quire.gateway.pages.admin_key import check_admin_key, read_admin_key
 from quire.gateway.pages.key_calls import KeyCalls
 from quire.gateway.pages.usage_calls import PATH as USAGE
 from quire.gateway.pages.usage_calls import UsageCalls
@@ -16,10 +15,25 @@ from quire.gateway.serving.model_directory import ModelDirectory
 
 def admin_routes(directory: ModelDirectory) -> list[web.RouteDef]:
     """Return the routes of the usage and of the admin API of a gateway. Raises StartError for a wrong key."""
-    settings = directory.process.settings
+    process, settings = directory.process, directory.process.settings
     key = read_admin_key(settings.admin_key, settings.admin_key_file)
-    usage = UsageCalls(directory)
+    usage = UsageCalls(process.retry, directory.usage)
     routes = [web.get(USAGE, usage.own, allow_head=False)]
     if key:
-        routes.append(web.get("/admin/usage", partial(usage.all, key), allow_head=False))
-    return [*routes, *AdapterCalls(directory, key).routes(), *KeyCalls(directory.process, key).routes()]
+        guarded = [
+            web.get("/admin/usage", usage.all, allow_head=False),
+            *AdapterCalls(directory).routes(),
+            *KeyCalls(process.keys.ring, process.retry, settings.body_timeout_s).routes(),
+        ]
+        routes += [web.RouteDef(one.method, one.path, _guarded(key, one.handler), one.kwargs) for one in guarded]
+    return routes
+
+
+def _guarded(key: str, handler: Handler) -> Handler:
+    """Return a handler for requests that have the key of the admin API."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        check_admin_key(request, key)
+        return await handler(request)
+
+    return handle

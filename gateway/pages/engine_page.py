@@ -16,7 +16,6 @@ from aiohttp import web
 
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.key_policy import may_use
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, NotFound
 from quire.gateway.pages.engine_viewer import EngineViewer
 from quire.gateway.pages.view_subscriptions import ViewSubscriptions
@@ -70,6 +69,7 @@ class EnginePage:
 
     def __init__(self, directory: ModelDirectory) -> None:
         self._directory = directory
+        self._may_use = directory.process.keys.may_use
         self._is_closing = False
         # The subscriptions of each model with a viewer; a model that is gone takes its own with it.
         self._views: WeakKeyDictionary[Gateway, ViewSubscriptions] = WeakKeyDictionary()
@@ -95,7 +95,9 @@ class EnginePage:
             gateway = self._directory.choose(name, caller)
             gateway.limits.check_model(name)
             return gateway
-        models = [one for one in self._directory.live or self._directory.gateways if may_use(caller, one.model.name)]
+        models = [
+            one for one in self._directory.live or self._directory.gateways if self._may_use(caller, one.model.name)
+        ]
         if not models:
             raise NotFound("This server has no model for you yet.", param="model")
         return models[0]
@@ -120,7 +122,7 @@ class EnginePage:
             {
                 "model": gateway.model.name,
                 "models": [
-                    one.model.name for one in self._directory.live if may_use(caller_of(request), one.model.name)
+                    one.model.name for one in self._directory.live if self._may_use(caller_of(request), one.model.name)
                 ],
                 "workers": workers,
             }

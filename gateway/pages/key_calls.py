@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from quire.gateway.admission.key_ring import KeyRing
+from quire.gateway.admission.retry import AccountRetry
 from quire.gateway.api.parsing import read_object
 from quire.gateway.errors.api_errors import NotFound, of_check, refused
-from quire.gateway.pages.admin_key import check_admin_key
-from quire.gateway.serving.service import GatewayProcess
 from quire.shared.accounts.account import DEFAULT_NAME
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.accounts.store import AccountStore, UnknownAccount
+from quire.shared.accounts.store import UnknownAccount
 from quire.shared.config.validators import Integer, InvalidValue
 
 T = TypeVar("T")
@@ -30,15 +30,14 @@ MAX_AUDIT_PAGE = 1000
 class KeyCalls:
     """Handlers of the admin API for API keys."""
 
-    def __init__(self, process: GatewayProcess, key: str) -> None:
-        """key: of the admin API; empty if it is off."""
-        self._process = process
-        self._key = key
+    def __init__(self, ring: KeyRing, retry: AccountRetry, body_timeout_s: float) -> None:
+        self._ring = ring
+        self._store = ring.store
+        self._retry = retry
+        self._body_timeout_s = body_timeout_s
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes; none if the admin API is off."""
-        if not self._key:
-            return []
+        """Return the routes. The admin API checks its key before it calls a handler."""
         one = PATH + "/{id:[0-9a-f]{16}}"
         return [
             web.get(PATH, self.all, allow_head=False),
@@ -53,61 +52,49 @@ class KeyCalls:
             web.get("/admin/audit", self.audit, allow_head=False),
         ]
 
-    @property
-    def _store(self) -> AccountStore:
-        return self._process.key_ring.store
-
     async def all(self, request: web.Request) -> web.Response:
         """GET /admin/keys: all keys."""
-        check_admin_key(request, self._key)
-        found = await self._process.retry(self._store.all)
+        found = await self._retry(self._store.all)
         return _list([account.shown() for account in found if account.kind == "key"])
 
     async def accounts(self, request: web.Request) -> web.Response:
         """GET /admin/accounts: all organisations, projects and keys."""
-        check_admin_key(request, self._key)
-        return _list([account.shown() for account in await self._process.retry(self._store.all)])
+        return _list([account.shown() for account in await self._retry(self._store.all)])
 
     async def create(self, request: web.Request) -> web.Response:
         """POST /admin/keys: makes a key; only this answer has its secret."""
-        check_admin_key(request, self._key)
         body = await self._body(request, ("name", "project", "organisation", "expires_in_s", "limits"))
         organisation, project, name = (body.get(part, DEFAULT_NAME) for part in ("organisation", "project", "name"))
         life_s = _whole(body, "expires_in_s", MAX_LIFE_S)
         limits = _limits(body.get("limits", {}))
-        expires = await self._process.retry(partial(self._store.expiry, life_s))
+        expires = await self._retry(partial(self._store.expiry, life_s))
         account, secret = await self._changed(self._store.create(organisation, project, name, limits, expires))
         return web.json_response({**account.shown(), "key": secret}, status=201)
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /admin/keys/{id}: one key."""
-        check_admin_key(request, self._key)
         place = f"key:{request.match_info['id']}"
         return web.json_response((await self._changed(self._store.get(place))).shown())
 
     async def revoke(self, request: web.Request) -> web.Response:
         """DELETE /admin/keys/{id}: makes a key invalid; this cannot be undone."""
-        check_admin_key(request, self._key)
         return web.json_response((await self._changed(self._store.revoke(request.match_info["id"]))).shown())
 
     async def rotate(self, request: web.Request) -> web.Response:
         """POST /admin/keys/{id}/rotate: gives a key a new secret; only this answer has it."""
-        check_admin_key(request, self._key)
         grace_s = _whole(await self._body(request, ("grace_s",)), "grace_s", MAX_GRACE_S)
         account, secret = await self._changed(self._store.rotate(request.match_info["id"], grace_s))
         return web.json_response({**account.shown(), "key": secret})
 
     async def limit(self, kind: str, request: web.Request) -> web.Response:
         """PUT /admin/.../{id}/limits: replaces the limits of a key, a project or an organisation."""
-        check_admin_key(request, self._key)
-        body = await read_object(request, MAX_BODY_BYTES, self._process.settings.body_timeout_s)
+        body = await read_object(request, MAX_BODY_BYTES, self._body_timeout_s)
         place = f"{kind}:{request.match_info['id']}"
         return web.json_response((await self._changed(self._store.limit(place, _limits(body)))).shown())
 
     async def audit(self, request: web.Request) -> web.Response:
         """GET /admin/audit: the newest changes of keys, projects and organisations."""
-        check_admin_key(request, self._key)
-        found = await self._process.retry(partial(self._store.audit, MAX_AUDIT_PAGE))
+        found = await self._retry(partial(self._store.audit, MAX_AUDIT_PAGE))
         return _list(
             [
                 {"at": one.at_ms / 1000, "actor": one.actor, "action": one.action, "accounts": one.accounts.split()}
@@ -120,7 +107,7 @@ class KeyCalls:
         """Read the body of a call, which may be missing. Raises ApiError."""
         if not request.body_exists:
             return {}
-        body = await read_object(request, MAX_BODY_BYTES, self._process.settings.body_timeout_s)
+        body = await read_object(request, MAX_BODY_BYTES, self._body_timeout_s)
         if unknown := sorted(body.keys() - set(known)):
             first = unknown[0][:100]
             raise refused(first, f"{first} is not a parameter of this call; it has {', '.join(known)}.")
@@ -132,13 +119,13 @@ class KeyCalls:
         A change is not repeated if the reply of Redis is lost: its effect is unknown, and the audit log has it.
         """
         try:
-            return await self._process.retry.once(work)
+            return await self._retry.once(work)
         except UnknownAccount as error:
             raise NotFound(f"There is no account {str(error)[:200]!r}.", param="id") from None
         except InvalidValue as error:
             raise of_check(error) from None
         finally:
-            self._process.key_ring.forget()
+            self._ring.forget()
 
 
 def _list(data: list[dict[str, Any]]) -> web.Response:

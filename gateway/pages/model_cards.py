@@ -8,7 +8,6 @@ from typing import Any
 from aiohttp import web
 
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.key_policy import may_use
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.formats import FORMATS
 from quire.gateway.serving.model_directory import ModelDirectory
@@ -77,6 +76,7 @@ class ModelCards:
 
     def __init__(self, directory: ModelDirectory) -> None:
         self._directory = directory
+        self._may_use = directory.process.keys.may_use
 
     async def all(self, request: web.Request) -> web.Response:
         """GET /v1/models: each live model under all of its names that the caller may use."""
@@ -85,7 +85,7 @@ class ModelCards:
         for gateway in self._directory.live:
             for name in gateway.names:
                 # A name that two models claim is listed for the one that gets its calls.
-                if name not in cards and may_use(caller, name) and self._directory.find(name) is gateway:
+                if name not in cards and self._may_use(caller, name) and self._directory.find(name) is gateway:
                     cards[name] = _card(gateway, name)
         return web.json_response({"object": "list", "data": list(cards.values())})
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from aiohttp import web
 
+from quire.gateway.admission.retry import AccountRetry
 from quire.gateway.api.caller import caller_of
 from quire.gateway.errors.api_errors import ApiKeyWrong, refused
-from quire.gateway.pages.admin_key import check_admin_key
-from quire.gateway.serving.model_directory import ModelDirectory
-from quire.shared.accounts.usage import MAX_DAYS, as_csv
+from quire.shared.accounts.usage import MAX_DAYS, UsageRow, as_csv
 from quire.shared.config.validators import shown
 
 PATH = "/v1/usage"
@@ -19,10 +19,11 @@ FORMATS = ("json", "csv")
 
 
 class UsageCalls:
-    """Handlers of one gateway process."""
+    """Handlers of one gateway process. usage: returns the usage of the last days of a key, or of all keys."""
 
-    def __init__(self, directory: ModelDirectory) -> None:
-        self._directory = directory
+    def __init__(self, retry: AccountRetry, usage: Callable[[int, str], Awaitable[list[UsageRow]]]) -> None:
+        self._retry = retry
+        self._usage = usage
 
     async def own(self, request: web.Request) -> web.Response:
         """GET /v1/usage: requests and tokens of the caller's key by day and model."""
@@ -31,15 +32,13 @@ class UsageCalls:
             raise ApiKeyWrong("The usage is counted by API key; send one.", headers={"WWW-Authenticate": "Bearer"})
         return await self._answer(request, owner)
 
-    async def all(self, key: str, request: web.Request) -> web.Response:
-        """GET /admin/usage: the usage of all keys. key: of the admin API."""
-        check_admin_key(request, key)
+    async def all(self, request: web.Request) -> web.Response:
+        """GET /admin/usage: the usage of all keys."""
         return await self._answer(request, "")
 
     async def _answer(self, request: web.Request, owner: str) -> web.Response:
         days, form = _read_query(request)
-        directory = self._directory
-        rows = await directory.process.retry(partial(directory.usage, days, owner))
+        rows = await self._retry(partial(self._usage, days, owner))
         if form == "csv":
             return web.Response(text=as_csv(rows), content_type="text/csv", charset="utf-8")
         return web.json_response({"object": "list", "data": [row.shown() for row in rows]})

@@ -31,7 +31,7 @@ def create_app(models: Served) -> web.Application:
             error_responses.middleware,
             headers.middleware,
             origins.middleware(),
-            authentication(lambda secret: process.key_ring.caller(secret), settings.is_open),
+            authentication(lambda secret: process.keys.ring.caller(secret), settings.is_open),
         ],
         client_max_size=settings.max_body_bytes,
     )

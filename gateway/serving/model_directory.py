@@ -17,22 +17,20 @@ from aiohttp import web
 from redis.exceptions import RedisError
 
 from quire.gateway.api.caller import ANONYMOUS, Caller
-from quire.gateway.api.key_policy import check_model, may_use
 from quire.gateway.errors.api_errors import ApiKeyWrong, BrokerDown, InvalidRequest, ModelNotFound
 from quire.gateway.serving.registered_model import RegistrationFault, load_registered
 from quire.gateway.serving.service import Gateway, GatewayProcess
 from quire.gateway.stream.buffer import ClosedOutcome, RevokedOutcome
-from quire.shared.accounts.usage import UsageRow, read_usage
+from quire.shared.accounts.usage import UsageRow
 from quire.shared.config.validators import shown
 from quire.shared.process.backoff import Backoff
 from quire.shared.process.tasks import end_tasks
 from quire.shared.protocol.broker.models import ModelRegistry
-from quire.shared.protocol.keys import BEAT_S, REGISTRY_LANE, AccountKeys
+from quire.shared.protocol.keys import BEAT_S, REGISTRY_LANE
 from quire.shared.protocol.messages import MessageError
 from quire.shared.protocol.messages.manifest import ModelManifest
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import command_client
-from quire.shared.redis.url import parse_redis_url
 
 log = logging.getLogger("gateway")
 
@@ -69,7 +67,6 @@ class ModelDirectory:
         """folder_model: the model of the gateway's folder; None to discover models in Redis."""
         self.process = process
         self._folder_model = folder_model
-        self._is_cluster = parse_redis_url(process.settings.redis_url).kind == "cluster"
         # By served name, each with the message of its manifest; empty for the model of the folder.
         self._models: dict[str, tuple[Gateway, bytes]] = {}
         if folder_model is not None:
@@ -134,14 +131,14 @@ class ModelDirectory:
         one that does not exist, so that neither the error nor the check of the body tells of it.
         """
         gateway = self._choose(name, caller)
-        check_model(caller, name if type(name) is str else gateway.model.name)
+        self.process.keys.check_model(caller, name if type(name) is str else gateway.model.name)
         return gateway
 
     def _choose(self, name: Any, caller: Caller) -> Gateway:
         models = self.gateways
         if self._folder_model is not None:
             return self._folder_model
-        if type(name) is str and may_use(caller, name) and (found := self.find(name)) is not None:
+        if type(name) is str and self.process.keys.may_use(caller, name) and (found := self.find(name)) is not None:
             return found
         if type(name) is str or not models:
             what = f"There is no model {shown(name)} here" if type(name) is str else "There is no model here yet"
@@ -157,7 +154,7 @@ class ModelDirectory:
 
     def _listed(self, caller: Caller) -> str:
         live = [name for gateway in self.live for name in gateway.names]
-        names = [name for name in live if may_use(caller, name)]
+        names = [name for name in live if self.process.keys.may_use(caller, name)]
         if live and not names:
             return "your API key may use none of the models of this server"
         if not names:
@@ -175,13 +172,9 @@ class ModelDirectory:
     async def usage(self, days: int, owner: str = "") -> list[UsageRow]:
         """Return the usage of the last days by day, key and model. Raises RedisError or OSError.
 
-        owner: the id of a key; all keys by default. In a cluster each lane counts the usage of its model.
+        owner: the id of a key; all keys by default.
         """
-        if not self._is_cluster:
-            return await read_usage(self.process.account_client, AccountKeys().prefix, days, owner)
-        lanes = (read_usage(one.broker.client, one.key_limits.prefix, days, owner) for one in self.gateways)
-        rows = [row for found in await asyncio.gather(*lanes) for row in found]
-        return sorted(rows, key=lambda row: (row.date, row.key, row.model))
+        return await self.process.keys.usage(days, owner, {one.model.name: one.broker.client for one in self.gateways})
 
     @property
     def title(self) -> str:
@@ -214,7 +207,7 @@ class ModelDirectory:
             for gateway in (*self.gateways, *self._leaving):
                 for owner in gateway.router.owners:
                     try:
-                        await self.process.key_ring.owner(owner)
+                        await self.process.keys.ring.owner(owner)
                     except ApiKeyWrong as error:
                         gateway.router.close_streams(RevokedOutcome(ClosedOutcome.NAME, error.message), owner)
                     except BrokerDown:

@@ -161,7 +161,7 @@ class LineRunner:
     async def _run_once(self, line: BatchLine, run: RunLine, turn: Turn, *, was_begun: bool) -> None:
         directory, batch = self._directory, self._batch
         # 1) Read the call, with the limits that the key has now.
-        caller = await directory.process.key_ring.owner(batch.owner)
+        caller = await directory.process.keys.ring.owner(batch.owner)
         gateway = run.gateway = directory.choose(line.body.get("model"), caller)
         endpoint = line_endpoint(batch.endpoint, gateway, batch.owner)
         call = gateway.key_limits.restricted(caller, _in_class(await endpoint.read(line.body)), line.body)

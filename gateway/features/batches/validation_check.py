@@ -18,7 +18,7 @@ async def check_of(directory: ModelDirectory, batch: Batch) -> Callable[[BatchLi
 
     All lines of a batch must mean the same model, or LoRA adapters of it, because each window has one queue.
     """
-    caller = await directory.process.key_ring.owner(batch.owner)
+    caller = await directory.process.keys.ring.owner(batch.owner)
     # The model and the endpoint of the lines so far, by the name in a line.
     known: dict[object, tuple[Gateway, LineEndpoint]] = {}
 

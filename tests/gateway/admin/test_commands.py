@@ -108,7 +108,7 @@ async def test_a_key_works_after_its_backup_is_restored_and_its_budget_goes_on(
     start_gateway: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway = await start_gateway()
-    store, url = gateway.gateway.process.key_ring.store, gateway.settings.redis_url
+    store, url = gateway.gateway.process.keys.ring.store, gateway.settings.redis_url
     _, secret = await store.create("acme", "web", "ci", AccountLimits(tokens_per_day=40))
     body = {"model": MODEL, "prompt": "Hello", "max_tokens": 10}
     async with gateway.worker(emit(tokens("abc"))):

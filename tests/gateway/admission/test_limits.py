@@ -10,9 +10,9 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.admission import key_ring, reached_limits, retry
-from quire.gateway.admission.account_retry import AccountRetry
 from quire.gateway.admission.key_limits import duration, read_prices
 from quire.gateway.admission.limit_errors import error_of
+from quire.gateway.admission.retry import AccountRetry
 from quire.gateway.api.labels import user_hash
 from quire.gateway.errors.api_errors import ApiKeyWrong, BrokerDown
 from quire.shared.accounts.account import Account
@@ -34,7 +34,7 @@ PROMPT = 3
 
 
 async def key_of(gateway: RunningGateway, **limits: Any) -> dict[str, str]:
-    account, secret = await gateway.gateway.process.key_ring.store.create(
+    account, secret = await gateway.gateway.process.keys.ring.store.create(
         "acme", "web", "test", AccountLimits.of(limits)
     )
     return {"Authorization": f"Bearer {secret}", "place": account.place}
@@ -46,7 +46,7 @@ async def complete(gateway: RunningGateway, key: dict[str, str], **parameters: A
 
 
 async def spent(gateway: RunningGateway, key: dict[str, str]) -> dict[str, int]:
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     found: Any = await store.client.hgetall(store.keys.spent(key["place"]))
     return {name.decode(): int(value) for name, value in found.items()}
 
@@ -108,8 +108,8 @@ async def test_a_call_over_the_limit_of_calls_is_refused_before_its_body_is_read
         assert 55_000 < int(refused.headers["retry-after-ms"]) <= 60_000
         # A new limit holds at once at the gateway through which it was set.
         process = gateway.gateway.process
-        await process.key_ring.store.limit(key["place"], AccountLimits.of({"requests_per_minute": 100_000}))
-        process.key_ring.forget()
+        await process.keys.ring.store.limit(key["place"], AccountLimits.of({"requests_per_minute": 100_000}))
+        process.keys.ring.forget()
         assert (await complete(gateway, key)).status == 200
 
 
@@ -148,7 +148,9 @@ async def _is(gateway: RunningGateway, key: dict[str, str], name: str, value: in
 async def test_a_project_limits_all_of_its_keys(start_gateway: Start) -> None:
     gateway = await start_gateway()
     keys = [await key_of(gateway) for _ in range(2)]
-    await gateway.gateway.process.key_ring.store.limit("project:acme/web", AccountLimits.of({"requests_per_minute": 1}))
+    await gateway.gateway.process.keys.ring.store.limit(
+        "project:acme/web", AccountLimits.of({"requests_per_minute": 1})
+    )
     async with gateway.worker(emit(ANSWER)):
         assert [(await complete(gateway, key)).status for key in keys] == [200, 429]
 
@@ -209,7 +211,7 @@ async def test_models_classes_and_max_tokens_of_a_key(start_gateway: Start) -> N
 )
 async def test_a_class_above_standard_needs_a_grant(start_gateway: Start, given: dict[str, object], param: str) -> None:
     gateway = await start_gateway()
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     key, granted = await key_of(gateway), await key_of(gateway, priority="interactive")
     refused = await complete(gateway, key, **given)
     assert (refused.status, refused.error["code"], refused.error["param"]) == (403, "permission_denied", param)
@@ -223,19 +225,19 @@ async def test_a_class_above_standard_needs_a_grant(start_gateway: Start, given:
         assert (await gateway.post("/v1/completions", {"model": MODEL, "prompt": "Hello", **given})).status == 200
         # The project of the key may have the grant, and each account may have less.
         await store.limit("project:acme/web", AccountLimits(priority="interactive"))
-        gateway.gateway.process.key_ring.forget()
+        gateway.gateway.process.keys.ring.forget()
         assert (await complete(gateway, key, **given)).status == 200
         await store.limit("organisation:acme", AccountLimits(priority="standard"))
-        gateway.gateway.process.key_ring.forget()
+        gateway.gateway.process.keys.ring.forget()
         assert (await complete(gateway, granted, **given)).status == 403
 
 
 async def test_a_call_counts_for_the_project_of_its_key_and_for_its_user(start_gateway: Start) -> None:
     gateway = await start_gateway(user_hash_key="k")
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     key, other = await key_of(gateway), await key_of(gateway)
     await store.limit("project:acme/web", AccountLimits(weight=250))
-    gateway.gateway.process.key_ring.forget()
+    gateway.gateway.process.keys.ring.forget()
     keys, client = gateway.gateway.broker.keys, gateway.gateway.broker.client
     hashed = user_hash("ann@example.com", b"k")
 

@@ -305,7 +305,7 @@ async def send(gateway: RunningGateway, method: str, path: str, key: str, body: 
 
 async def make_key(gateway: RunningGateway, **limits: Any) -> tuple[str, str]:
     """Return the id and the secret of a new key."""
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     account, secret = await store.create("acme", "web", "test", AccountLimits.of(limits))
     return account.id, secret
 
@@ -403,9 +403,9 @@ async def test_an_answer_beyond_the_budget_is_parked_at_its_last_token(start_gat
         name = f"/v1/completions/cmpl-{call_id}"
         refused = await send(gateway, "POST", f"{name}/unpark", key)
         assert (refused.status, refused.error["code"]) == (402, "insufficient_quota")
-        store = gateway.gateway.process.key_ring.store
+        store = gateway.gateway.process.keys.ring.store
         await store.limit(f"key:{key_id}", AccountLimits(tokens_per_day=1000))
-        gateway.gateway.process.key_ring.forget()
+        gateway.gateway.process.keys.ring.forget()
         emitted[call_id] = 10
         assert (await send(gateway, "POST", f"{name}/unpark", key)).status == 200
 

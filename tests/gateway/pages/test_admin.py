@@ -14,6 +14,7 @@ import pytest
 from quire.gateway.errors.api_errors import AdminKeyWrong
 from quire.gateway.pages.admin_key import check_admin_key, read_admin_key
 from quire.gateway.pages.admin_routes import admin_routes
+from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream.call_metadata import CallMetadata
@@ -80,7 +81,7 @@ def test_only_the_bearer_token_opens() -> None:
 
 def paths(**settings: Any) -> list[str]:
     model: Any = type("Model", (), {"name": "m"})()
-    return [route.path for route in admin_routes(Gateway(GatewaySettings(**settings), model))]
+    return [route.path for route in admin_routes(ModelDirectory.of(Gateway(GatewaySettings(**settings), model)))]
 
 
 def test_the_admin_api_is_off_without_a_key() -> None:
@@ -215,7 +216,7 @@ async def recount(gateway: RunningGateway) -> dict[str, tuple[int, int, int]]:
 
 async def test_the_usage_is_the_sum_of_the_outcomes(start_gateway: Start) -> None:
     gateway = await start_gateway(admin_key=ADMIN)
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     keys = [(await store.create("acme", "web", f"k{n}", AccountLimits())) for n in range(2)]
     async with gateway.worker(emit(tokens("abcdef"))):
         for turn in range(5):

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.features.keys.start_check import check_start, make_first_key
 from quire.gateway.server import commands
 from quire.gateway.server.main import serve
-from quire.gateway.server.start_check import check_start, make_first_key
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.accounts.secret import key_id_of

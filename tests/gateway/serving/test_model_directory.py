@@ -102,7 +102,7 @@ async def test_a_key_has_its_models_only_and_its_usage_by_model(redis_url: str, 
             await stack.enter_async_context(fake(redis_url, lane, emit([300])).running())
         gateway = await stack.enter_async_context(discovering_gateway(redis_url, prices="one=1:2"))
         await gateway.until_names("one", "two")
-        store = gateway.directory.process.key_ring.store
+        store = gateway.directory.process.keys.ring.store
         body = {"prompt": "Hi", "max_tokens": 4}
         owners = []
         for models in (["one"], []):

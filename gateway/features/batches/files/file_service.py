@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from quire.gateway.api.responses.store import Retry
+from quire.gateway.admission.retry import AccountRetry
 from quire.gateway.errors.api_errors import FilesAreOff, NotFound, StorageDown
 from quire.gateway.features.batches.files.file_store import PREFIX, FileStore, StorageBounds, StoredFile, read_id
 from quire.gateway.features.batches.files.folder_storage import FolderStorage
@@ -47,7 +47,7 @@ class FileService:
     """The files of a process, between `start` and `close`."""
 
     # Repeats commands while Redis is away.
-    retry: Retry
+    retry: AccountRetry
 
     def __init__(self, settings: FileSettings, redis_url: str) -> None:
         """Raises StartError for settings that contradict."""
@@ -82,7 +82,7 @@ class FileService:
         if self._storage is not None:
             await self._storage.start()
 
-    async def start(self, retry: Retry) -> None:
+    async def start(self, retry: AccountRetry) -> None:
         """Connect to Redis."""
         self.retry = retry
         if self._storage is None:

@@ -114,7 +114,7 @@ async def test_a_parked_line_waits_until_it_is_unparked_or_its_batch_ends(
     """Its tokens count once, and nothing of it stays in Redis."""
     monkeypatch.setattr(line_run, "PARKED_S", (0.05, 0.1))
     client, key_id = await with_key(gateway)
-    broker, accounts = gateway.gateway.broker, gateway.gateway.process.account_client
+    broker, accounts = gateway.gateway.broker, gateway.gateway.process.keys.client
     looks, attach = 0, broker.attach
 
     async def script(request: GenerationRequest) -> Steps:
@@ -327,7 +327,7 @@ async def test_a_batch_that_is_cancelled_while_it_is_validated_runs_nothing(
 
 
 async def test_an_expired_batch_names_the_lines_that_did_not_end(gateway: RunningGateway, client: BatchClient) -> None:
-    keys, redis = BatchKeys(), gateway.gateway.process.account_client
+    keys, redis = BatchKeys(), gateway.gateway.process.keys.client
     gateway.gateway.draining = True  # no window is begun before the record is changed
     async with gateway.worker(endless(ord("a"))):
         batch = await client.create(jsonl([chat_line(number) for number in range(100)]))

@@ -358,11 +358,11 @@ async def test_lines_of_a_key_that_was_revoked_are_refused(gateway: RunningGatew
     client, key_id = await with_key(gateway)
     gateway.gateway.draining = True  # no line is submitted before
     batch = await client.create(jsonl([chat_line(number) for number in range(3)]))
-    store = AccountStore(gateway.gateway.process.account_client, "test")
+    store = AccountStore(gateway.gateway.process.keys.client, "test")
     await store.revoke(key_id)
-    gateway.gateway.process.key_ring.forget()
+    gateway.gateway.process.keys.ring.forget()
     gateway.gateway.draining = False
-    keys, redis = gateway.gateway.broker.keys, gateway.gateway.process.account_client
+    keys, redis = gateway.gateway.broker.keys, gateway.gateway.process.keys.client
 
     async def has_failed() -> bool:
         return await redis.hget(f"quire:{{batches!}}:batch:{batch['id'][6:]}", "status") == b"failed"

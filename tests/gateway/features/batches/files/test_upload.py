@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_leaves_nothing(gateway: RunningGateway, tmp_
     await until(is_written)
     writer.close()
     await until(is_gone)
-    redis, keys = gateway.gateway.process.account_client, BatchKeys()
+    redis, keys = gateway.gateway.process.keys.client, BatchKeys()
 
     async def is_forgotten() -> bool:
         return not await redis.exists(keys.expiring, keys.doomed)
@@ -182,7 +182,7 @@ async def test_an_upload_whose_record_redis_has_lost_is_refused(gateway: Running
     head = f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM}\r\nConnection: close\r\n"
     body = PURPOSE + file(b"x" * 1000) + END
     reader, writer = await gateway.connect(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:500])
-    redis = gateway.gateway.process.account_client
+    redis = gateway.gateway.process.keys.client
 
     async def has_begun() -> bool:
         return bool(await redis.zcard(BatchKeys().expiring))
@@ -227,7 +227,7 @@ async def test_uploads_that_are_only_announced_take_nothing_from_others(start_ga
     head = f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: {2**30}\r\n"
     begin = f"POST /v1/files HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + PURPOSE + file(b"x")[:-2]
     writers = [(await gateway.connect(begin))[1] for _ in range(20)]
-    redis, used = gateway.gateway.process.account_client, BatchKeys().used
+    redis, used = gateway.gateway.process.keys.client, BatchKeys().used
 
     async def all_have_begun() -> bool:
         return int(await redis.hget(used, "all") or 0) >= 20 * STEP
@@ -249,7 +249,7 @@ async def test_what_a_dead_gateway_has_reserved_is_free_soon(start_gateway: Star
     head = f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: 5000000\r\n"
     begin = f"POST /v1/files HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + PURPOSE + file(b"x")[:-2]
     _, writer = await gateway.connect(begin)
-    redis, keys = gateway.gateway.process.account_client, BatchKeys()
+    redis, keys = gateway.gateway.process.keys.client, BatchKeys()
 
     async def has_begun() -> bool:
         return bool(await redis.zcard(keys.expiring))
