@@ -5,10 +5,10 @@ from __future__ import annotations
 from aiohttp import web
 
 from quire.gateway.api import body_budget, headers
-from quire.gateway.api.authentication import authentication
 from quire.gateway.api.cors import CorsOrigins
 from quire.gateway.errors import error_responses
 from quire.gateway.features.batches.batch_service import BATCHES, BatchService
+from quire.gateway.features.keys.authentication import authentication
 from quire.gateway.features.openapi import document
 from quire.gateway.pages import routes as pages
 from quire.gateway.routes import completion_routes, embedding_routes, message_routes, responses, tokenization

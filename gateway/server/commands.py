@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
-from quire.gateway.admin.key_settings import (
+from quire.gateway.features.keys.key_settings import (
     AuditKeys,
     BackUpKeys,
     CreateKey,
@@ -19,7 +19,7 @@ from quire.gateway.admin.key_settings import (
     ShowAccount,
     UsageSettings,
 )
-from quire.gateway.admin.parking_settings import ParkingSettings
+from quire.gateway.features.parking.parking_settings import ParkingSettings
 from quire.gateway.settings import GatewaySettings
 from quire.shared.config.command_line import Command, CommandGroup
 from quire.shared.model.model_argument import resolve_model
@@ -41,14 +41,14 @@ def run_dead_letters(settings: DeadLetterSettings, environ: Mapping[str, str]) -
 
 def run_keys(settings: KeyRedis, environ: Mapping[str, str]) -> int:
     """Carry out one command on API keys."""
-    from quire.gateway.admin.api_keys import run
+    from quire.gateway.features.keys.api_keys import run
 
     return run(settings, environ)
 
 
 def run_parking(settings: ParkingSettings, environ: Mapping[str, str]) -> int:
     """Carry out one action on parked requests."""
-    from quire.gateway.admin.parked_requests import run
+    from quire.gateway.features.parking.parked_requests import run
 
     return run(settings, environ)
 

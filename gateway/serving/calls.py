@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 from aiohttp import web
 
 from quire.gateway.admission.admission_options import read_admission_options
-from quire.gateway.admission.parking import ParkingState
 from quire.gateway.admission.retry import down
 from quire.gateway.api import resume as stored
 from quire.gateway.api.body_budget import release_body
@@ -23,6 +22,7 @@ from quire.gateway.api.parsing import BODY, read_object
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import REQUEST_ID, USER_HASH, BrokerDown
+from quire.gateway.features.parking.service import ParkingState
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.serving.service import Gateway

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
 
-from quire.gateway.admission.parking import Parking
 from quire.gateway.admission.retry import AccountRetry, RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.features.keys.service import Keys
+from quire.gateway.features.parking.service import Parking
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.settings import GatewaySettings

@@ -57,7 +57,7 @@ ROOMS = {
             "tests/gateway/serving",
             "tests/gateway/api/test_bodies.py",
             "tests/gateway/test_dialects.py",
-            "tests/gateway/test_parking.py",
+            "tests/gateway/features/parking",
             "tests/gateway/routes",
             "tests/gateway/admission",
         ],
@@ -67,7 +67,7 @@ ROOMS = {
         [
             "tests/shared/accounts",
             "tests/shared/test_limits_machine.py",
-            "tests/gateway/admission",
+            "tests/gateway/features/keys",
             "tests/gateway/admin",
         ],
     ),

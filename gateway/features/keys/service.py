@@ -7,15 +7,14 @@ from collections.abc import Mapping
 
 from redis.asyncio import Redis
 
-from quire.gateway.admission.key_limits import KeyLimits, read_prices
-from quire.gateway.admission.key_ring import KeyRing
-from quire.gateway.admission.limit_errors import error_of
-from quire.gateway.admission.reached_limits import ReachedLimits
 from quire.gateway.admission.retry import AccountRetry
-from quire.gateway.api import key_policy
 from quire.gateway.api.caller import Caller
 from quire.gateway.errors.api_errors import ApiError
-from quire.gateway.features.keys import start_check
+from quire.gateway.features.keys import key_policy, start_check
+from quire.gateway.features.keys.key_limits import KeyLimits, read_prices
+from quire.gateway.features.keys.key_ring import KeyRing
+from quire.gateway.features.keys.limit_errors import error_of
+from quire.gateway.features.keys.reached_limits import ReachedLimits
 from quire.gateway.settings import GatewaySettings
 from quire.shared.accounts.store import AccountStore
 from quire.shared.accounts.usage import UsageRow, read_usage

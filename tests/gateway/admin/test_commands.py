@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from quire.gateway.admin import api_keys, dead_letters, parked_requests
+from quire.gateway.admin import dead_letters
 from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
-from quire.gateway.admin.key_settings import (
+from quire.gateway.features.keys import api_keys
+from quire.gateway.features.keys.key_settings import (
     AuditKeys,
     BackUpKeys,
     CreateKey,
@@ -27,7 +28,8 @@ from quire.gateway.admin.key_settings import (
     ShowAccount,
     UsageSettings,
 )
-from quire.gateway.admin.parking_settings import ParkingSettings
+from quire.gateway.features.parking import parked_requests
+from quire.gateway.features.parking.parking_settings import ParkingSettings
 from quire.gateway.server.commands import KEYS
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.secret import key_id_of

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.gateway.admission import parking
 from quire.gateway.admission.canceller import Canceller
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import usable_adapters
+from quire.gateway.features.parking import service as parking
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol.broker import Broker, QueueBounds
 from quire.shared.protocol.keys import LaneKeys

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from quire.gateway.api.authentication import PUBLIC
 from quire.gateway.api.caller import ANONYMOUS, CALLER, Caller, caller_of
 from quire.gateway.api.cors import CorsOrigins
-from quire.gateway.api.key_policy import check_model, may_use
 from quire.gateway.errors.api_errors import ModelNotFound
+from quire.gateway.features.keys.authentication import PUBLIC
+from quire.gateway.features.keys.key_policy import check_model, may_use
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.process.errors import StartError
@@ -141,7 +141,7 @@ def test_an_idempotency_key_of_two_callers_names_two_calls() -> None:
     assert Caller("a").scoped("key") == "a key"
 
 
-# --- The models that keys may use; tests/gateway/admission/test_key_limits.py has the other limits over HTTP ----------
+# --- The models that keys may use; tests/gateway/features/keys has the other limits over HTTP ----------------
 
 
 def caller(*models: tuple[str, ...]) -> Caller:

@@ -88,7 +88,7 @@ def test_the_example_file_has_every_setting() -> None:
     [
         (["gateway/stream/router.py", "gateway/stream/cursor.py"], ["tests/gateway/stream"]),
         (["gateway/stream/router.py", "tests/gateway/stream/test_gone.py"], ["tests/gateway/stream"]),
-        (["tests/gateway/test_parking.py"], ["tests/gateway/test_parking.py"]),
+        (["tests/gateway/features/parking/test_parking.py"], ["tests/gateway/features/parking/test_parking.py"]),
         (["gateway/settings.py", "gateway/stream/router.py"], ["tests/gateway"]),
         (["gateway/pages/static/run.js"], ["tests/gateway/pages"]),
         (["tests/page/conftest.py"], ["tests/page"]),

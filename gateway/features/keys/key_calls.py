@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from quire.gateway.admission.key_ring import KeyRing
 from quire.gateway.admission.retry import AccountRetry
 from quire.gateway.api.parsing import read_object
 from quire.gateway.errors.api_errors import NotFound, of_check, refused
+from quire.gateway.features.keys.key_ring import KeyRing
 from quire.shared.accounts.account import DEFAULT_NAME
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import UnknownAccount

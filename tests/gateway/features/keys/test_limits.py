@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.gateway.admission import key_ring, reached_limits, retry
-from quire.gateway.admission.key_limits import duration, read_prices
-from quire.gateway.admission.limit_errors import error_of
+from quire.gateway.admission import retry
 from quire.gateway.admission.retry import AccountRetry
 from quire.gateway.api.labels import user_hash
 from quire.gateway.errors.api_errors import ApiKeyWrong, BrokerDown
+from quire.gateway.features.keys import key_ring, reached_limits
+from quire.gateway.features.keys.key_limits import duration, read_prices
+from quire.gateway.features.keys.limit_errors import error_of
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.secret import digest_of, new_secret

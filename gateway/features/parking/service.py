@@ -10,11 +10,11 @@ from functools import partial
 
 from redis.exceptions import RedisError
 
-from quire.gateway.admission.limit_errors import error_of
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.submission import queue_is_full
 from quire.gateway.errors.api_errors import ParkingIsFull
+from quire.gateway.features.keys.limit_errors import error_of
 from quire.shared.accounts.account import Account
 from quire.shared.protocol.broker import Broker, QueueBounds, QueueFull
 from quire.shared.protocol.charge import Charge, LimitReached

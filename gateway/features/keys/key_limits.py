@@ -12,8 +12,8 @@ from quire.gateway.admission.submission import AdmissionOptions
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import Caller
 from quire.gateway.api.headers import ANSWER_HEADERS
-from quire.gateway.api.key_policy import restricted
 from quire.gateway.errors.api_errors import PermissionDenied
+from quire.gateway.features.keys.key_policy import restricted
 from quire.shared.accounts.limits import COSTS, MAX_PRICE, nanos
 from quire.shared.config.validators import InvalidValue
 from quire.shared.process.errors import StartError

@@ -18,7 +18,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from quire.gateway.admin.key_settings import (
+from quire.gateway.features.keys.key_settings import (
     AccountPlace,
     AuditKeys,
     BackUpKeys,

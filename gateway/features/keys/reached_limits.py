@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from quire.gateway.admission.limit_errors import error_of
+from quire.gateway.features.keys.limit_errors import error_of
 from quire.shared.accounts.account import Account
 from quire.shared.protocol.charge import Charge, LimitReached
 from quire.shared.protocol.keys import AccountKeys

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from quire.gateway.admission import reached_limits
-from quire.gateway.admission.reached_limits import ReachedLimits
 from quire.gateway.errors.api_errors import RateLimited
+from quire.gateway.features.keys import reached_limits
+from quire.gateway.features.keys.reached_limits import ReachedLimits
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol.charge import Charge, LimitReached
