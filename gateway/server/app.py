@@ -10,7 +10,7 @@ from quire.gateway.errors import error_responses
 from quire.gateway.features.batches.batch_service import BATCHES, BatchService
 from quire.gateway.features.keys.authentication import authentication
 from quire.gateway.features.openapi import document
-from quire.gateway.pages import routes as pages
+from quire.gateway.features.pages import routes as pages
 from quire.gateway.routes import completion_routes, embedding_routes, message_routes, responses, tokenization
 from quire.gateway.server.http_server import add_headers
 from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Served

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
+from quire.gateway.features.admin.dead_letter_settings import DeadLetterSettings
 from quire.gateway.features.keys.key_settings import (
     AuditKeys,
     BackUpKeys,
@@ -34,7 +34,7 @@ def run_gateway(settings: GatewaySettings, environ: Mapping[str, str]) -> int:
 
 def run_dead_letters(settings: DeadLetterSettings, environ: Mapping[str, str]) -> int:
     """Carry out one action on the dead-letter queue."""
-    from quire.gateway.admin.dead_letters import run
+    from quire.gateway.features.admin.dead_letters import run
 
     return run(settings, environ)
 

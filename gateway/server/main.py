@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import uvloop
 
-from quire.gateway.admin.server import GatewayAdminServer
+from quire.gateway.features.admin.internal_server import GatewayAdminServer
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.server.app import create_app
 from quire.gateway.server.http_server import GatewayRunner, start_site

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
+from quire.gateway.features.admin.dead_letter_settings import DeadLetterSettings
 from quire.gateway.features.keys.key_settings import KeyRedis
 from quire.gateway.features.parking.parking_settings import ParkingSettings
 from quire.gateway.settings import GatewaySettings

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.features.pages import static_files
 from quire.gateway.model.served_model import load_model
-from quire.gateway.pages import static_files
 from quire.gateway.server.app import create_app
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings

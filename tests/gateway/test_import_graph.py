@@ -1,9 +1,9 @@
 """The import graph of the gateway is small, and neither its modules nor its rooms have a cycle.
 
 An arrow is an import of one module of the gateway by another, also one inside a function or under TYPE_CHECKING. A room
-is a folder of the gateway, or a module outside of these folders. Each feature is a room. Nothing may have a cycle. The
-bounds hold for the main path, which is all rooms that are no features: import-linter and the budgets of
-`quire.ops.tools.house` hold the doors of features.
+is a folder of the gateway, or a module outside of these folders. The number of arrows between modules grows with the
+features, so the bound is per module. Each feature is a room. The bounds on rooms hold for the main path, which is all
+rooms that are no features: import-linter and the budgets of `quire.ops.tools.house` hold the doors of features.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENTRY_ROOM = "server"
 FEATURES = "features"
 MAX_ROOM_LAYERS = 8
 # As many as there are. A change may lower this number, and none may raise it.
-MAX_ROOM_ARROWS = 47
+MAX_ROOM_ARROWS = 37
 
 
 def modules(folder: Path, leaves_out: Collection[str] = COMMAND_LINE) -> dict[str, Path]:
@@ -112,7 +112,7 @@ MAIN_PATH = {
 
 
 def test_modules_have_few_arrows() -> None:
-    counts = {name: len(targets) for name, targets in GRAPH.items() if not room(name).startswith(FEATURES)}
+    counts = {name: len(targets) for name, targets in GRAPH.items()}
     assert sum(counts.values()) / len(counts) <= MAX_ARROWS_PER_MODULE
     assert max(counts.values()) <= MAX_ARROWS_OF_ONE_MODULE, max(counts, key=lambda name: counts[name])
 

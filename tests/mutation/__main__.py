@@ -68,7 +68,7 @@ ROOMS = {
             "tests/shared/accounts",
             "tests/shared/test_limits_machine.py",
             "tests/gateway/features/keys",
-            "tests/gateway/admin",
+            "tests/gateway/features/admin",
         ],
     ),
 }

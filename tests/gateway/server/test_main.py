@@ -196,7 +196,7 @@ def test_every_static_file_is_packaged(project: str) -> None:
         patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["quire.gateway"]
     gateway = PROJECT_ROOT / "gateway"
     packaged = {path for pattern in patterns for path in gateway.glob(pattern)}
-    static = {path for path in (gateway / "pages" / "static").rglob("*") if path.is_file()}
+    static = {path for path in (gateway / "features" / "pages" / "static").rglob("*") if path.is_file()}
     assert static
     assert static <= packaged
 

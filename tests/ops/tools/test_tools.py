@@ -90,7 +90,7 @@ def test_the_example_file_has_every_setting() -> None:
         (["gateway/stream/router.py", "tests/gateway/stream/test_gone.py"], ["tests/gateway/stream"]),
         (["tests/gateway/features/parking/test_parking.py"], ["tests/gateway/features/parking/test_parking.py"]),
         (["gateway/settings.py", "gateway/stream/router.py"], ["tests/gateway"]),
-        (["gateway/pages/static/run.js"], ["tests/gateway/pages"]),
+        (["gateway/features/pages/static/run.js"], ["tests/gateway/features/pages"]),
         (["tests/page/conftest.py"], ["tests/page"]),
         (["shared/protocol/scripts/submit.lua"], ["tests/shared/broker"]),
         (["docs/how-to/keys.md", "docker-compose.yml"], ["tests/outside/deploy", "tests/test_docs.py"]),

@@ -29,8 +29,8 @@ from quire.gateway.features.openapi.document import document
 from quire.gateway.features.openapi.endpoints import ENDPOINTS, EVERY
 from quire.gateway.features.openapi.message_answers import ERROR_TYPES
 from quire.gateway.features.openapi.parameter_schemas import body_schema, parameter_schema, schema_of
+from quire.gateway.features.pages import static_files
 from quire.gateway.model.served_model import load_model
-from quire.gateway.pages import static_files
 from quire.gateway.server.app import create_app
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings

@@ -19,7 +19,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from quire.gateway.pages.engine_viewer import EngineViewer, render
+from quire.gateway.features.pages.engine_viewer import EngineViewer, render
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.shared.process.tasks import end_tasks
 from quire.shared.protocol.broker import Broker

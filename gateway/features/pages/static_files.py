@@ -37,7 +37,7 @@ HEADERS = {
 
 def names() -> list[str]:
     """Returns the names of the static files."""
-    folder = files("quire.gateway.pages") / "static"
+    folder = files("quire.gateway.features.pages") / "static"
     return sorted(file.name for file in folder.iterdir() if _ending(file.name) in _TYPES)
 
 
@@ -50,7 +50,7 @@ def path_of(name: str) -> str:
 
 def content(name: str) -> bytes:
     """Returns what is served of a static file. Lines keep their numbers: of a comment, its line ends stay."""
-    body = (files("quire.gateway.pages") / "static" / name).read_bytes()
+    body = (files("quire.gateway.features.pages") / "static" / name).read_bytes()
     if _ending(name) != "js":
         return body
     return _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), body.decode()).encode()

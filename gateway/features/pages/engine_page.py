@@ -17,8 +17,8 @@ from aiohttp import web
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api.caller import caller_of
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, NotFound
-from quire.gateway.pages.engine_viewer import EngineViewer
-from quire.gateway.pages.view_subscriptions import ViewSubscriptions
+from quire.gateway.features.pages.engine_viewer import EngineViewer
+from quire.gateway.features.pages.view_subscriptions import ViewSubscriptions
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream import sse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from quire.gateway.pages import engine_page, static_files
-from quire.gateway.pages.admin_routes import admin_routes
-from quire.gateway.pages.model_cards import ModelCards
-from quire.gateway.pages.status import Status
+from quire.gateway.features.admin.admin_routes import admin_routes
+from quire.gateway.features.admin.model_cards import ModelCards
+from quire.gateway.features.admin.status import Status
+from quire.gateway.features.pages import engine_page, static_files
 from quire.gateway.serving.model_directory import ModelDirectory
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.gateway.pages import engine_page, view_subscriptions
-from quire.gateway.pages.engine_viewer import EngineViewer, render
+from quire.gateway.features.pages import engine_page, view_subscriptions
+from quire.gateway.features.pages.engine_viewer import EngineViewer, render
 from quire.gateway.settings import GatewaySettings
 from quire.shared.protocol.keys import VIEW_TTL_S
 from quire.shared.protocol.messages import Delta, Outcome

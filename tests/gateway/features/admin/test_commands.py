@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from quire.gateway.admin import dead_letters
-from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
+from quire.gateway.features.admin import dead_letters
+from quire.gateway.features.admin.dead_letter_settings import DeadLetterSettings
 from quire.gateway.features.keys import api_keys
 from quire.gateway.features.keys.key_settings import (
     AuditKeys,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from quire.gateway.errors.api_errors import AdminKeyWrong
-from quire.gateway.pages.admin_key import check_admin_key, read_admin_key
-from quire.gateway.pages.admin_routes import admin_routes
+from quire.gateway.features.admin.admin_key import check_admin_key, read_admin_key
+from quire.gateway.features.admin.admin_routes import admin_routes
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings

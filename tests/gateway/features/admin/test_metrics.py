@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.gateway.admin import metrics
-from quire.gateway.admin.metrics import GatewayMetrics
-from quire.gateway.admin.server import GatewayAdminServer
+from quire.gateway.features.admin import metrics
+from quire.gateway.features.admin.internal_server import GatewayAdminServer
+from quire.gateway.features.admin.metrics import GatewayMetrics
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.telemetry.internal_server import bind
 from tests.support.gateway.fake_worker import emit

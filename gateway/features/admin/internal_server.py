@@ -6,7 +6,7 @@ import socket
 
 from aiohttp import web
 
-from quire.gateway.admin.metrics import GatewayMetrics
+from quire.gateway.features.admin.metrics import GatewayMetrics
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.telemetry.internal_server import InternalServer, json_response
 from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.features.admin.model_cards import CAPABILITIES, capabilities, reasoning_format
+from quire.gateway.features.admin.status import summary
+from quire.gateway.features.pages import static_files
 from quire.gateway.model.served_model import load_model
-from quire.gateway.pages import static_files
-from quire.gateway.pages.model_cards import CAPABILITIES, capabilities, reasoning_format
-from quire.gateway.pages.status import summary
 from quire.shared.process.version import installed_version
 from quire.shared.protocol.broker import LastBeat
 from tests.gateway.conftest import Start
-from tests.gateway.pages.test_engine_page import worker
+from tests.gateway.features.pages.test_engine_page import worker
 from tests.support.gateway.agents import TEMPLATE as AGENTS
 from tests.support.gateway.running import CONTEXT, MODEL, RunningGateway, raw_request, until, write_model
 from tests.support.gateway.running import TEMPLATE as PLAIN

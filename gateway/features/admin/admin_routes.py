@@ -5,11 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from quire.gateway.features.admin.admin_key import check_admin_key, read_admin_key
 from quire.gateway.features.keys.key_calls import KeyCalls
 from quire.gateway.features.keys.usage_calls import PATH as USAGE
 from quire.gateway.features.keys.usage_calls import UsageCalls
-from quire.gateway.pages.adapter_calls import AdapterCalls
-from quire.gateway.pages.admin_key import check_admin_key, read_admin_key
+from quire.gateway.features.lora.adapter_calls import AdapterCalls
 from quire.gateway.serving.model_directory import ModelDirectory
 
 
