@@ -11,6 +11,7 @@ from quire.gateway.features.batches.batch_service import BATCHES, BatchService
 from quire.gateway.features.keys.authentication import authentication
 from quire.gateway.features.openapi import document
 from quire.gateway.features.pages import routes as pages
+from quire.gateway.features.several_models.discovery import DISCOVERY, ModelDiscovery
 from quire.gateway.routes import completion_routes, embedding_routes, message_routes, responses, tokenization
 from quire.gateway.server.http_server import add_headers
 from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Served
@@ -41,6 +42,10 @@ def create_app(models: Served) -> web.Application:
     app.on_startup.append(batches.open)
     app.on_startup.append(_start)
     app.on_startup.append(batches.start)
+    if directory.is_discovering:
+        discovery = app[DISCOVERY] = ModelDiscovery(directory)
+        app.on_startup.append(discovery.start)
+        app.on_cleanup.append(discovery.close)
     # Before the directory: its connections are used until then.
     app.on_cleanup.append(batches.close)
     app.add_routes(

@@ -157,7 +157,7 @@ class GatewayMetrics:
         workers = {one.model.name: float(len(one.worker_registry.workers)) for one in models}
         yield gauge("quire_live_workers", "Workers that are registered, by model", workers, ("model",))
         yield gauge("quire_models", "Models that this gateway serves", float(len(models)))
-        faults = float(len(self._directory.faults))
+        faults = float(self._directory.num_refused)
         yield gauge("quire_refused_models", "Registered models that this gateway cannot serve", faults)
 
     def _retry_after(self) -> Metric:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.features.several_models import discovery
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.serving import model_directory
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
 from tests.support.gateway.fake_worker import FakeWorker, Script, emit
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def short_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let gateways look for registrations more often than once a second."""
-    monkeypatch.setattr(model_directory, "BEAT_S", 0.05)
+    monkeypatch.setattr(discovery, "BEAT_S", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -240,13 +240,13 @@ async def test_a_hostile_registration_costs_nobody_else_anything(
         expected = await hostile_registrations(redis_url, folders[0])
         served = 0
         async with asyncio.timeout(60):
-            while expected.keys() - gateway.directory.faults.keys():
+            while expected.keys() - gateway.discovery.faults.keys():
                 assert (await gateway.complete(model="good")).status == 200
                 served += 1
                 await worker.beat()
         assert served > 5
         for name, why in expected.items():
-            assert why in gateway.directory.faults[name].why, name
+            assert why in gateway.discovery.faults[name].why, name
         assert await gateway.names() == ["good"]
         assert (await gateway.complete(model="malformed")).status == 404
         # A corrected registration is served without a restart.
@@ -263,9 +263,9 @@ async def test_a_gateway_serves_as_many_models_as_it_may(redis_url: str, folders
         await gateway.until_names("one")
         await register(redis_url, "two", folders[1])
         async with asyncio.timeout(60):
-            while "two" not in gateway.directory.faults:  # noqa: ASYNC110 - a task of the gateway
+            while "two" not in gateway.discovery.faults:  # noqa: ASYNC110 - a task of the gateway
                 await asyncio.sleep(0.02)
-        assert "--max-models" in gateway.directory.faults["two"].why
+        assert "--max-models" in gateway.discovery.faults["two"].why
         # A place is free once a model is gone.
         await forget(redis_url, "one")
         await knows(gateway, "two")
@@ -274,15 +274,15 @@ async def test_a_gateway_serves_as_many_models_as_it_may(redis_url: str, folders
 async def test_a_registration_that_cannot_be_served_is_tried_again_after_longer_and_longer_times(
     redis_url: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_directory, "FIRST_RETRY_S", 0.2)
+    monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.2)
     clock, tried = asyncio.get_running_loop().time, list[float]()
-    load = model_directory.load_registered
+    load = discovery.load_registered
 
     async def noted(*args: Any) -> ServedModel:
         tried.append(clock())
         return await load(*args)
 
-    monkeypatch.setattr(model_directory, "load_registered", noted)
+    monkeypatch.setattr(discovery, "load_registered", noted)
     await register(redis_url, "bad", folders[0], config_json=b"[]")
     async with asyncio.timeout(60), discovering_gateway(redis_url):
         while len(tried) < 4:  # noqa: ASYNC110 - a task of the gateway
