@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from aiohttp import web
 from redis.exceptions import RedisError
 
+from quire.gateway.features.several_models.registered_model import RegistrationFault, load_registered
 from quire.gateway.serving.model_directory import ModelDirectory
-from quire.gateway.serving.registered_model import RegistrationFault, load_registered
 from quire.gateway.serving.service import Gateway
 from quire.shared.config.validators import shown
 from quire.shared.process.backoff import Backoff
