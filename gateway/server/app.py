@@ -7,8 +7,8 @@ from aiohttp import web
 from quire.gateway.api import body_budget, headers
 from quire.gateway.api.cors import CorsOrigins
 from quire.gateway.errors import error_responses
+from quire.gateway.features.admin import admin_routes
 from quire.gateway.features.batches.batch_service import BATCHES, BatchService
-from quire.gateway.features.keys.authentication import authentication
 from quire.gateway.features.openapi import document
 from quire.gateway.features.pages import routes as pages
 from quire.gateway.features.several_models.discovery import DISCOVERY, ModelDiscovery
@@ -32,7 +32,7 @@ def create_app(models: Served) -> web.Application:
             error_responses.middleware,
             headers.middleware,
             origins.middleware(),
-            authentication(lambda secret: process.keys.ring.caller(secret), settings.is_open),
+            process.keys.authentication(),
         ],
         client_max_size=settings.max_body_bytes,
     )
@@ -56,6 +56,7 @@ def create_app(models: Served) -> web.Application:
             *tokenization.routes(directory),
             *responses.routes(directory),
             *batches.routes(),
+            *admin_routes.routes(directory),
             web.get("/openapi.json", document.handler(directory.title)),
         ]
     )

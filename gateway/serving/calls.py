@@ -22,7 +22,6 @@ from quire.gateway.api.parsing import BODY, read_object
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import REQUEST_ID, USER_HASH, BrokerDown
-from quire.gateway.features.parking.service import ParkingState
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.serving.service import Gateway
@@ -282,27 +281,16 @@ async def unpark(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
 
 async def park_call(gateway: Gateway, prefix: str, call_id: str, known: StoredCall) -> web.Response:
     """Parks a call that was found. Raises ParkingIsFull or BrokerDown."""
-    return _parking(prefix + call_id, await gateway.parking.park(_requests(call_id, known)))
+    return (await gateway.parking.park(_requests(call_id, known))).answer(prefix + call_id)
 
 
 async def unpark_call(
     gateway: Gateway, prefix: str, call_id: str, known: StoredCall, request: web.Request
 ) -> web.Response:
     """Queues a call that was found again. Raises ApiError."""
-    accounts = caller_of(request).accounts
-    return _parking(prefix + call_id, await gateway.parking.unpark(_requests(call_id, known), accounts))
+    state = await gateway.parking.unpark(_requests(call_id, known), caller_of(request))
+    return state.answer(prefix + call_id)
 
 
 def _requests(call_id: str, known: StoredCall) -> list[str]:
     return [request_id(call_id, index) for index in range(known.metadata.requests)]
-
-
-def _parking(public_id: str, state: ParkingState) -> web.Response:
-    return web.json_response(
-        {
-            "id": public_id,
-            "parked": state.is_parked,
-            "ended": state.has_ended,
-            "expires_at": None if state.until is None else int(state.until),
-        }
-    )

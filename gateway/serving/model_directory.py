@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from redis.asyncio import Redis
 
 from quire.gateway.api.caller import ANONYMOUS, Caller
 from quire.gateway.errors.api_errors import ApiKeyWrong, BrokerDown, InvalidRequest, ModelNotFound
 from quire.gateway.serving.service import Gateway, GatewayProcess
 from quire.gateway.stream.buffer import ClosedOutcome, RevokedOutcome
-from quire.shared.accounts.usage import UsageRow
 from quire.shared.config.validators import shown
 from quire.shared.process.tasks import end_tasks
 from quire.shared.redis.cancellation import check_cancelled
@@ -157,12 +157,10 @@ class ModelDirectory:
         found = await asyncio.gather(*(one.retry(partial(_has, one, call_id)) for one in models))
         return next((one for one, has in zip(models, found, strict=True) if has), models[0])
 
-    async def usage(self, days: int, owner: str = "") -> list[UsageRow]:
-        """Return the usage of the last days by day, key and model. Raises RedisError or OSError.
-
-        owner: the id of a key; all keys by default.
-        """
-        return await self.process.keys.usage(days, owner, {one.model.name: one.broker.client for one in self.gateways})
+    @property
+    def clients(self) -> dict[str, Redis]:
+        """The connection of each model, by its lane."""
+        return {one.model.name: one.broker.client for one in self.gateways}
 
     @property
     def title(self) -> str:

@@ -144,6 +144,7 @@ class Gateway:
             settings.parking_retention_s,
             settings.max_parked_requests,
             settings.max_key_parked_requests,
+            self.process.keys.refusal,
         )
         # 3) The background tasks.
         self.router.silence.start()

@@ -1,9 +1,9 @@
 """The import graph of the gateway is small, and neither its modules nor its rooms have a cycle.
 
 An arrow is an import of one module of the gateway by another, also one inside a function or under TYPE_CHECKING. A room
-is a folder of the gateway, or a module outside of these folders. The number of arrows between modules grows with the
-features, so the bound is per module. Each feature is a room. The bounds on rooms hold for the main path, which is all
-rooms that are no features: import-linter and the budgets of `quire.ops.tools.house` hold the doors of features.
+is a folder of the gateway, or a module outside of these folders. Each feature is a room. The bounds on rooms
+hold for the main path, which is all rooms that are no features: import-linter and the budgets of
+`quire.ops.tools.house` hold the doors of features.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from quire.ops.paths import PROJECT_ROOT
 PACKAGE = "quire.gateway"
 # The command line starts `main` and is not a part of the service: two layers and five arrows more.
 COMMAND_LINE = ("__main__.py", "commands.py")
-MAX_ARROWS_PER_MODULE = 4.2
+# As many as there are. An average per module would forbid to merge two small modules.
+MAX_ARROWS = 756
 MAX_ARROWS_OF_ONE_MODULE = 19
 # The graph of rooms has the command line too: `__main__`, whose place Python fixes, belongs to the room of `commands`.
 ENTRY_ROOM = "server"
@@ -113,7 +114,7 @@ MAIN_PATH = {
 
 def test_modules_have_few_arrows() -> None:
     counts = {name: len(targets) for name, targets in GRAPH.items()}
-    assert sum(counts.values()) / len(counts) <= MAX_ARROWS_PER_MODULE
+    assert sum(counts.values()) <= MAX_ARROWS
     assert max(counts.values()) <= MAX_ARROWS_OF_ONE_MODULE, max(counts, key=lambda name: counts[name])
 
 

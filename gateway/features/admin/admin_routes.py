@@ -1,4 +1,4 @@
-"""The routes of the admin API, all under one key; none without a key. The usage of a caller belongs to them."""
+"""The routes about a gateway: models, probes, usage, and the admin API, which is off without a key of its own."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quire.gateway.features.admin.admin_key import check_admin_key, read_admin_key
-from quire.gateway.features.keys.key_calls import KeyCalls
-from quire.gateway.features.keys.usage_calls import PATH as USAGE
-from quire.gateway.features.keys.usage_calls import UsageCalls
+from quire.gateway.features.admin.model_cards import ModelCards
+from quire.gateway.features.admin.status import Status
 from quire.gateway.features.lora.adapter_calls import AdapterCalls
 from quire.gateway.serving.model_directory import ModelDirectory
 
 
-def admin_routes(directory: ModelDirectory) -> list[web.RouteDef]:
-    """Return the routes of the usage and of the admin API of a gateway. Raises StartError for a wrong key."""
-    process, settings = directory.process, directory.process.settings
-    key = read_admin_key(settings.admin_key, settings.admin_key_file)
-    usage = UsageCalls(process.retry, directory.usage)
-    routes = [web.get(USAGE, usage.own, allow_head=False)]
-    if key:
-        guarded = [
-            web.get("/admin/usage", usage.all, allow_head=False),
-            *AdapterCalls(directory).routes(),
-            *KeyCalls(process.keys.ring, process.retry, settings.body_timeout_s).routes(),
-        ]
-        routes += [web.RouteDef(one.method, one.path, _guarded(key, one.handler), one.kwargs) for one in guarded]
-    return routes
+def routes(directory: ModelDirectory) -> list[web.RouteDef]:
+    """Return the routes. Raises StartError for a wrong key of the admin API."""
+    keys, settings = directory.process.keys, directory.process.settings
+    status, model_cards = Status(directory), ModelCards(directory)
+    found = [
+        web.get("/v1/models", model_cards.all),
+        web.get("/v1/models/{name:.+}", model_cards.one),
+        web.get("/version", status.version),
+        web.get("/healthz", status.healthz),
+        # The names of the probe in vLLM and in SageMaker.
+        web.get("/health", status.healthz),
+        web.get("/ping", status.healthz),
+        web.get("/readyz", status.readyz),
+        web.get("/status", status.show),
+        *keys.routes(lambda: directory.clients),
+    ]
+    if key := read_admin_key(settings.admin_key, settings.admin_key_file):
+        admin = [*AdapterCalls(directory).routes(), *keys.admin_routes(lambda: directory.clients)]
+        found += [web.RouteDef(one.method, one.path, _guarded(key, one.handler), one.kwargs) for one in admin]
+    return found
 
 
 def _guarded(key: str, handler: Handler) -> Handler:

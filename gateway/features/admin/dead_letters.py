@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from redis.exceptions import RedisError
 
-from quire.gateway.features.admin.dead_letter_settings import DeadLetterSettings
+from quire.gateway.features.admin.commands import DeadLetterSettings
 from quire.shared.config.command_line import CommandError
 from quire.shared.process.interrupts import raise_at_ctrl_c
 from quire.shared.protocol.broker import Broker, DeadRequest, QueueBounds, new_id

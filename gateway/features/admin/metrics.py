@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client.metrics_core import Metric
 from redis.exceptions import RedisError
 
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
-from quire.shared.accounts.usage import UsageRow
 from quire.shared.protocol.broker.lane_state import LaneState, read_lane
 from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 
@@ -24,8 +22,6 @@ log = logging.getLogger("gateway")
 
 # Shortest time between two reads of the lane's state, in seconds.
 LANE_S = 1.0
-# Keys with a label of their own.
-MAX_KEYS = 50
 # Longest time that a scrape waits for Redis.
 ANSWER_S = 2.0
 
@@ -38,7 +34,7 @@ class GatewayMetrics:
         self._exposition = Exposition("gateway")
         self._lanes: dict[str, LaneState] = {}
         self._answers = False
-        self._usage: list[UsageRow] = []
+        self._usage: Mapping[tuple[str, str], int] = {}
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
 
@@ -48,7 +44,10 @@ class GatewayMetrics:
         families = [*self._calls(), *self._latency(), *self._streams(), *self._redis(self._answers)]
         families += [family for families_of in self._directory.process.metrics for family in families_of()]
         if self._lanes:
-            families += [self._retry_after(), *_lanes(self._lanes), _usage(self._usage)]
+            families += [self._retry_after(), *_lanes(self._lanes)]
+            families.append(
+                gauge("quire_usage_tokens", "Tokens of API keys today, by key", self._usage, ("key", "kind"))
+            )
         return self._exposition.render(families)
 
     async def _read_lanes(self) -> None:
@@ -67,7 +66,7 @@ class GatewayMetrics:
     async def _read_usage(self) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
-                self._usage = await self._directory.usage(1)
+                self._usage = await self._directory.process.keys.tokens_today(self._directory.clients)
         except (RedisError, OSError, ValueError) as error:  # TimeoutError is an OSError
             log.warning("the usage of API keys cannot be read now: %s", error or type(error).__name__)
 
@@ -179,20 +178,6 @@ async def _read_lane(gateway: Gateway) -> LaneState | None:
     except (RedisError, OSError, ValueError) as error:  # TimeoutError is an OSError
         log.warning("the state of the queue cannot be read now: %s", error or type(error).__name__)
         return None
-
-
-def _usage(rows: list[UsageRow]) -> Metric:
-    """The tokens of today; the keys with fewer tokens than the first MAX_KEYS share the label `other`."""
-    sums: Counter[str] = Counter()
-    for row in rows:
-        sums[row.key] += row.prompt + row.completion
-    named = {key for key, _ in sums.most_common(MAX_KEYS)}
-    found: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        key = row.key if row.key in named else "other"
-        found[key, "prompt"] += row.prompt
-        found[key, "completion"] += row.completion
-    return gauge("quire_usage_tokens", "Tokens of API keys today, by key", found, ("key", "kind"))
 
 
 def _lanes(lanes: dict[str, LaneState]) -> Iterator[Metric]:

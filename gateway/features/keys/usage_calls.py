@@ -13,7 +13,6 @@ from quire.gateway.errors.api_errors import ApiKeyWrong, refused
 from quire.shared.accounts.usage import MAX_DAYS, UsageRow, as_csv
 from quire.shared.config.validators import shown
 
-PATH = "/v1/usage"
 DEFAULT_DAYS = 31
 FORMATS = ("json", "csv")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from redis.exceptions import RedisError
 
-from quire.gateway.features.parking.parking_settings import ParkingSettings
+from quire.gateway.features.parking.commands import ParkingSettings
 from quire.shared.config.command_line import CommandError
 from quire.shared.process.interrupts import raise_at_ctrl_c
 from quire.shared.protocol.broker import Broker

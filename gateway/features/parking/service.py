@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from aiohttp import web
 from redis.exceptions import RedisError
 
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.submission import queue_is_full
-from quire.gateway.errors.api_errors import ParkingIsFull
-from quire.gateway.features.keys.limit_errors import error_of
-from quire.shared.accounts.account import Account
+from quire.gateway.api.caller import Caller
+from quire.gateway.errors.api_errors import ApiError, ParkingIsFull
 from quire.shared.protocol.broker import Broker, QueueBounds, QueueFull
 from quire.shared.protocol.charge import Charge, LimitReached
 from quire.shared.protocol.states import ParkReply, UnparkReply
@@ -35,6 +35,17 @@ class ParkingState:
     has_ended: bool
     until: float | None = None
 
+    def answer(self, public_id: str) -> web.Response:
+        """Return the answer to the client that parked or unparked a call."""
+        return web.json_response(
+            {
+                "id": public_id,
+                "parked": self.is_parked,
+                "ended": self.has_ended,
+                "expires_at": None if self.until is None else int(self.until),
+            }
+        )
+
 
 class Parking:
     """The parked requests of one model. Between `start` and `close` it ends those whose time is over."""
@@ -48,10 +59,11 @@ class Parking:
         retention_s: int,
         max_parked: int,
         max_parked_of_key: int,
+        refusal: Callable[[LimitReached, Charge | None], ApiError],
     ) -> None:
         """bounds: of the queue, which unparked requests enter, and of the memory of parked ones.
 
-        retention_s, max_parked, max_parked_of_key: see `Broker.park`.
+        retention_s, max_parked, max_parked_of_key: see `Broker.park`. refusal: see `Submission`.
         """
         self._broker = broker
         self._retry = retry
@@ -60,6 +72,7 @@ class Parking:
         self._retention_s = retention_s
         self._max_parked = max_parked
         self._max_parked_of_key = max_parked_of_key
+        self._refusal = refusal
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -98,19 +111,19 @@ class Parking:
         untils = [await self._retry(partial(self._broker.parked_until, id_)) for id_ in ids]
         return ParkingState(True, False, min((until for until in untils if until is not None), default=None))
 
-    async def unpark(self, ids: Sequence[str], accounts: Sequence[Account]) -> ParkingState:
-        """Queue the parked requests of a call again. accounts: of the caller, whose limits must allow the rest.
+    async def unpark(self, ids: Sequence[str], caller: Caller) -> ParkingState:
+        """Queue the parked requests of a call again. The limits of the caller must allow the rest.
 
         Raises QueueIsFull, RateLimited, BudgetSpent or BrokerDown.
         """
         try:
-            charge = Charge(tuple(accounts), self._broker.keys.lane) if accounts else None
+            charge = Charge(caller.accounts, self._broker.keys.lane) if caller.accounts else None
             unpark = partial(self._broker.unpark, bounds=self._bounds, charge=charge)
             found = [await self._retry(partial(unpark, id_)) for id_ in ids]
         except QueueFull as error:
             raise queue_is_full(error, self._rate) from error
         except LimitReached as error:
-            raise error_of(error) from error
+            raise self._refusal(error, None) from error
         return ParkingState(is_parked=False, has_ended=not {UnparkReply.QUEUED, UnparkReply.ACTIVE} & set(found))
 
     async def sweep(self) -> int:

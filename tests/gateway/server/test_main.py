@@ -21,7 +21,10 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.features.admin.commands import DEAD_LETTERS
+from quire.gateway.features.keys.commands import KEYS
 from quire.gateway.features.keys.start_check import check_start, make_first_key
+from quire.gateway.features.parking.commands import PARKING
 from quire.gateway.server import commands
 from quire.gateway.server.main import serve
 from quire.gateway.settings import GatewaySettings
@@ -219,7 +222,7 @@ def test_a_folder_without_a_model_is_refused_before_the_gateway_starts(tmp_path:
 
 @pytest.mark.parametrize(
     "command",
-    [commands.GATEWAY, commands.DEAD_LETTERS, commands.PARKING, commands.KEYS, *commands.KEYS.commands.values()],
+    [commands.GATEWAY, DEAD_LETTERS, PARKING, KEYS, *KEYS.commands.values()],
 )
 def test_each_example_begins_with_the_program(command: Command[Any] | CommandGroup) -> None:
     assert command.examples

@@ -13,8 +13,9 @@ import pytest
 from redis import Redis
 
 from quire.gateway.features.admin import dead_letters
-from quire.gateway.features.admin.dead_letter_settings import DeadLetterSettings
+from quire.gateway.features.admin.commands import DeadLetterSettings
 from quire.gateway.features.keys import api_keys
+from quire.gateway.features.keys.commands import KEYS
 from quire.gateway.features.keys.key_settings import (
     AuditKeys,
     BackUpKeys,
@@ -29,8 +30,7 @@ from quire.gateway.features.keys.key_settings import (
     UsageSettings,
 )
 from quire.gateway.features.parking import parked_requests
-from quire.gateway.features.parking.parking_settings import ParkingSettings
-from quire.gateway.server.commands import KEYS
+from quire.gateway.features.parking.commands import ParkingSettings
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.secret import key_id_of
 from quire.shared.accounts.store import AccountStore

@@ -1,9 +1,14 @@
-"""The settings of the command about parked requests."""
+"""The command about parked requests: its settings, what its `--help` says, and which code runs it.
+
+This module stays light: `--help` must not load the Redis client.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quire.shared.config.command_line import Command
 from quire.shared.config.settings import option
 from quire.shared.protocol.keys import MAX_RETENTION_S, PARKING_S
 
@@ -45,3 +50,26 @@ class ParkingSettings:
     count: int = option(
         100, minimum=1, maximum=100_000, variable="QUIRE_PARKING_COUNT", metavar="N", help="Requests to list at most."
     )
+
+
+def run_parking(settings: ParkingSettings, environ: Mapping[str, str]) -> int:
+    """Carry out one action on parked requests."""
+    from quire.gateway.features.parking.parked_requests import run
+
+    return run(settings, environ)
+
+
+PARKING = Command(
+    "List parked requests, park requests, or queue them again.",
+    "A parked request keeps its tokens while no worker computes it, and continues at the same token once it is queued "
+    "again. The action `park` parks every request that waits or runs, of one model, or of one worker; `unpark` queues "
+    "parked requests again.",
+    (
+        "{prog}",
+        "{prog} park --served-model-name qwen --retention-s 43200",
+        "{prog} park --worker gpu-7",
+        "{prog} unpark",
+    ),
+    ParkingSettings,
+    run_parking,
+)
