@@ -17,7 +17,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.inspect.snapshot import take_snapshot
-from quire.worker.queue.pinned_prefixes import PinnedPrompt, PrefixError, load_prefixes, pin_prefixes
+from quire.worker.pinned_prefixes import PinnedPrompt, PrefixError, load_prefixes, pin_prefixes
 from tests.support.mock_model import EOS, VOCAB, MockModel
 
 DEMO = PROJECT_ROOT / "models" / "demo"

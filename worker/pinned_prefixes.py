@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenizers import Tokenizer
 
+from quire.shared.process.errors import StartError
 from quire.shared.protocol.messages import MAX_SALT_LENGTH
 from quire.shared.text.panics import faults_as
 from quire.worker.engine.engine import Engine
@@ -34,7 +35,7 @@ ROLES = ("system", "user", "assistant")
 CONTINUATIONS = ("a", "b")
 
 
-class PrefixError(ValueError):
+class PrefixError(StartError):
     """A file of pinned prefixes cannot be used. The message is one line."""
 
 

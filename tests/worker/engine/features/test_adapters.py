@@ -12,8 +12,8 @@ import torch
 
 from quire import kernels
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
-from quire.worker.engine.adapters import Adapters
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.adapters import Adapters
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import generate
 from quire.worker.models.native.decoder import Decoder

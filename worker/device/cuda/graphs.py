@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -43,6 +43,13 @@ class Graph(Protocol):
 Record = Callable[[Callable[[], None], Any], tuple[Graph, Any]]
 
 
+@runtime_checkable
+class Recorder(Protocol):
+    """A model that records graphs itself, on all of its ranks."""
+
+    def record(self, launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]: ...
+
+
 # Graphs whose capture failed. Torch's allocator of pinned memory later asks these graphs if they are still capturing,
 # so the graphs must stay alive. The pool of a failed graph accepts no other capture.
 _failed: list[Graph] = []
@@ -69,6 +76,11 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
             torch._C._cuda_releasePool(device, pool)
         raise
     return graph, pool
+
+
+def recorder(model: object) -> Record:
+    """Return the function that records CUDA graphs of a model."""
+    return model.record if isinstance(model, Recorder) else record_on_cuda
 
 
 def in_capture_order(buckets: Iterable[GraphBucket]) -> list[GraphBucket]:

@@ -7,11 +7,10 @@ found in the prefix cache. Positions without scores are never taken from the cac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# Largest number of positions that one step scores, since their logits are in memory together. A fixed number, because
-# the vocabulary determines the memory per position.
-MAX_SCORED_POSITIONS = 256
+import numpy as np
 
 
 @dataclass(slots=True)
@@ -47,3 +46,17 @@ class PromptScores:
         """Append the records of `count` positions."""
         self.records += records
         self.num_scored += count
+
+
+def score_prompts(parts: list[tuple[PromptScores, int]], records: Callable[[list[int], int], np.ndarray]) -> None:
+    """Add the records of the positions that a step has computed.
+
+    parts: scores of a prompt, and the number of positions that the step adds to them. records: returns the words of
+    the records of these tokens, one for each position of the step, with a number of most probable tokens.
+    """
+    targets = [token for scores, count in parts for token in scores.prompt[scores.num_scored + 1 :][:count]]
+    words = records(targets, max(scores.top for scores, _ in parts))
+    at = 0
+    for scores, count in parts:
+        scores.add(words[at : at + count, : 2 + 2 * scores.top].tobytes(), count)
+        at += count

@@ -2,7 +2,7 @@
 
 A layer such as a short convolution, Mamba or linear attention keeps a state of fixed size instead of keys and values
 of all tokens. The states of all layers of one sequence lie together in one slot, so that a copy of a slot is a copy of
-the whole state. The engine decides which slot belongs to what (`quire.worker.engine.state_slots`).
+the whole state. The engine decides which slot belongs to what (`quire.worker.engine.features.states.slots`).
 """
 
 from __future__ import annotations

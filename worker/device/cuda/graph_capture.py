@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Record, record_on_cuda
+from quire.worker.device.cuda.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Record, record_on_cuda
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 

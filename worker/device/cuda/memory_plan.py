@@ -9,47 +9,19 @@ from typing import NamedTuple
 import torch
 
 from quire.shared.process.errors import StartError
-from quire.worker.device.graph_capture import measure_graphs, release
-from quire.worker.device.graphs import Record, record_on_cuda
+from quire.worker.device.cuda.graph_capture import measure_graphs, release
+from quire.worker.device.cuda.graphs import Record, record_on_cuda
+from quire.worker.device.devices import max_num_batched_tokens, max_num_seqs, uses_graphs
 from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits
 from quire.worker.engine.paged_model import PagedModel
-from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.engine.runner import NOWHERE
-from quire.worker.host_memory import available_memory
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-# Defaults: what --max-num-seqs 0 and --max-num-batched-tokens 0 mean.
-CPU_NUM_SEQS, CPU_TOKENS = 64, 256
-CUDA_NUM_SEQS, CUDA_TOKENS = 256, 8192
 # If memory is short, the token budget is not reduced below this.
 LEAST_TOKENS = 256
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the bytes of memory that are free where the model runs."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-
-
-def max_num_seqs(settings: WorkerSettings, device: torch.device) -> int:
-    """Return --max-num-seqs, or its default for the device."""
-    return settings.max_num_seqs or (CUDA_NUM_SEQS if device.type == "cuda" else CPU_NUM_SEQS)
-
-
-def max_num_batched_tokens(settings: WorkerSettings, device: torch.device) -> int:
-    """Return --max-num-batched-tokens, or its default for the device."""
-    chosen = CUDA_TOKENS if device.type == "cuda" else CPU_TOKENS
-    return settings.max_num_batched_tokens or max(chosen, max_num_seqs(settings, device))
-
-
-def uses_graphs(settings: WorkerSettings) -> bool:
-    """Return whether steps on a GPU are replayed as graphs.
-
-    Reference kernels cannot be, since they read values on the host.
-    """
-    return settings.cuda_graphs and settings.kernels != "reference"
 
 
 def reserve_workspace(device: torch.device, dtype: torch.dtype) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from quire.shared.protocol.messages import SamplingParams
+from quire.worker.engine.blocks import Copy
+from quire.worker.engine.features.states.blocks import StatefulBlockManager
+from quire.worker.engine.features.states.slots import SlotError, StateSlots
 from quire.worker.engine.sequence import Sequence, SequenceGroup
-from quire.worker.engine.state_slots import SlotCopy, SlotError, StateSlots
-from quire.worker.engine.stateful_blocks import StatefulBlockManager
 
 
 def sequence(row: int = -1) -> Sequence:
@@ -33,7 +34,7 @@ def test_slots_are_those_above_the_rows() -> None:
 def test_the_least_recently_used_snapshot_is_evicted() -> None:
     slots = with_snapshots(b"a", b"b", b"c", b"d")
     slots.restore(b"a", 0)
-    assert slots.take_copies() == [SlotCopy(2, 0)]
+    assert slots.take_copies() == [Copy(2, 0)]
     assert slots.take() == 3
     assert (slots.find(b"b"), slots.find(b"a")) == (None, 2)
     assert slots.counters.evictions == 1
@@ -76,7 +77,7 @@ def test_copies_are_returned_once_and_in_order() -> None:
     slots = StateSlots(2, 6, 8)
     slots.copy(0, 1)
     slots.copy(1, 4)
-    assert slots.take_copies() == [SlotCopy(0, 1), SlotCopy(1, 4)]
+    assert slots.take_copies() == [Copy(0, 1), Copy(1, 4)]
     assert slots.take_copies() == []
 
 
@@ -85,7 +86,7 @@ def test_a_parked_state_comes_back_to_another_row() -> None:
     slots.park([one], [0])
     one.row = 1
     slots.unpark(one)
-    assert slots.take_copies() == [SlotCopy(0, 2), SlotCopy(2, 1)]
+    assert slots.take_copies() == [Copy(0, 2), Copy(2, 1)]
     assert (slots.num_free, one.parked_slot) == (4, None)
     with pytest.raises(SlotError, match="has no state"):
         slots.unpark(one)
@@ -166,7 +167,7 @@ def test_a_snapshot_is_copied_to_the_row_of_the_sequence() -> None:
     blocks.restore_state(one, prefix)
     copies = blocks.states.take_copies()
     assert [copy.target for copy in copies] == [1]
-    assert copies == [SlotCopy(blocks.states.find(blocks._hash(one, 4)) or 0, 1)]
+    assert copies == [Copy(blocks.states.find(blocks._hash(one, 4)) or 0, 1)]
     blocks.restore_state(one, blocks.find_prefix(one, 3))
     assert blocks.states.take_copies() == []
 

@@ -12,11 +12,11 @@ import torch
 
 from quire import kernels
 from quire.shared.protocol.messages import GenerationRequest, StepItem
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.pooling import add_rows
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.paged_model import PagedModel
-from quire.worker.engine.pooling import add_rows
 from quire.worker.engine.runner import Runner
 from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint

@@ -2,8 +2,7 @@
 
 Candidates, scores and stopping rules are those of Hugging Face `generate(num_beams=...)`, so that results agree token
 for token. Scores are sums of log-probabilities in float32; the score of an ended beam is divided by
-length ** length_penalty. This module works on ids and numbers; `Groups.branch` forks and frees the sequences (paper
-section 4.4).
+length ** length_penalty. `Groups.branch` forks and frees the sequences (paper section 4.4).
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.shared.protocol.messages import SamplingParams
+from quire.shared.protocol.messages import Delta, SamplingParams
 from quire.shared.protocol.states import OutcomeName
+from quire.worker.engine.groups import Groups
+from quire.worker.engine.sequence import Sequence, SequenceGroup
 
 
 class EndedBeam(NamedTuple):
@@ -91,3 +92,32 @@ class BeamSearch:
             length = self.params.max_tokens
         highest: float = float(self.scores[0]) / length**penalty
         return highest > self.ended[-1].score
+
+
+def continue_beams(
+    groups: Groups, group: SequenceGroup, beams: list[Sequence], logprobs: np.ndarray, token_ids: np.ndarray
+) -> list[Delta]:
+    """Replace the beams of a group by those of its next step. Returns the best ones if the search ends, else nothing.
+
+    logprobs, token_ids: of `BeamSearch.advance`, a row for each of the beams.
+    """
+    search = group.beams
+    assert search is not None
+    continuations = search.advance(logprobs, token_ids, [beam.output for beam in beams])
+    if continuations is None:
+        for beam in beams:
+            beam.finish_reason = OutcomeName.LENGTH
+        return best_beams(search.ended[: group.sampling.n])
+    groups.branch(group, [one.parent for one in continuations])
+    for beam, one in zip(group.sequences, continuations, strict=True):
+        beam.token_ids.append(one.token_id)
+        if beam.seen is not None:
+            beam.seen.add(one.token_id)
+        groups.input_batch.lengths[beam.row] += 1
+        groups.input_batch.last_tokens[beam.row] = one.token_id
+    return []
+
+
+def best_beams(ended: list[EndedBeam]) -> list[Delta]:
+    """Return the results of a beam search, best first."""
+    return [Delta(choice, one.token_ids, one.finish_reason, None, one.score) for choice, one in enumerate(ended)]

@@ -1,8 +1,8 @@
 """Slots for the recurrent states of sequences: which slot holds what. Bookkeeping without tensors.
 
 A model with recurrent layers keeps one state of fixed size per sequence, in a slot of a pool
-(`quire.worker.engine.state_pool`). The slot of a running sequence is the row that it has in the input batch, so that
-admission counts both at once. The slots above the rows hold copies:
+(`quire.worker.models.transformers.state_pool`). The slot of a running sequence is the row that it has in the input
+batch, so that admission counts both at once. The slots above the rows hold copies:
 
     snapshot    the state at the end of a full block that the prefix cache knows, found by the hash of that block;
                 evicted when a slot is needed, least recently used first, or together with its block
@@ -18,20 +18,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from quire.worker.engine.blocks import Copy
 from quire.worker.engine.sequence import Sequence
 
 
 class SlotError(AssertionError):
     """A contradiction in the bookkeeping of slots: a defect of the engine, never of a request."""
-
-
-class SlotCopy(NamedTuple):
-    """A copy of the contents of one slot."""
-
-    source: int
-    target: int
 
 
 @dataclass(slots=True)
@@ -61,7 +54,7 @@ class StateSlots:
         self._free = list(range(self.num_slots - 1, self.num_rows - 1, -1))
         self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._pinned: set[bytes] = set()
-        self._copies: list[SlotCopy] = []
+        self._copies: list[Copy] = []
 
     @property
     def num_free(self) -> int:
@@ -73,14 +66,24 @@ class StateSlots:
         """Snapshots that the prefix cache can use."""
         return len(self._snapshots)
 
+    def figures(self) -> dict[str, int]:
+        """Return the figures of `quire.worker.inspect.snapshot.EngineUsage` about states."""
+        return {
+            "state_snapshots": self.num_snapshots,
+            "state_slots_free": self.num_free,
+            "state_slots_held": self.num_slots - self.num_rows - self.num_snapshots - self.num_free,
+            "states_restored": self.counters.restored,
+            "state_evictions": self.counters.evictions,
+        }
+
     # --- copies -------------------------------------------------------------------------------------------------------
 
     def copy(self, source: int, target: int) -> None:
         """Copy a slot before the next step computes anything."""
-        self._copies.append(SlotCopy(source, target))
+        self._copies.append(Copy(source, target))
         self.counters.copies += 1
 
-    def take_copies(self) -> list[SlotCopy]:
+    def take_copies(self) -> list[Copy]:
         """Return the copies asked for since the last call, in their order."""
         copies, self._copies = self._copies, []
         return copies

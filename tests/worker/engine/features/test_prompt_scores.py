@@ -12,10 +12,10 @@ import torch
 
 from quire.shared.protocol.messages import Outcome, PromptReport, StepItem
 from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine import scheduler
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.prompt_scores import PromptScores
+from quire.worker.engine.features.prompt_scores import PromptScores
 from quire.worker.engine.runner import Runner
 from tests.support.mock_model import START, MockModel, advance, graphed, make_engine, request, run, steps, text
 

@@ -19,14 +19,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from quire.kernels.lora import AdapterBatch
-from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
-from quire.worker.device.staging import Number, Staging, StagingField, padded, pinned_buffers
+from quire.kernels.ops import AdapterBatch
+from quire.worker.device.cuda.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
+from quire.worker.device.cuda.staging import Number, Staging, StagingField, padded, pinned_buffers
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
-from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits
 from quire.worker.engine.paged_model import PagedModel
-from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
 from quire.worker.engine.randomness import uniform
 from quire.worker.engine.runner import NOWHERE, Inputs, Runner, StepOutput
 from quire.worker.engine.sequence import PENDING

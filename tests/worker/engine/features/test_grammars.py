@@ -23,9 +23,9 @@ from quire.shared.model.model_argument import DEFAULT_MODEL
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams, StepItem
 from quire.shared.text import grammar
 from quire.shared.text.grammar import ANY_OBJECT, write
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.grammars import DEAD_END, KEPT, Grammars
+from quire.worker.engine.features.grammars import DEAD_END, KEPT, Grammars
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import complete
 from quire.worker.engine.sampler import restrict

@@ -1,35 +1,16 @@
-"""The adapters of an engine by name. A running request keeps its adapter, even if that is unloaded meanwhile."""
+"""The LoRA adapters of an engine by name, and those of the tokens of a step.
+
+A running request keeps its adapter, even if that is unloaded meanwhile.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import numpy as np
 
+from quire.kernels.ops import NO_ADAPTER, AdapterBatch
+from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import RequestRefused
-
-
-class SizedAdapter(Protocol):
-    """An adapter as `Ops.pack_adapter` returns it. The engine knows its size only."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Adapter:
-    """A loaded adapter.
-
-    digest: of its files, in hexadecimal; adapters with equal digests compute alike. packed: for the kernels.
-    """
-
-    name: str
-    digest: str
-    packed: SizedAdapter
-    rank: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.packed.nbytes
+from quire.worker.engine.sequence import Adapter
 
 
 class Adapters:
@@ -74,3 +55,22 @@ class Adapters:
 
     def _publish(self) -> None:
         self.held = tuple((name, adapter.digest) for name, adapter in sorted(self._by_name.items()))
+
+
+def adapter_batch(batch: InputBatch, rows: np.ndarray, starts: np.ndarray, wanted: np.ndarray) -> AdapterBatch | None:
+    """Return the adapters of a step, or None if no token uses one.
+
+    rows int64 [S]: of the input batch. starts int32 [S + 1]: the first token of each sequence, and the end. wanted: the
+    tokens whose output is wanted.
+    """
+    if not batch.num_adapted:
+        return None
+    numbers: dict[Adapter, int] = {}
+    index = [
+        NO_ADAPTER if adapter is None else numbers.setdefault(adapter, len(numbers))
+        for adapter in map(batch.adapters.__getitem__, rows.tolist())
+    ]
+    if not numbers:
+        return None
+    tokens = np.repeat(np.array(index, dtype=np.int32), np.diff(starts))
+    return AdapterBatch([adapter.packed for adapter in numbers], tokens, tokens[wanted])

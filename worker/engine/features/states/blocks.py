@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
 
 from quire.worker.engine.blocks import BlockManager, CachedPrefix, PinnedPrefix
+from quire.worker.engine.features.states.slots import StateSlots
+from quire.worker.engine.input_batch import InputBatch
+from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.sequence import Sequence
-from quire.worker.engine.state_slots import StateSlots
+from quire.worker.engine.step import Step
 
 
 @dataclass
@@ -15,6 +21,12 @@ class StatefulBlockManager(BlockManager):
     """A block manager that also owns slots for states. A snapshot lives as long as its block is cached, at most."""
 
     states: StateSlots = field(kw_only=True)
+
+    @classmethod
+    def of(cls, limits: EngineLimits) -> Self:
+        """Return the blocks and slots of an engine."""
+        states = StateSlots(limits.max_num_seqs, limits.num_state_slots, limits.snapshot_interval)
+        return cls(limits.num_blocks, limits.block_size, limits.num_host_blocks, limits.prefix_caching, states=states)
 
     def free(self, sequence: Sequence) -> None:
         super().free(sequence)
@@ -62,6 +74,18 @@ class StatefulBlockManager(BlockManager):
                 if slot is not None:
                     taken.append((count, slot))
         return taken
+
+    def plan_copies(self, step: Step, input_batch: InputBatch) -> None:
+        """Add the copies of states to a step. A decode that fills a block leaves a snapshot there."""
+        if self.prefix_caching:
+            rows = step.decodes.rows
+            fills = (input_batch.lengths[rows] % self.block_size == 0) & ~input_batch.is_beam[rows]
+            for index in np.flatnonzero(fills).tolist():
+                sequence = step.decodes.sequences[index]
+                slot = self.states.hold_last(sequence, len(sequence.token_ids))
+                if slot is not None:
+                    step.decode_snapshots.append((index, slot))
+        step.state_copies = self.states.take_copies()
 
     def _branch_point(self, sequence: Sequence, first: int, end: int, prompt_end: int) -> int:
         """Return the number of tokens in first .. end at which an earlier prompt takes another way; else at most first.
