@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.protocol.broker import (
-    Broker,
-    NoRoom,
-    QueueBounds,
-    StepCommit,
-)
+from quire.shared.protocol.broker import Broker, NoRoom, QueueBounds, StepCommit
 from quire.shared.protocol.keys import (
     GATEWAY_TTL_S,
     GROUP,

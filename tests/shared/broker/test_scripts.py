@@ -21,9 +21,9 @@ from quire.shared.protocol.keys import GROUP, QUEUES, RETENTION_S, AccountKeys
 from quire.shared.protocol.messages import VERSION
 from quire.shared.protocol.share import ANONYMOUS_TENANT, COUNTER_UNITS, OUTPUT_COST
 from quire.shared.redis.clients import command_client
-from tests.shared.test_limits_machine import CLOCK
 from tests.support.broker_calls import BOUNDS as CORRUPT_BOUNDS
 from tests.support.broker_calls import KEYS, NOTHING, go_stale, recoveries_of, start, step, submit, take
+from tests.support.limits_machine import CLOCK
 from tests.support.protocol_driver import Lane, finished
 from tests.support.redis_server import RedisServer
 

@@ -11,17 +11,7 @@ from quire.shared.protocol.broker import MAX_DEATHS, Broker, Claim, QueueBounds,
 from quire.shared.protocol.keys import GROUP
 from quire.shared.protocol.messages import Outcome
 from quire.shared.redis.clients import blocking_client
-from tests.support.broker_calls import (
-    BOUNDS,
-    KEYS,
-    NOTHING,
-    outcome_of,
-    start,
-    step,
-    submit,
-    take,
-    take_over,
-)
+from tests.support.broker_calls import BOUNDS, KEYS, NOTHING, outcome_of, start, step, submit, take, take_over
 
 # --- worker -----------------------------------------------------------------------------------------------------------
 # The verbs of a worker: claim, begin, renew, release and reclaim, and how deaths are counted.

@@ -13,11 +13,7 @@ from random import Random
 
 import pytest
 import torch
-from models.demo.training.answers import (
-    counting,
-    small_sum,
-    spelling,
-)
+from models.demo.training.answers import counting, small_sum, spelling
 from models.demo.training.corpus import IGNORED, MICRO_BATCH_TOKENS, Encoded, batches, collate, encode, encoded_stream
 from models.demo.training.data_files import DATA, FOLDER, DataError, load
 from models.demo.training.grammar import Document, documents
@@ -72,8 +68,8 @@ MANY = 4000
 
 ROLES = {"system", "user", "assistant", "text"}
 
-# The SHA-256 of the first documents of seed 1 as JSON. A new entry in a data file or another order of random draws changes
-# it; the assertion then shows the new value.
+# The SHA-256 of the first documents of seed 1 as JSON. A new entry in a data file or another order of random draws
+# changes it; the assertion then shows the new value.
 DIGESTS = {
     (documents, False): "6639abd78b50f0365c0b1a24801d6ac1c8630bfbbfa980a26e830ed9407c9d54",
     (documents, True): "c3299bdc97bffb98de1e678737fb188655ebdf4d25da43504b47006faffbf61b",
