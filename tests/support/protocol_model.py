@@ -253,11 +253,11 @@ class ProtocolModel:
         return self._deliver(worker, old, rows)
 
     def claim(self, delivery: StreamEntry, worker: str, attempt: str, incarnation: str) -> Claim | None:
-        request = self.requests.get(delivery.request_id)
-        if not self._is_of(worker, _place(delivery)):
+        request, place = self.requests.get(delivery.request_id), (delivery.queue, delivery.entry_id)
+        if not self._is_of(worker, place):
             return None
-        if request is None or request.state in ("done", "parked") or (request.queue, request.entry) != _place(delivery):
-            self._take_off(*_place(delivery))
+        if request is None or request.state in ("done", "parked") or (request.queue, request.entry) != place:
+            self._take_off(*place)
             return None
         if self._is_unwanted(request):
             return None
@@ -596,7 +596,3 @@ class ProtocolModel:
         request.died_at = request.emitted
         request.all_deaths += 1
         return request.deaths >= MAX_DEATHS or request.all_deaths >= MAX_DEATHS_IN_ALL
-
-
-def _place(delivery: StreamEntry) -> tuple[str, str]:
-    return delivery.queue, delivery.entry_id

@@ -64,6 +64,7 @@ async def test_a_claim_says_how_long_its_request_has_waited(broker: Broker, clie
     claim = await broker.claim(await take(broker), "w", new_id())
     assert claim is not None
     assert 60_000 <= claim.waited_ms < 120_000
+    assert claim.traceparent == ""
 
 
 async def test_progress_starts_the_count_of_deaths_anew_up_to_ten_in_all(broker: Broker) -> None:
