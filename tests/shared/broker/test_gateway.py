@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.protocol.broker import Broker, NoRoom, QueueBounds, StepCommit
+from quire.shared.protocol.broker import Broker, IdempotencyConflict, NoRoom, QueueBounds, QueueFull, StepCommit
 from quire.shared.protocol.keys import (
     GATEWAY_TTL_S,
     GROUP,
@@ -43,6 +43,14 @@ async def test_times_are_milliseconds_of_the_clock_of_redis(broker: Broker, clie
     after = await client.time()
     created = int((await client.hget(KEYS.request("r"), "created")) or 0)
     assert before[0] * 1000 + before[1] // 1000 <= created <= after[0] * 1000 + after[1] // 1000
+
+
+async def test_the_queue_is_bounded_by_tokens(broker: Broker) -> None:
+    await submit(broker, "r")
+    with pytest.raises(QueueFull) as full:
+        await submit(broker, "large", cost=991)
+    assert (full.value.requests, full.value.tokens) == (1, 10)
+    await submit(broker, "as large as fits", cost=990)
 
 
 async def test_a_request_over_the_token_bound_fits_an_empty_queue(broker: Broker) -> None:
@@ -88,6 +96,8 @@ async def test_an_idempotency_key_stands_for_one_request(broker: Broker, client:
     assert await keyed(broker, "c", key="another") == "c"
     assert await broker.queued() == (2, 20)
     assert 0 < await client.ttl(KEYS.idempotency("key")) <= IDEMPOTENCY_S
+    with pytest.raises(IdempotencyConflict, match="key"):
+        await keyed(broker, "b", fingerprint="another")
     await broker.cancel("a")
     assert await keyed(broker, "b") == "a"
 

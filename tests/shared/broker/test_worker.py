@@ -11,7 +11,7 @@ from quire.shared.protocol.broker import MAX_DEATHS, Broker, Claim, QueueBounds,
 from quire.shared.protocol.keys import GROUP
 from quire.shared.protocol.messages import Outcome
 from quire.shared.redis.clients import blocking_client
-from tests.support.broker_calls import BOUNDS, KEYS, NOTHING, outcome_of, start, step, submit, take, take_over
+from tests.support.broker_calls import BOUNDS, KEYS, NOTHING, go_stale, outcome_of, start, step, submit, take, take_over
 
 # --- worker -----------------------------------------------------------------------------------------------------------
 # The verbs of a worker: claim, begin, renew, release and reclaim, and how deaths are counted.
@@ -65,6 +65,12 @@ async def test_a_claim_says_how_long_its_request_has_waited(broker: Broker, clie
     assert claim is not None
     assert 60_000 <= claim.waited_ms < 120_000
     assert claim.traceparent == ""
+    # Unless they say otherwise, two workers are two processes: the first one has died.
+    await go_stale(broker)
+    [delivery] = await broker.reclaim("x", 30_000, 1)
+    claim = await broker.claim(delivery, "x", new_id())
+    assert claim is not None
+    assert claim.deaths == 1
 
 
 async def test_progress_starts_the_count_of_deaths_anew_up_to_ten_in_all(broker: Broker) -> None:
