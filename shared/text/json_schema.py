@@ -20,7 +20,7 @@ _WITHOUT_UNICODE_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 
 
 def compiled(schema: Any) -> str:
-    """Return the text of a schema for llguidance, with its options. Raises GrammarError."""
+    """Return the text of a schema for llguidance, with its options. Raise GrammarError."""
     if type(schema) is not dict:
         raise GrammarError("it must be a JSON object")
     if _OPTIONS_KEYWORD in schema:

@@ -34,7 +34,7 @@ _FIRST = (
 
 
 def load_tekken(path: Path) -> Tokenizer:
-    """Return the tokenizer of a file; a plain prompt begins with `<s>`. Raises ValueError for a damaged file."""
+    """Return the tokenizer of a file; a plain prompt begins with `<s>`. Raise ValueError for a damaged file."""
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
     file = json.loads(path.read_text(encoding="utf-8"))

@@ -35,10 +35,10 @@ _COUNTS = (
 def simplify(root: dict[str, Any]) -> bool:
     """Write a schema, in place, in the part of JSON Schema that llguidance has.
 
-    Returns False if the schema can be followed only without the escape `\\u` in answers.
+    Return False if the schema can be followed only without the escape `\\u` in answers.
 
     Keywords that are not known stay, and llguidance refuses them by name, as it refuses values of the wrong type.
-    Raises GrammarError.
+    Raise GrammarError.
     """
     document, schemas = Document(root), []
     waiting: list[Any] = [root]
@@ -78,13 +78,13 @@ def _simplify_one(schema: dict[str, Any], document: Document) -> None:
 
 
 def _write_out_lookaheads(schema: dict[str, Any]) -> None:
-    if type(pattern := schema.get("pattern")) is str and (found := without_lookaheads(pattern)) is not None:
+    if type(pattern := schema.get("pattern")) is str and (parts := without_lookaheads(pattern)) is not None:
         del schema["pattern"]
-        schema["allOf"] = [*schema.get("allOf", []), *({"pattern": one} for one in found)]
+        schema["allOf"] = [*schema.get("allOf", []), *({"pattern": part} for part in parts)]
 
 
 def _use_anchors(schema: dict[str, Any], document: Document) -> None:
-    """Write dynamic anchors as plain ones, in a document in which each is the only one of its name."""
+    """Write dynamic anchors as plain anchors, in a document in which each has a name of its own."""
     reference = schema.get("$dynamicRef")
     if type(reference) is str and document.target(reference) is not None and "$ref" not in schema:
         schema["$ref"] = schema.pop("$dynamicRef")
