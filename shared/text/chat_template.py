@@ -179,8 +179,8 @@ class ChatTemplate:
     ) -> str:
         """Render the prompt of a conversation. Raise TemplateFailure.
 
-        tools: in the form of the OpenAI API. variables: further ones for the template, such as `enable_thinking`; none
-        of them replaces a variable that this class sets.
+        tools: in the form of the OpenAI API. variables: further variables for the template, such as `enable_thinking`;
+        none of them replaces a variable that this class sets.
         """
         written = self.tool_turns.written(self.role_order.written(messages))
         fitted = [self._fitted(message) for message in written]

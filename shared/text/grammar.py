@@ -194,9 +194,7 @@ class GrammarVocabulary:
     def of(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int], size: int) -> GrammarVocabulary:
         """Return the vocabulary of a model of `size` tokens."""
         size = max(size, tokenizer.get_vocab_size(with_added_tokens=True))
-        return cls(
-            special_tokens(tokenizer), tuple(sorted(token_id for token_id in eos_token_ids if token_id < size)), size
-        )
+        return cls(special_tokens(tokenizer), tuple(sorted(eos for eos in eos_token_ids if eos < size)), size)
 
     def tokenizer(self, has_all_ids: bool) -> LLTokenizer:
         """Return a tokenizer with one token for each byte, and the special tokens and end tokens.

@@ -62,7 +62,7 @@ def _read_extra_tokens(folder: Path) -> list[str]:
 
 
 def _add_declared_tokens(tokenizer: Tokenizer, folder: Path) -> None:
-    """Add the tokens in `added_tokens_decoder` of tokenizer_config.json, and give known ones its flags.
+    """Add the tokens in `added_tokens_decoder` of tokenizer_config.json, and give known tokens its flags.
 
     AutoTokenizer of Transformers does the same: this field has precedence over tokenizer.json. Raise ModelError.
     """

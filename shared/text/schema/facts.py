@@ -21,7 +21,7 @@ def are_disjoint(branches: list[Any], document: Document) -> bool:
 
 
 def _exclude(first: Any, second: Any, document: Document) -> bool:
-    """Return whether no value matches both schemas. Looks at required properties of objects, and no deeper."""
+    """Return whether no value matches both schemas. Look at required properties of objects, and no deeper."""
     if _differ(first, second):
         return True
     if kinds(first) != {"object"} or kinds(second) != {"object"}:
@@ -29,9 +29,7 @@ def _exclude(first: Any, second: Any, document: Document) -> bool:
     fields, others = first.get("properties"), second.get("properties")
     if type(fields) is not dict or type(others) is not dict:
         return False
-    required = [
-        name for schema in (first, second) if type(schema.get("required")) is list for name in schema["required"]
-    ]
+    required = [name for part in (first, second) if type(part.get("required")) is list for name in part["required"]]
     return any(
         type(name) is str
         and name in fields

@@ -59,9 +59,7 @@ def exclude_other_spellings(schemas: Sequence[dict[str, Any]]) -> bool:
     The names of a pattern have one spelling only, except for control characters; but two patterns must not match the
     same name.
     """
-    lists = [
-        schema for schema in schemas if any(map(schema.get, _LISTS)) and schema.get("additionalProperties") is not False
-    ]
+    lists = [part for part in schemas if any(map(part.get, _LISTS)) and part.get("additionalProperties") is not False]
     if not lists:
         return True
     if any(schema.get("patternProperties") for schema in schemas) or not all(map(_has_plain_names, lists)):

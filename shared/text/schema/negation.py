@@ -70,9 +70,7 @@ def _enum(value: Any, schema: Schema, document: Document, depth: int) -> Complem
     named = {kind_of(constant) for constant in value}
     branches: list[Schema] = [{"type": sorted(KINDS - named)}] if KINDS - named else []
     is_whole = True
-    if "boolean" in named and (
-        others := [boolean for boolean in (True, False) if not any(boolean is other for other in value)]
-    ):
+    if "boolean" in named and (others := [flag for flag in (True, False) if not any(flag is other for other in value)]):
         branches.append({"enum": others})
     if "number" in named:
         numbers = sorted(number for number in value if type(number) in (int, float))
@@ -153,10 +151,8 @@ def _contains(value: Any, schema: Schema, document: Document, depth: int) -> Com
 
 def _all_of(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
     complements = [complement(inner, document, depth) for inner in value]
-    return Complement(
-        [branch for outside in complements for branch in outside.branches],
-        all(outside.is_whole for outside in complements),
-    )
+    branches = [branch for outside in complements for branch in outside.branches]
+    return Complement(branches, all(outside.is_whole for outside in complements))
 
 
 def _any_of_keyword(value: Any, schema: Schema, document: Document, depth: int) -> Complement:

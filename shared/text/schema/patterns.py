@@ -28,7 +28,7 @@ def length_between(low: int, high: int | None) -> str:
 
 
 def _without(texts: Iterable[str], rest: str) -> str | None:
-    """Return a pattern for all texts except these, followed by `rest`: an empty pattern, or one for any text."""
+    """Return a pattern for all texts except these, followed by `rest`: an empty pattern, or a pattern for any text."""
     tree: dict[str, Any] = {}
     texts = list(texts)
     if sum(map(len, texts)) > _MAX_EXCLUDED or any(len(text) > _MAX_EXCLUDED // 10 for text in texts):

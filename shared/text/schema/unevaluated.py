@@ -94,9 +94,8 @@ def _branches(schema: Any, document: Document, depth: int) -> list[Branch]:
     for part in schema.get("allOf", []):
         branches = _both(branches, _branches(part, document, depth + 1))
     if "anyOf" in schema:
-        branches = _both(
-            branches, [branch for part in schema["anyOf"] for branch in _branches(part, document, depth + 1)]
-        )
+        choices = [branch for part in schema["anyOf"] for branch in _branches(part, document, depth + 1)]
+        branches = _both(branches, choices)
     if "$ref" in schema:
         target = document.target(schema["$ref"])
         if target is None:

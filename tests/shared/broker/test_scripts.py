@@ -61,7 +61,7 @@ async def test_a_script_is_sent_once_and_then_called_by_its_hash(client: Redis) 
 
 
 async def test_a_script_returns_what_its_source_says(client: Redis) -> None:
-    assert script_source("read").endswith("return found\n")
+    assert script_source("read").endswith("return replies\n")
     assert await Script(client, constants() + "return {GROUP, ARGV[1]}")(args=["x"]) == [b"workers", b"x"]
 
 
