@@ -10,9 +10,7 @@ import pytest
 from redis import Redis
 
 from quire.gateway.admin.key_settings import CreateKey, ListKeys, RevokeKey
-from quire.ops.cli.api_keys import keys
-from quire.ops.cli.dead_letters import dead
-from quire.ops.cli.parked_requests import parking
+from quire.ops.cli.redis_commands import dead, keys, parking
 from quire.ops.cli.settings import DeadSettings, ParkedSettings, of_state_folder
 from quire.ops.local import preconditions
 from quire.ops.local.embedded_redis import running_url
