@@ -1,7 +1,7 @@
 """Backup and restore of the accounts: the only data in Redis that must outlive it.
 
 A backup is JSON: all accounts (API keys with the digests of their secrets), the audit log, and the usage of each day.
-What accounts have spent today and this month is computed again from the usage, so a backup of a running system is
+A restore computes the spending of today and of this month from the usage. A backup of a running system is therefore
 exact: the reservations of requests that have not ended are not in it.
 """
 
