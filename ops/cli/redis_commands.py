@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from quire.gateway.admin import api_keys, dead_letters, parked_requests
-from quire.gateway.admin.key_settings import CreateKey, RestoreKeys
+from quire.gateway.features.admin import dead_letters
+from quire.gateway.features.keys import api_keys
+from quire.gateway.features.keys.key_settings import CreateKey, RestoreKeys
+from quire.gateway.features.parking import parked_requests
 from quire.ops.cli.settings import DeadSettings, KeysOfStateFolder, ParkedSettings
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.ops.local.preconditions import find_redis, lock_state_dir, redis_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from quire.gateway.admin.key_settings import CreateKey, ListKeys, RevokeKey
+from quire.gateway.features.keys.key_settings import CreateKey, ListKeys, RevokeKey
 from quire.ops.cli.redis_commands import dead, keys, parking
 from quire.ops.cli.settings import DeadSettings, ParkedSettings, of_state_folder
 from quire.ops.local import preconditions
