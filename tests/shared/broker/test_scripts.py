@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.resources import files
 from typing import Any
 
 import msgpack
@@ -16,15 +15,15 @@ from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol import keys, share
 from quire.shared.protocol.broker import Broker, ComputedTokens, QueueBounds, QueueReader, StreamEntry, new_id
-from quire.shared.protocol.broker.scripts import Script, constants, load_script, script_source
+from quire.shared.protocol.broker.scripts import Script, constants, load_script
 from quire.shared.protocol.charge import Charge, LimitReached, Price, RateState
 from quire.shared.protocol.keys import GROUP, QUEUES, RETENTION_S, AccountKeys
 from quire.shared.protocol.messages import VERSION
 from quire.shared.protocol.share import ANONYMOUS_TENANT, COUNTER_UNITS, OUTPUT_COST
 from quire.shared.redis.clients import command_client
-from tests.shared.test_limits_machine import CLOCK
 from tests.support.broker_calls import BOUNDS as CORRUPT_BOUNDS
 from tests.support.broker_calls import KEYS, NOTHING, go_stale, recoveries_of, start, step, submit, take
+from tests.support.limits_machine import CLOCK
 from tests.support.protocol_driver import Lane, finished
 from tests.support.redis_server import RedisServer
 
@@ -41,15 +40,6 @@ async def test_lua_has_the_constants_of_python(client: Redis) -> None:
     assert found == {name: list(value) if isinstance(value, tuple) else value for name, value in expected.items()}
 
 
-def test_no_script_repeats_a_shared_constant() -> None:
-    scripts = [path for path in (files("quire.shared.protocol") / "scripts").iterdir() if path.name.endswith(".lua")]
-    assert len(scripts) > 10
-    for script in scripts:
-        code = re.sub(r"--.*", "", script.read_text())
-        for word in (keys.GROUP, *keys.QUEUES):
-            assert f"'{word}'" not in code, f"{script.name} spells {word}"
-
-
 async def test_a_script_is_sent_once_and_then_called_by_its_hash(client: Redis) -> None:
     await client.script_flush()
     script = load_script(client, "cancel")
@@ -58,11 +48,6 @@ async def test_a_script_is_sent_once_and_then_called_by_its_hash(client: Redis) 
         assert await script(keys=["quire:{lane}:req:none"], args=["quire:{lane}:", "none", 1, ""]) == b"unknown"
     calls = {name: count - calls_before.get(name, 0) for name, count in (await _calls(client)).items()}
     assert (calls["eval"], calls["evalsha"]) == (1, 3)
-
-
-async def test_a_script_returns_what_its_source_says(client: Redis) -> None:
-    assert script_source("read").endswith("return found\n")
-    assert await Script(client, constants() + "return {GROUP, ARGV[1]}")(args=["x"]) == [b"workers", b"x"]
 
 
 async def test_a_script_is_sent_again_to_a_server_that_has_lost_it(redis_url: str) -> None:
@@ -293,15 +278,6 @@ async def test_a_request_whose_share_is_corrupt_is_served(
     assert all(counter.isdigit() for counter in counters)
     assert (await broker.read_totals())["cancelled"] == 1
     assert await broker.queued() == ((1, 10) if waits else (0, 0))
-
-
-async def test_a_second_entry_of_a_request_is_dropped_and_the_request_goes_on(broker: Broker, client: Redis) -> None:
-    claim = await start(broker)
-    await client.xadd(KEYS.queue(), {"id": "r", "cost": 1})
-    assert await broker.claim(await take(broker), "w", new_id()) is None
-    assert await broker.commit_step("w", [step(claim, 0, (1,), "stop")]) == NOTHING
-    assert await client.xlen(KEYS.queue()) == 0
-    assert broker.corrupt == {}
 
 
 @pytest.mark.slow
