@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from quire.gateway.api.chat import ChatAnswer
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.prompts import read_prompts
-from quire.gateway.api.tool_messages import as_plain_messages
 from quire.gateway.errors.api_errors import ApiError, body
-from quire.gateway.output.formats import FALLBACK, FORMATS
+from quire.gateway.features.tools.formats import FALLBACK, FORMATS
+from quire.gateway.features.tools.tool_messages import as_plain_messages
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.protocol.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
@@ -522,7 +522,7 @@ def test_calls_and_results_become_plain_messages() -> None:
         {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "noon"}]},
         {"role": "assistant", "content": "5, at noon."},
     ]
-    assert as_plain_messages(messages, FALLBACK, "You have tools.") == [
+    assert as_plain_messages(messages, FALLBACK.written, "You have tools.") == [
         {"role": "system", "content": "You have tools."},
         {"role": "user", "content": "2 + 3, and the time?"},
         {
@@ -536,19 +536,19 @@ def test_calls_and_results_become_plain_messages() -> None:
 
 def test_the_instructions_follow_a_system_message() -> None:
     messages = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
-    assert as_plain_messages(messages, FALLBACK, "You have tools.") == [
+    assert as_plain_messages(messages, FALLBACK.written, "You have tools.") == [
         {"role": "system", "content": "Be brief.\n\nYou have tools."}
     ]
 
 
 def test_a_conversation_without_tools_stays_as_it_is() -> None:
     messages = [{"role": "user", "content": "Hi", "name": "Ann"}]
-    assert as_plain_messages(messages, FALLBACK, "") == messages
+    assert as_plain_messages(messages, FALLBACK.written, "") == messages
 
 
 def test_the_result_of_an_unknown_call_is_that_of_a_tool() -> None:
     messages = [{"role": "tool", "tool_call_id": "x", "content": "5"}]
-    assert as_plain_messages(messages, FALLBACK, "") == [{"role": "user", "content": "Result of the tool:\n5"}]
+    assert as_plain_messages(messages, FALLBACK.written, "") == [{"role": "user", "content": "Result of the tool:\n5"}]
 
 
 def test_calls_are_written_in_the_format_of_the_model() -> None:

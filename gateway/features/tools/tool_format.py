@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from quire.gateway.output.call_parser import CallParser
-from quire.gateway.output.reasoning import Reasoning
-from quire.gateway.output.tool_grammar import SpecialTokens
+from quire.gateway.features.tools.call_parser import CallParser
+from quire.gateway.features.tools.reasoning import Reasoning
+from quire.gateway.features.tools.tool_grammar import SpecialTokens
+from quire.gateway.features.tools.tool_messages import as_plain_messages
 from quire.gateway.output.tools import Besides, Tool, ToolChoice
+from quire.shared.text.chat_template import Message
 
 
 class ToolFormat(ABC):
@@ -76,3 +78,7 @@ class ToolFormat(ABC):
         return "\n".join(
             ["You can call functions. Each line describes one:", *lines, self.manner(), "Otherwise answer as usual."]
         )
+
+    def plain_messages(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+        """Return a conversation whose plain messages describe the tools and have calls and results as text."""
+        return as_plain_messages(messages, self.written, self.prompt(tools) if tools else "")

@@ -12,10 +12,7 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from quire.gateway.api import given_grammars
-from quire.gateway.api.given_grammars import GivenGrammar
-from quire.gateway.api.grammar_schemas import CHOICE, GRAMMAR, JSON, REGEX, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
-from quire.gateway.api.response_format import response_format
+from quire.gateway.api.request_schemas import CHOICE, GRAMMAR, JSON, REGEX, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
 from quire.gateway.api.schema_parts import (
     COUNT,
     FLAG,
@@ -30,9 +27,11 @@ from quire.gateway.api.schema_parts import (
     text,
     with_nulls,
 )
-from quire.gateway.api.structured_outputs import READERS, structured_outputs
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest
+from quire.gateway.features.grammars import given_grammars
+from quire.gateway.features.grammars.given_grammars import READERS, response_format, structured_outputs
 from quire.gateway.model.renderer import Renderer
+from quire.gateway.output.given_grammar import GivenGrammar
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.shared.protocol.sampling_params import MAX_GRAMMAR_LENGTH, MAX_SCHEMA_LENGTH
 from quire.shared.text.grammar import ANY_OBJECT, write
@@ -256,7 +255,6 @@ async def test_a_model_without_an_end_token_is_asked_for_no_json() -> None:
         name="endless",
         tokenizer=Tokenizer(WordLevel()),
         vocab_size=5,
-        grammar_tokens={},
     )
     renderer = Renderer(endless, threads=1)
     await renderer.check_grammar("", "")

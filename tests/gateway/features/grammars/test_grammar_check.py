@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.model import grammar_check
-from quire.gateway.model.schema_fault import MAX_TRIALS, SchemaFault, find_fault
+from quire.gateway.features.grammars import grammar_check
+from quire.gateway.features.grammars.schema_fault import MAX_TRIALS, SchemaFault, find_fault
 from quire.shared.text.grammar import GrammarVocabulary, write
 from quire.shared.text.grammar_error import GrammarError
 from tests.gateway.conftest import Start

@@ -11,10 +11,10 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from quire.gateway.output.call_parser import CallParser
-from quire.gateway.output.reasoning import Reasoning
-from quire.gateway.output.tool_format import ToolFormat
-from quire.gateway.output.tool_grammar import (
+from quire.gateway.features.tools.call_parser import CallParser
+from quire.gateway.features.tools.reasoning import Reasoning
+from quire.gateway.features.tools.tool_format import ToolFormat
+from quire.gateway.features.tools.tool_grammar import (
     Beginning,
     SpecialTokens,
     answer_grammar,

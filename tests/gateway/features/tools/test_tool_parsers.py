@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.output.argument_types import properties_of, resolved, types_of
-from quire.gateway.output.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
-from quire.gateway.output.formats import FALLBACK, FORMATS
+from quire.gateway.features.tools.argument_types import properties_of, resolved, types_of
+from quire.gateway.features.tools.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from quire.gateway.features.tools.formats import FALLBACK, FORMATS
+from quire.gateway.features.tools.python_literals import PythonArguments
+from quire.gateway.features.tools.xml_arguments import XmlArguments
 from quire.gateway.output.parts import AnswerPart, PartKind
-from quire.gateway.output.python_literals import PythonArguments
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
-from quire.gateway.output.xml_arguments import XmlArguments
 from quire.shared.text.grammar import framed, grammar, special_tokens, write
 from quire.shared.text.grammar_error import GrammarError
 from tests.support.gateway.output_answers import (

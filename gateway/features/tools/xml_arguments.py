@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.gateway.output.argument_types import properties_of, required_of, resolved, types_of
-from quire.gateway.output.tool_grammar import quoted
+from quire.gateway.features.tools.argument_types import properties_of, required_of, resolved, types_of
+from quire.gateway.features.tools.tool_grammar import StrictToolError, quoted
 from quire.gateway.output.tools import Tool
 from quire.shared.text.grammar import lark_json
-from quire.shared.text.grammar_error import GrammarError
 
 PARAMETER_START, PARAMETER_END = "<parameter=", "</parameter>"
 
@@ -32,7 +31,7 @@ class XmlArguments:
     def of(self, tool: Tool) -> str:
         """Return the expression for the arguments of a tool, in the order of its schema.
 
-        Raises GrammarError if the tool is strict and XML cannot be made to follow its schema.
+        Raises StrictToolError if the tool is strict and XML cannot be made to follow its schema.
         """
         schema = tool.parameters
         properties = properties_of(schema)
@@ -40,7 +39,7 @@ class XmlArguments:
         closed = properties or schema.get("additionalProperties") is False
         if not is_plain or not closed:
             if tool.strict:
-                raise GrammarError("in this model's format, strict tools name their arguments in `properties`")
+                raise StrictToolError("strict tools name their arguments in `properties`")
             return "any_argument*"
         required = required_of(schema)
         arguments = []
@@ -61,5 +60,5 @@ class XmlArguments:
             definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
             return f"{lark_json({**found, **definitions})} {end}"
         if is_strict and not (types == {"string"} and found.keys() <= {"type"} | _ANNOTATIONS - {"format"}):
-            raise GrammarError(f"in this model's format, the argument {key!r} of a strict tool has type string only")
+            raise StrictToolError(f"the argument {key!r} of a strict tool has type string only")
         return "raw_text"

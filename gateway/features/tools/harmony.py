@@ -14,12 +14,12 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from quire.gateway.output.call_parser import CallParser
-from quire.gateway.output.growing_text import MalformedCall
+from quire.gateway.features.tools.call_parser import CallParser
+from quire.gateway.features.tools.growing_text import MalformedCall
+from quire.gateway.features.tools.reasoning import Reasoning
+from quire.gateway.features.tools.tool_format import ToolFormat
+from quire.gateway.features.tools.tool_grammar import SpecialTokens, lark_arguments, lark_text
 from quire.gateway.output.parts import PartKind
-from quire.gateway.output.reasoning import Reasoning
-from quire.gateway.output.tool_format import ToolFormat
-from quire.gateway.output.tool_grammar import SpecialTokens, lark_arguments, lark_text
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from quire.gateway.output.reasoning import Reasoning
+from quire.gateway.features.tools.reasoning import Reasoning
 from quire.gateway.output.tools import ANY_ARGUMENTS, Tool, ToolChoice, ToolMode
 from quire.shared.text.grammar import lark_json
 from quire.shared.text.grammar_error import GrammarError
@@ -20,6 +20,13 @@ from quire.shared.text.grammar_error import GrammarError
 SpecialTokens = Mapping[str, int]
 
 _ANY = "/(?s:.*)/"
+
+
+class StrictToolError(GrammarError):
+    """The format of the model cannot follow the schema of a strict tool."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"in this model's format, {reason}")
 
 
 def lark_arguments(tool: Tool) -> str:

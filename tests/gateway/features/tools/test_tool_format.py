@@ -12,12 +12,11 @@ import sys
 import pytest
 from tokenizers import Tokenizer
 
-from quire.gateway.output import format_names, formats, tool_grammars
-from quire.gateway.output.formats import FALLBACK, FORMATS, REASONING_FORMATS, detect, detect_reasoning
-from quire.gateway.output.output_spec import OutputSpec
-from quire.gateway.output.parts import AnswerPart, PartKind
-from quire.gateway.output.tool_format import ToolFormat
-from quire.gateway.output.tool_grammar import (
+from quire.gateway import settings
+from quire.gateway.features.tools import formats, tool_grammars
+from quire.gateway.features.tools.formats import FALLBACK, FORMATS, REASONING_FORMATS, detect, detect_reasoning
+from quire.gateway.features.tools.tool_format import ToolFormat
+from quire.gateway.features.tools.tool_grammar import (
     Beginning,
     answer_grammar,
     lark_arguments,
@@ -26,8 +25,10 @@ from quire.gateway.output.tool_grammar import (
     quoted,
     several,
 )
-from quire.gateway.output.tool_grammars import ToolGrammars
+from quire.gateway.features.tools.tool_grammars import ToolGrammars
+from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tools import ANY_ARGUMENTS, Besides, Tool, ToolChoice, ToolMode
+from quire.gateway.stream.output_spec import OutputSpec
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
 from tests.support.chat_templates import TEMPLATES
@@ -353,8 +354,8 @@ def test_harmony_has_its_own_reasoning() -> None:
 
 
 def test_the_names_are_those_of_the_formats() -> None:
-    assert list(format_names.TOOL_CALL_FORMATS) == list(formats.FORMATS)
-    assert list(format_names.REASONING_FORMATS) == list(formats.REASONING_FORMATS)
+    assert list(settings.TOOL_CALL_FORMATS) == list(formats.FORMATS)
+    assert list(settings.REASONING_FORMATS) == list(formats.REASONING_FORMATS)
 
 
 def test_settings_import_no_grammars() -> None:

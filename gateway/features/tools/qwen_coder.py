@@ -15,14 +15,14 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from quire.gateway.output.argument_types import properties_of, types_of
-from quire.gateway.output.call_parser import CallParser
-from quire.gateway.output.growing_text import MalformedCall, parse_json
-from quire.gateway.output.reasoning import Reasoning
-from quire.gateway.output.tool_format import ToolFormat
-from quire.gateway.output.tool_grammar import Beginning, SpecialTokens, answer_grammar, lark_text, several
+from quire.gateway.features.tools.argument_types import properties_of, types_of
+from quire.gateway.features.tools.call_parser import CallParser
+from quire.gateway.features.tools.growing_text import MalformedCall, parse_json
+from quire.gateway.features.tools.reasoning import Reasoning
+from quire.gateway.features.tools.tool_format import ToolFormat
+from quire.gateway.features.tools.tool_grammar import Beginning, SpecialTokens, answer_grammar, lark_text, several
+from quire.gateway.features.tools.xml_arguments import PARAMETER_END, PARAMETER_START, XmlArguments
 from quire.gateway.output.tools import Tool, ToolChoice
-from quire.gateway.output.xml_arguments import PARAMETER_END, PARAMETER_START, XmlArguments
 
 START, END = "<tool_call>", "</tool_call>"
 FUNCTION_START, FUNCTION_END = "<function=", "</function>"

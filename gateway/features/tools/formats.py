@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from quire.gateway.output.deepseek import CALLS_BEGIN, DeepSeekV3, DeepSeekV31
-from quire.gateway.output.harmony import CHANNEL, Harmony
-from quire.gateway.output.hermes import Hermes
-from quire.gateway.output.json_format import Json
-from quire.gateway.output.llama_json import LlamaJson
-from quire.gateway.output.mistral import ARGS, CALLS, MistralList, MistralNames
-from quire.gateway.output.pythonic import Pythonic
-from quire.gateway.output.qwen_coder import QwenCoder
-from quire.gateway.output.reasoning import ReasoningFormat
-from quire.gateway.output.tool_format import ToolFormat
+from quire.gateway.features.tools.deepseek import CALLS_BEGIN, DeepSeekV3, DeepSeekV31
+from quire.gateway.features.tools.harmony import CHANNEL, Harmony
+from quire.gateway.features.tools.hermes import Hermes
+from quire.gateway.features.tools.json_format import Json
+from quire.gateway.features.tools.llama_json import LlamaJson
+from quire.gateway.features.tools.mistral import ARGS, CALLS, MistralList, MistralNames
+from quire.gateway.features.tools.pythonic import Pythonic
+from quire.gateway.features.tools.qwen_coder import QwenCoder
+from quire.gateway.features.tools.reasoning import ReasoningFormat
+from quire.gateway.features.tools.tool_format import ToolFormat
+
+__all__ = ["FALLBACK", "FORMATS", "REASONING_FORMATS", "ReasoningFormat", "ToolFormat", "detect", "detect_reasoning"]
 
 # By the value of the setting `--tool-call-format`.
 FORMATS: dict[str, ToolFormat] = {

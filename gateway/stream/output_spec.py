@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
+from quire.gateway.features.tools.formats import FORMATS, REASONING_FORMATS
+from quire.gateway.features.tools.reasoning import Reasoning, ReasoningParser
 from quire.gateway.output.parts import OutputParser, PlainText
-from quire.gateway.output.reasoning import Reasoning, ReasoningParser
 from quire.gateway.output.tools import Besides, Tool
 from quire.shared.config.validators import InvalidValue
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quire.gateway.output.tool_format import ToolFormat
 from quire.shared.text.chat_template import Message
 
 
-def as_plain_messages(messages: Sequence[Message], form: ToolFormat, instructions: str) -> list[Message]:
+def as_plain_messages(
+    messages: Sequence[Message], written: Callable[[str, Mapping[str, Any]], str], instructions: str
+) -> list[Message]:
     """Return the conversation with the roles system, user and assistant only, and without `tool_calls`.
 
-    form: of the calls. instructions: text about the tools for the system message; empty for none. Results of tools
-    become messages of the user; results of parallel calls become one message.
+    written: returns a call as the model writes it. instructions: text about the tools for the system message; empty for
+    none. Results of tools become messages of the user; results of parallel calls become one message.
     """
     plain: list[dict[str, Any]] = []
     names: dict[str, str] = {}
@@ -30,8 +31,8 @@ def as_plain_messages(messages: Sequence[Message], form: ToolFormat, instruction
         elif calls := message.get("tool_calls"):
             names |= {call["id"]: call["function"]["name"] for call in calls}
             functions = [call["function"] for call in calls]
-            written = "\n".join(form.written(one["name"], one["arguments"]) for one in functions)
-            content = "\n".join(filter(None, (_text(message), written)))
+            text = "\n".join(written(one["name"], one["arguments"]) for one in functions)
+            content = "\n".join(filter(None, (_text(message), text)))
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             plain.append({**rest, "content": content})
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import NamedTuple
 
-from quire.gateway.output.growing_text import GrowingText, MalformedCall
+from quire.gateway.features.tools.growing_text import GrowingText, MalformedCall
 from quire.gateway.output.parts import AnswerPart, OutputParser, PartKind
 
 

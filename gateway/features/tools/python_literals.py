@@ -9,11 +9,10 @@ import warnings
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from quire.gateway.output.argument_types import properties_of, required_of, resolved, types_of
-from quire.gateway.output.growing_text import GrowingText, MalformedCall
-from quire.gateway.output.tool_grammar import quoted
+from quire.gateway.features.tools.argument_types import properties_of, required_of, resolved, types_of
+from quire.gateway.features.tools.growing_text import GrowingText, MalformedCall
+from quire.gateway.features.tools.tool_grammar import StrictToolError, quoted
 from quire.gateway.output.tools import Tool
-from quire.shared.text.grammar_error import GrammarError
 
 # Models mix the words of JSON and Python.
 _JSON_WORDS = frozenset({"true", "false", "null"})
@@ -90,14 +89,14 @@ class PythonArguments:
     def of(self, tool: Tool) -> str:
         """Return the expression for the arguments of a tool, in the order of its schema, without the brackets.
 
-        Raises GrammarError if the tool is strict and literals cannot be made to follow its schema.
+        Raises StrictToolError if the tool is strict and literals cannot be made to follow its schema.
         """
         self._schemas = 0
         schema, properties = tool.parameters, properties_of(tool.parameters)
         is_plain = all(key.isidentifier() for key in properties)
         if not is_plain or not (properties or schema.get("additionalProperties") is False):
             if tool.strict:
-                raise GrammarError("in this model's format, strict tools name their arguments in `properties`")
+                raise StrictToolError("strict tools name their arguments in `properties`")
             argument = "/[A-Za-z_][A-Za-z0-9_]*=/ python_value"
             return f'({argument} (", " {argument})*)?'
         required = required_of(schema)
@@ -122,11 +121,11 @@ class PythonArguments:
         self._schemas += 1
         if depth > _MAX_DEPTH or self._schemas > _MAX_SCHEMAS:
             if is_strict:
-                raise GrammarError("in this model's format, the arguments of a strict tool may not nest so deep")
+                raise StrictToolError("the arguments of a strict tool may not nest so deep")
             return "python_value"
         found, types = resolved(schema, root), types_of(schema, root)
         if is_strict and (not found.keys() <= _EXACT or "object" in types):
-            raise GrammarError("in this model's format, strict tools have no objects and no bounds in their arguments")
+            raise StrictToolError("strict tools have no objects and no bounds in their arguments")
         values = [found["const"]] if "const" in found else found.get("enum")
         if isinstance(values, list) and values and all(isinstance(value, str | int | None) for value in values):
             return "(" + " | ".join(quoted(_written(value)) for value in values) + ")"

@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 
-from quire.gateway.output.growing_text import (
+from quire.gateway.features.tools.growing_text import (
     GrowingText,
     MalformedCall,
     begun,
