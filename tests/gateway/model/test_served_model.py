@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from quire.gateway.features.tokenization.tokenizer_info import tokenizer_info
 from quire.gateway.model import model_trial
 from quire.gateway.model.pooling import read_pooling
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.served_model import load_model
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.model.tokenizer_info import tokenizer_info
 from quire.shared.model.files import ModelError
 from quire.shared.model.naming import served_name
 from tests.gateway.conftest import Start

@@ -7,9 +7,9 @@ from aiohttp import web
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.conversation import render_prompt, unknown_variables
 from quire.gateway.api.parsing import read_object
-from quire.gateway.api.token_requests import read_detokenize, read_tokenize
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, NotFound
-from quire.gateway.model.tokenizer_info import tokenizer_info
+from quire.gateway.features.tokenization.token_requests import read_detokenize, read_tokenize
+from quire.gateway.features.tokenization.tokenizer_info import tokenizer_info
 from quire.gateway.serving.dispatch import ModelDirectory, by_body
 from quire.gateway.serving.service import Gateway
 

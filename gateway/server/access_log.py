@@ -12,9 +12,9 @@ from quire.gateway.api.caller import caller_of
 from quire.gateway.api.headers import client_id
 from quire.gateway.errors.api_errors import REQUEST_ID, USER_HASH
 from quire.gateway.errors.error_responses import REASON, Handler
+from quire.gateway.features.tracing.http_span import PREFIX, SPAN, HttpSpan
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER, RequestMeters, clock
-from quire.gateway.telemetry.tracing import PREFIX, SPAN, HttpSpan
 from quire.shared.protocol.broker import new_id
 
 if TYPE_CHECKING:
