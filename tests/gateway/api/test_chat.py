@@ -554,4 +554,4 @@ def test_the_result_of_an_unknown_call_is_that_of_a_tool() -> None:
 def test_calls_are_written_in_the_format_of_the_model() -> None:
     messages = [{"role": "assistant", "content": "So:", "tool_calls": [call(1, "add", a=2)]}]
     written = 'So:\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-    assert as_plain_messages(messages, FORMATS["hermes"], "") == [{"role": "assistant", "content": written}]
+    assert as_plain_messages(messages, FORMATS["hermes"].written, "") == [{"role": "assistant", "content": written}]
