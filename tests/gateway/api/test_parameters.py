@@ -19,9 +19,9 @@ from quire.gateway.api.labels import Labels
 from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_schemas import MESSAGES, PROMPT
-from quire.gateway.api.token_requests import read_detokenize, read_tokenize
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, body
 from quire.gateway.features.batches.batch_parameters import BATCHES, MAX_WINDOW_S, expires_after, window_s
+from quire.gateway.features.tokenization.token_requests import read_detokenize, read_tokenize
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.stream.answer_options import AnswerOptions
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
