@@ -17,7 +17,7 @@ from quire.gateway.admission.submission import queue_is_full
 from quire.gateway.errors.api_errors import ParkingIsFull
 from quire.shared.accounts.account import Account
 from quire.shared.protocol.broker import Broker, QueueBounds, QueueFull
-from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.charge import LimitReached, packed_limits
 from quire.shared.protocol.states import ParkReply, UnparkReply
 from quire.shared.redis.cancellation import check_cancelled
 
@@ -104,8 +104,7 @@ class Parking:
         Raises QueueIsFull, RateLimited, BudgetSpent or BrokerDown.
         """
         try:
-            charge = Charge(tuple(accounts), self._broker.keys.lane) if accounts else None
-            unpark = partial(self._broker.unpark, bounds=self._bounds, charge=charge)
+            unpark = partial(self._broker.unpark, bounds=self._bounds, limits=packed_limits(accounts))
             found = [await self._retry(partial(unpark, id_)) for id_ in ids]
         except QueueFull as error:
             raise queue_is_full(error, self._rate) from error

@@ -6,13 +6,12 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
-from quire.gateway.admission.admission_options import read_admission_options
+from quire.gateway.admission.admission_options import read_terms
 from quire.gateway.admission.parking import ParkingState
 from quire.gateway.admission.retry import down
 from quire.gateway.api import resume as stored
@@ -115,35 +114,37 @@ async def serve_with(
     caller = caller_of(request)
     call = gateway.key_limits.restricted(caller, call, body)
     call.options.labels.note(request, gateway.user_hash_key)
-    options = read_admission_options(
-        request.headers, request.path, body, call.options, settings.default_timeout_s, settings.max_timeout_s
+    terms = read_terms(
+        gateway.submission.terms, request.headers, body, request.path, call.options, settings.max_timeout_s
     )
-    options = replace(
-        options,
-        retention_s=call.retention_s,
-        conversation=call.conversation,
-    )
-    options = gateway.key_limits.charged(caller, call.options.model, options, request.get(USER_HASH, ""))
+    terms = gateway.key_limits.charged(caller, call.options.model, terms, request.get(USER_HASH, ""))
+    traceparent = ""
     if (span := request.get(SPAN)) is not None:
         span.asks(dialect.name, call)
-        options = replace(options, traceparent=str(span.context))
+        traceparent = str(span.context)
     call_id = request[REQUEST_ID]
     requests = call.requests(call_id)
     metadata = call.metadata(dialect.name, int(time.time()))
+    terms = terms._replace(
+        metadata=metadata.encode(),
+        traceparent=traceparent,
+        retention_s=call.retention_s,
+        conversation=call.conversation,
+    )
     # The body is not needed while the answer is written.
     del body
     request.pop(BODY, None)
     release_body(request)
     # 2) Listen before the requests are submitted, so that no frame is missed.
-    can_return = bool(options.idempotency_key) or (call.options.stream and len(requests) == 1)
+    can_return = bool(terms.idempotency_key) or (call.options.stream and len(requests) == 1)
     with gateway.listening([item.id for item in requests], can_return, caller.owner) as buffer:
         # 3) Submit a request for each prompt.
-        first = await gateway.submission.submit(requests, metadata.encode(), options)
-        gateway.key_limits.tell(request, options.charge)
+        first, rates = await gateway.submission.submit(requests, terms)
+        gateway.key_limits.tell(request, rates)
         if first == call_id:
             meter.accepted(metadata.prompt_tokens)
-            buffer.accept(options.deadline_ms / 1000 or None, is_logged=False)
-            buffer.is_responsible = not options.is_background
+            buffer.accept(terms.deadline_ms / 1000 or None, is_logged=False)
+            buffer.is_responsible = not terms.is_background
             # 4) Answer.
             transcript = Transcript(metadata, gateway.model, buffer.cursors)
             return await write(gateway, request, buffer, transcript, call)
@@ -152,7 +153,7 @@ async def serve_with(
     ids = [request_id(first, index) for index in range(len(requests))]
     with gateway.listening(ids, owner=caller.owner) as buffer:
         # The submission may have added requests that the earlier call lacked, or listeners to its requests.
-        buffer.is_responsible = not options.is_background
+        buffer.is_responsible = not terms.is_background
         known = await _look_up(gateway, ids, dialect.name, caller.owner)
         if known is None or not await attach(gateway, buffer, known):
             raise down(f"request {first} of an idempotency key is gone")

@@ -9,6 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from quire.shared.protocol.broker import (
+    Admission,
     Attachment,
     Broker,
     IdempotencyConflict,
@@ -153,7 +154,7 @@ async def test_a_request_is_published_where_it_was_attached_last(broker: Broker,
     pubsub = client.pubsub()
     await pubsub.subscribe(KEYS.channel("other"))
     assert (await pubsub.get_message(timeout=60))["type"] == "subscribe"  # type: ignore[index]
-    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata")
+    await broker.submit("r", b"body", Admission(gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata"))
     claim = await broker.claim(await take(broker), "w", new_id())
     assert claim is not None
     await broker.commit_step("w", [step(claim, 0, (1,))])
@@ -205,7 +206,7 @@ async def test_who_submits_what_another_gateway_has_made_up_listens_too(broker: 
     """A second caller of several prompts under one key submits those that the first gateway has not come to yet."""
     for _ in range(2):
         await submit(broker, "r")
-        assert await broker.submit("r", b"body", gateway="first", cost=10, bounds=BOUNDS) == "r"
+        assert (await broker.submit("r", b"body", Admission(gateway="first", cost=10, bounds=BOUNDS))).id == "r"
         assert await broker.listeners_of(["r"]) == {"r": ["first", "g"]}
     assert await client.hget(KEYS.request("r"), "gateway") == b"g"
     assert await broker.queued() == (1, 10)
@@ -226,7 +227,7 @@ async def test_what_is_made_up_for_another_gateway_is_wanted_there(broker: Broke
         await broker.attach("call", gateway)
     for beside, expected in (("call", ["g", "second"]), ("gone", ["second"])):
         prompt = f"prompt beside {beside}"
-        await broker.submit(prompt, b"body", gateway="second", cost=10, bounds=BOUNDS, beside=beside)
+        await broker.submit(prompt, b"body", Admission(gateway="second", cost=10, bounds=BOUNDS, beside=beside))
         assert await broker.listeners_of([prompt]) == {prompt: expected}
     assert await broker.detach("prompt beside call", "second") == ["g"]
     assert await broker.cancel("prompt beside call", unless_beside=[]) == "wanted"
@@ -236,7 +237,7 @@ async def test_the_listeners_of_a_request_are_bounded(broker: Broker, client: Re
     await submit(broker, "r")
     for index in range(100):
         await broker.attach("r", f"g{index}")
-    assert await broker.submit("r", b"body", gateway="one more", cost=10, bounds=BOUNDS) == "r"
+    assert (await broker.submit("r", b"body", Admission(gateway="one more", cost=10, bounds=BOUNDS))).id == "r"
     listeners = (await broker.listeners_of(["r"]))["r"]
     assert listeners == [f"g{index}" for index in range(36, 100)]
     for corrupt in (b"\xc1", b"\x01"):
@@ -245,9 +246,8 @@ async def test_the_listeners_of_a_request_are_bounded(broker: Broker, client: Re
 
 
 async def keyed(broker: Broker, request_id: str, fingerprint: str = "f", key: str = "key") -> str:
-    return await broker.submit(
-        request_id, b"body", gateway="g", cost=10, bounds=BOUNDS, idempotency_key=key, fingerprint=fingerprint
-    )
+    terms = Admission(gateway="g", cost=10, bounds=BOUNDS, idempotency_key=key, fingerprint=fingerprint)
+    return (await broker.submit(request_id, b"body", terms)).id
 
 
 async def test_an_idempotency_key_stands_for_one_request(broker: Broker, client: Redis) -> None:
@@ -270,7 +270,9 @@ async def test_an_idempotency_key_cannot_stand_for_another_call(broker: Broker) 
 async def test_the_call_of_an_idempotency_key_is_found(broker: Broker) -> None:
     assert await broker.call_of("key") == ("", b"")
     await broker.submit(
-        "a", b"", gateway="g", cost=1, bounds=BOUNDS, metadata=b"about a", idempotency_key="key", fingerprint="f"
+        "a",
+        b"",
+        Admission(gateway="g", cost=1, bounds=BOUNDS, metadata=b"about a", idempotency_key="key", fingerprint="f"),
     )
     assert await broker.call_of("key") == ("a", b"about a")
     await broker.client.delete(KEYS.request("a"))
@@ -321,7 +323,7 @@ async def test_who_looks_at_a_worker_learns_what_waits_and_who_runs_what(broker:
     assert 0 < await client.pttl(KEYS.view("w")) <= 1000 * VIEW_TTL_S
     await start(broker, "running", "w")
     await submit(broker, "waiting")
-    await broker.submit("batch", b"", gateway="g", cost=1, bounds=BOUNDS, priority_class="batch")
+    await broker.submit("batch", b"", Admission(gateway="g", cost=1, bounds=BOUNDS, priority_class="batch"))
     await client.hset(KEYS.load, "requests:interactive", -1)  # a lost write
     assert await broker.look("w") == {"handed": 0, "interactive": 0, "standard": 1, "batch": 1}
     found = await broker.owners(["running", "waiting", "unknown"])
@@ -364,14 +366,18 @@ async def test_a_request_that_is_not_counted_keeps_its_retention(broker: Broker,
     """The lines of batches: they are deleted when they are read, and must not end the retention of responses."""
     bounds = replace(BOUNDS, stored_bytes=1)
     for name in ("a", "b"):
-        await broker.submit(name, b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False)
+        await broker.submit(
+            name, b"", Admission(gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False)
+        )
         assert await broker.cancel(name) == "cancelled"
     assert await client.exists(KEYS.held) == 0
     assert {await client.ttl(KEYS.request(name)) for name in ("a", "b")} == {5000}
 
 
 async def test_a_request_keeps_its_own_retention_and_its_conversation(broker: Broker, client: Redis) -> None:
-    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, retention_s=5000, conversation=b"[]")
+    await broker.submit(
+        "r", b"body", Admission(gateway="g", cost=10, bounds=BOUNDS, retention_s=5000, conversation=b"[]")
+    )
     assert await client.get(KEYS.conversation("r")) == b"[]"
     assert await client.ttl(KEYS.conversation("r")) == -1
     await broker.cancel("r")
@@ -381,7 +387,9 @@ async def test_a_request_keeps_its_own_retention_and_its_conversation(broker: Br
 
 async def store(broker: Broker, request_id: str, owner: str = "", bounds: QueueBounds = STORED) -> None:
     await broker.submit(
-        request_id, b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, conversation=b"x" * 8000, owner=owner
+        request_id,
+        b"",
+        Admission(gateway="g", cost=1, bounds=bounds, retention_s=5000, conversation=b"x" * 8000, owner=owner),
     )
 
 
@@ -429,7 +437,7 @@ async def test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now(
     """
     names = [f"a{index}" for index in range(2 if are_gone else 600)]
     for name in names:
-        await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS, is_background=True, owner="a")
+        await broker.submit(name, b"", Admission(gateway="g", cost=1, bounds=BOUNDS, is_background=True, owner="a"))
         await broker.cancel(name)
     await client.zadd(KEYS.ended("a"), dict.fromkeys(names, 1))
     if are_gone:
@@ -438,7 +446,7 @@ async def test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now(
     owner = "a" if bound == "key_bytes" else "b"
 
     async def try_to_store() -> None:
-        await broker.submit("r", b"", gateway="g", cost=1, bounds=bounds, is_background=True, owner=owner)
+        await broker.submit("r", b"", Admission(gateway="g", cost=1, bounds=bounds, is_background=True, owner=owner))
 
     monkeypatch.setattr("quire.shared.protocol.broker.gateway.ROOM_ATTEMPTS", 1)
     with pytest.raises(NoRoom) as refused:
@@ -478,7 +486,7 @@ async def test_a_request_counts_until_redis_forgets_it_whoever_ended_it(broker: 
     assert await client.zscore(KEYS.holders, "a") == 3 * SIZE
     await client.delete(KEYS.request("a0"), KEYS.output("a0"), KEYS.conversation("a0"), KEYS.request("a1"))
     await client.zadd(KEYS.due, dict.fromkeys(("a0", "a1", "a2"), 1))  # the time at which they are looked at
-    await broker.submit("last", b"", gateway="g", cost=1, bounds=STORED, is_background=True)
+    await broker.submit("last", b"", Admission(gateway="g", cost=1, bounds=STORED, is_background=True))
     held = await client.hgetall(KEYS.held)
     assert {name: value.decode() for name, value in held.items()} == {
         b"": f"{SIZE + STORED_BYTES}",
@@ -519,7 +527,7 @@ async def test_a_request_that_counts_is_looked_at_when_its_keys_may_be_gone(brok
     ],
 )
 async def test_only_requests_that_stay_count(broker: Broker, client: Redis, more: dict[str, Any], counts: bool) -> None:
-    await broker.submit("r", b"body", gateway="g", cost=1, bounds=BOUNDS, owner="a", **more)
+    await broker.submit("r", b"body", Admission(gateway="g", cost=1, bounds=BOUNDS, owner="a", **more))
     size = STORED_BYTES + len(b"body") + len(more.get("metadata", b""))
     assert await client.zscore(KEYS.holders, "a") == (size if counts else None)
     await broker.cancel("r")

@@ -9,9 +9,18 @@ from redis.asyncio import Redis
 
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.protocol.broker import Broker, NoRoom, QueueBounds, QueueFull, QueueReader, StepCommit, new_id
+from quire.shared.protocol.broker import (
+    Admission,
+    Broker,
+    NoRoom,
+    QueueBounds,
+    QueueFull,
+    QueueReader,
+    StepCommit,
+    new_id,
+)
 from quire.shared.protocol.broker.parking import NO_BOUNDS
-from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.charge import LimitReached, packed_limits
 from quire.shared.protocol.keys import GROUP, LOG_BYTES_PER_TOKEN, PARKING_S, RETENTION_S, STORED_BYTES
 from quire.shared.protocol.messages import Outcome, StepItem
 from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, recoveries_of, start, step, submit, take
@@ -193,17 +202,16 @@ async def test_a_full_queue_takes_no_parked_request(broker: Broker) -> None:
 async def test_a_limit_of_its_caller_keeps_a_request_parked(broker: Broker) -> None:
     account = Account(kind="key", id="a" * 16, name="a")
     for name in ("r", "other"):
-        charge = Charge((account,), "model")
-        await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1)
+        await broker.submit(name, b"", Admission(gateway="g", cost=1, bounds=BOUNDS, accounts=(account,)))
     await broker.park("r")
-    bounded = Charge((replace(account, limits=AccountLimits(concurrent_requests=1)),), "model")
+    bounded = replace(account, limits=AccountLimits(concurrent_requests=1))
     with pytest.raises(LimitReached) as reached:
-        await broker.unpark("r", charge=bounded)
+        await broker.unpark("r", limits=packed_limits([bounded]))
     assert (reached.value.limit, reached.value.account) == ("concurrent_requests", account.place)
     assert reached.value.wait_ms == 0
     assert await state_of(broker) == "parked"
     await broker.cancel("other")
-    assert await broker.unpark("r", charge=bounded) == "queued"
+    assert await broker.unpark("r", limits=packed_limits([bounded])) == "queued"
 
 
 async def test_an_unparked_request_needs_no_client_and_stays_for_the_rest_of_its_time(
@@ -223,7 +231,7 @@ async def test_an_unparked_request_needs_no_client_and_stays_for_the_rest_of_its
 
 async def test_the_parked_requests_of_a_key_are_bounded(broker: Broker) -> None:
     async def add(request_id: str, owner: str) -> None:
-        await broker.submit(request_id, b"", gateway="g", cost=1, bounds=NO_BOUNDS, owner=owner)
+        await broker.submit(request_id, b"", Admission(gateway="g", cost=1, bounds=NO_BOUNDS, owner=owner))
 
     for index in range(3):
         await add(f"a{index}", "key a")
@@ -247,10 +255,10 @@ async def test_the_answer_of_a_parked_line_of_a_batch_makes_no_room_before_it_wa
     bounds = QueueBounds(10, 100, key_bytes=STORED_BYTES)
 
     async def store() -> None:
-        await broker.submit("r", b"", gateway="g", cost=1, bounds=bounds, is_background=True, owner="a")
+        await broker.submit("r", b"", Admission(gateway="g", cost=1, bounds=bounds, is_background=True, owner="a"))
 
     await broker.submit(
-        "line", b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False, owner="a"
+        "line", b"", Admission(gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False, owner="a")
     )
     assert await client.zscore(KEYS.holders, "a") is None
     await broker.park("line")

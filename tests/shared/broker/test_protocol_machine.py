@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from quire.shared.protocol.broker import (
+    Admission,
     Claim,
     ComputedTokens,
     IdempotencyConflict,
@@ -30,12 +31,12 @@ from quire.shared.protocol.broker import (
     StepCommit,
     StepReply,
     StreamEntry,
+    Submitted,
 )
 from quire.shared.protocol.broker.parking import NO_BOUNDS
 from quire.shared.protocol.keys import PRIORITY_CLASSES, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.protocol.messages import OUTCOMES, Delta, Outcome, StepItem, decode_items
-from quire.shared.protocol.share import Share
-from tests.support.fair_model import Group
+from tests.support.fair_model import Group, Share
 from tests.support.protocol_driver import (
     API_KEYS,
     KEYS,
@@ -157,6 +158,8 @@ class ProtocolMachine(RuleBasedStateMachine):
                 got = "conflict"
             if isinstance(got, StepReply):
                 got, expected = _unordered(got), _unordered(expected)
+            elif isinstance(got, Submitted):
+                got = got.id
             elif isinstance(got, Claim):
                 got = replace(got, waited_ms=0)
             for request, worker in self.model.unplaced:
@@ -234,24 +237,26 @@ class ProtocolMachine(RuleBasedStateMachine):
             lambda: self.lane.broker.submit(
                 request.request_id,
                 request.body,
-                gateway=gateway,
-                cost=cost,
-                bounds=BOUNDS,
-                priority_class=priority_class,
-                deadline_ms=3_600_000 if deadline == AHEAD else 0,
-                metadata=request.metadata,
-                is_background=is_background,
-                idempotency_key=key,
-                fingerprint=fingerprint,
-                traceparent=request.traceparent,
-                beside=beside,
-                retention_s=retention_s,
-                conversation=request.conversation,
-                prompt_tokens=request.prompt_tokens,
-                share=share,
-                counts_stored=counts_stored,
-                rows=rows,
-                owner=api_key,
+                Admission(
+                    gateway=gateway,
+                    cost=cost,
+                    bounds=BOUNDS,
+                    priority_class=priority_class,
+                    deadline_ms=3_600_000 if deadline == AHEAD else 0,
+                    metadata=request.metadata,
+                    is_background=is_background,
+                    idempotency_key=key,
+                    fingerprint=fingerprint,
+                    traceparent=request.traceparent,
+                    beside=beside,
+                    retention_s=retention_s,
+                    conversation=request.conversation,
+                    prompt_tokens=request.prompt_tokens,
+                    **share._asdict(),
+                    counts_stored=counts_stored,
+                    rows=rows,
+                    owner=api_key,
+                ),
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,
@@ -267,7 +272,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         again = replace(known, gateway=gateway)
         self.call(
             lambda: self.lane.broker.submit(
-                known.request_id, known.body, gateway=gateway, cost=known.cost, bounds=BOUNDS
+                known.request_id, known.body, Admission(gateway=gateway, cost=known.cost, bounds=BOUNDS)
             ),
             lambda: self.model.submit(again, BOUNDS, "", ""),
             lost,
@@ -811,7 +816,9 @@ class ProtocolMachine(RuleBasedStateMachine):
         bounds = replace(BOUNDS, stored_bytes=1, key_bytes=1)
         last_one = Request("last", "standard", 1, "g", True, NONE)
         self.call(
-            lambda: self.lane.broker.submit("last", b"", gateway="g", cost=1, bounds=bounds, is_background=True),
+            lambda: self.lane.broker.submit(
+                "last", b"", Admission(gateway="g", cost=1, bounds=bounds, is_background=True)
+            ),
             lambda: self.model.submit(last_one, bounds, "", ""),
         )
         assert client.hgetall(KEYS.held) in ({}, {b"": b"0"})

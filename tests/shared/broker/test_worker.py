@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.protocol.broker import MAX_DEATHS, Broker, Claim, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.broker import MAX_DEATHS, Admission, Broker, Claim, QueueBounds, QueueReader, new_id
 from quire.shared.protocol.keys import GROUP, HANDED, RETENTION_S
 from quire.shared.protocol.messages import Outcome, decode_items
 from quire.shared.redis.clients import blocking_client, pubsub_client
@@ -166,7 +166,7 @@ async def test_a_released_request_can_be_cancelled_while_it_waits(broker: Broker
 async def test_a_released_request_leaves_the_load_of_its_class_however_it_leaves(
     broker: Broker, client: Redis, act: str
 ) -> None:
-    await broker.submit("r", b"body", gateway="g", cost=7, bounds=BOUNDS, priority_class="batch")
+    await broker.submit("r", b"body", Admission(gateway="g", cost=7, bounds=BOUNDS, priority_class="batch"))
     claim = await broker.claim(await take(broker), "w", new_id())
     assert claim is not None
     await broker.release([("r", claim.attempt)])
@@ -187,7 +187,7 @@ async def test_a_release_keeps_a_cancel_that_was_not_obeyed(broker: Broker) -> N
 
 
 async def test_a_request_without_progress_is_quarantined_with_the_third_death(broker: Broker) -> None:
-    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata")
+    await broker.submit("r", b"body", Admission(gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata"))
     assert await broker.claim(await take(broker), "w", new_id())
     for deaths in range(1, MAX_DEATHS):
         claim = await take_over(broker, f"worker {deaths}")
@@ -294,9 +294,17 @@ async def test_a_claim_has_what_was_submitted_and_what_was_before(
     broker: Broker, priority_class: str, is_background: bool, traceparent: str
 ) -> None:
     await broker.submit(
-        "r", b"body", gateway="g", cost=10, bounds=BOUNDS, priority_class=priority_class, is_background=is_background,
-        **({"traceparent": traceparent} if traceparent else {}),
-    )  # fmt: skip
+        "r",
+        b"body",
+        Admission(
+            gateway="g",
+            cost=10,
+            bounds=BOUNDS,
+            priority_class=priority_class,
+            is_background=is_background,
+            traceparent=traceparent,
+        ),
+    )
     claim = await broker.claim(await take(broker), "w", "first")
     assert claim is not None
     first = Claim("r", "first", "g", priority_class, b"body", 0, claim.waited_ms, 0, ())
@@ -328,7 +336,7 @@ async def test_a_worker_that_takes_its_own_request_again_has_not_died(broker: Br
 
 
 async def test_a_request_in_the_background_has_no_gateway_to_live_for(broker: Broker) -> None:
-    await broker.submit("back", b"body", gateway="g", cost=10, bounds=BOUNDS, is_background=True)
+    await broker.submit("back", b"body", Admission(gateway="g", cost=10, bounds=BOUNDS, is_background=True))
     await submit(broker, "front")
     await broker.refresh_gateway("g")
     assert await broker.listeners_of(["back", "front", "unknown"]) == {"front": ["g"]}
@@ -489,10 +497,12 @@ async def test_a_read_takes_from_the_first_queue_first_and_no_more_than_asked(br
             await broker.submit(
                 f"{name}{index}",
                 b"body",
-                gateway="g",
-                cost=1,
-                bounds=QueueBounds(requests=100, tokens=1000),
-                priority_class=name,
+                Admission(
+                    gateway="g",
+                    cost=1,
+                    bounds=QueueBounds(requests=100, tokens=1000),
+                    priority_class=name,
+                ),
             )
     reader = QueueReader(broker.client, "lane", "w")
     assert await reader.read(0, 0) == []
@@ -514,7 +524,9 @@ async def test_a_read_counts_rows_and_nothing_passes_a_request_that_is_too_wide(
     await broker.create_groups()
     for index, rows in enumerate((1, 3, 2, 1)):
         await broker.submit(
-            f"r{index}", b"body", gateway="g", cost=1, bounds=QueueBounds(requests=100, tokens=1000), rows=rows
+            f"r{index}",
+            b"body",
+            Admission(gateway="g", cost=1, bounds=QueueBounds(requests=100, tokens=1000), rows=rows),
         )
     reader = QueueReader(broker.client, "lane", "w")
     found = []
@@ -537,7 +549,7 @@ async def test_requests_that_come_back_are_read_by_their_rows(broker: Broker) ->
     await broker.create_groups()
     bounds = QueueBounds(requests=100, tokens=1000)
     for name in ("a", "b", "c"):
-        await broker.submit(name, b"body", gateway="g", cost=1, bounds=bounds, rows=3)
+        await broker.submit(name, b"body", Admission(gateway="g", cost=1, bounds=bounds, rows=3))
     claims = []
     for delivery in await QueueReader(broker.client, "lane", "w").read(9, 0):
         claim = await broker.claim(delivery, "w", new_id())
@@ -565,7 +577,7 @@ async def test_behind_a_read_that_waited_none_is_lost_or_waited_for(broker: Brok
     await waits(broker)
     bounds = QueueBounds(requests=100, tokens=1000)
     for index in range(20):
-        await broker.submit(f"r{index}", b"body", gateway="g", cost=1, bounds=bounds)
+        await broker.submit(f"r{index}", b"body", Admission(gateway="g", cost=1, bounds=bounds))
     found = await waiting
     async with asyncio.timeout(60):
         while len(found) < 20:
