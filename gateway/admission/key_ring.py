@@ -9,7 +9,7 @@ from collections import OrderedDict
 from functools import partial
 
 from quire.gateway.api.caller import ANONYMOUS, Caller
-from quire.gateway.api.responses.store import Retry
+from quire.gateway.api.resume import Retry
 from quire.gateway.errors.api_errors import ApiKeyWrong
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.secret import digest_of, key_id_of

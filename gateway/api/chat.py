@@ -8,6 +8,7 @@ from typing import Any
 from quire.gateway.api.call import Call
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.conversation import Conversation, read_call, template_variables, unknown_variables
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.logprobs import choice_prompt, of_chat, texts_of, token_ids_of
 from quire.gateway.api.options import make_options
 from quire.gateway.api.parameters import CHAT, read
@@ -23,9 +24,10 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice
+from quire.gateway.stream.writer import ChoiceFormat
 
 
-class ChatDialect:
+class ChatDialect(Dialect):
     """The chat completions API."""
 
     name = "chat"
@@ -52,7 +54,7 @@ class ChatDialect:
         return ChatAnswer(self.prefix + call_id, model, metadata)
 
 
-class ChatAnswer:
+class ChatAnswer(ChoiceFormat):
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
     def __init__(self, public_id: str, model: ServedModel, metadata: CallMetadata) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.gateway.api.call import Call
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.logprobs import (
     TokenRow,
     choice_prompt,
@@ -30,39 +31,36 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice
+from quire.gateway.stream.writer import ChoiceFormat
 
 
-async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
-    """Check and tokenize a call. Raises ApiError."""
-    options = read_options(body, COMPLETIONS, limits.sampling_defaults)
-    limits.check_model(options.model)
-    prompts = read_prompts(body["prompt"], limits.max_prompts, limits.vocab_size)
-    limits.check_choices(len(prompts), options.counts)
-    limits.check_answer(options.sampling.grammar, options.grammar_parameter)
-    await renderer.check_grammar(options.sampling.grammar, options.grammar_parameter)
-    token_ids = await asyncio.gather(
-        *(renderer.prompt(name, prompt, limits.max_model_len, options.form) for name, prompt in prompts)
-    )
-    answer_length = COMPLETION_DEFAULT_TOKENS if options.max_tokens is None else options.max_tokens
-    room = limits.max_model_len - answer_length
-    named = [(name, options.form.truncated(ids, room)) for (name, _), ids in zip(prompts, token_ids, strict=True)]
-    return Call.of(options, named, limits, default_max_tokens=COMPLETION_DEFAULT_TOKENS)
-
-
-class CompletionDialect:
+class CompletionDialect(Dialect):
     """The completions API."""
 
     name = "completion"
     prefix = "cmpl-"
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
-        return await read(body, limits, renderer)
+        """Check and tokenize a call. Raises ApiError."""
+        options = read_options(body, COMPLETIONS, limits.sampling_defaults)
+        limits.check_model(options.model)
+        prompts = read_prompts(body["prompt"], limits.max_prompts, limits.vocab_size)
+        limits.check_choices(len(prompts), options.counts)
+        limits.check_answer(options.sampling.grammar, options.grammar_parameter)
+        await renderer.check_grammar(options.sampling.grammar, options.grammar_parameter)
+        token_ids = await asyncio.gather(
+            *(renderer.prompt(name, prompt, limits.max_model_len, options.form) for name, prompt in prompts)
+        )
+        answer_length = COMPLETION_DEFAULT_TOKENS if options.max_tokens is None else options.max_tokens
+        room = limits.max_model_len - answer_length
+        named = [(name, options.form.truncated(ids, room)) for (name, _), ids in zip(prompts, token_ids, strict=True)]
+        return Call.of(options, named, limits, default_max_tokens=COMPLETION_DEFAULT_TOKENS)
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> CompletionAnswer:
         return CompletionAnswer(self.prefix + call_id, model, metadata)
 
 
-class CompletionAnswer:
+class CompletionAnswer(ChoiceFormat):
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
     def __init__(self, public_id: str, model: ServedModel, metadata: CallMetadata) -> None:

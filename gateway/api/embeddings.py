@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.gateway.api import request_schemas
 from quire.gateway.api.call import Call, Options
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.labels import LABELS, read_labels
 from quire.gateway.api.parameters import OF_THE_CALL, anything, read
 from quire.gateway.api.prompts import read_prompts
@@ -123,13 +124,16 @@ class EmbeddingCall(Call):
         return [replace(request, pooling=self.pooling) for request in Call.requests(self, call_id)]
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingDialect:
-    """Reads embedding calls of one model. max_inputs: of one call."""
+class EmbeddingDialect(Dialect):
+    """Reads embedding calls of one model."""
 
-    model: ServedModel
-    max_inputs: int
-    name: str = NAME
+    name = NAME
+    prefix = PREFIX
+
+    def __init__(self, model: ServedModel, max_inputs: int) -> None:
+        """max_inputs: of one call."""
+        self.model = model
+        self.max_inputs = max_inputs
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> EmbeddingCall:
         """Checks and tokenizes a call. Raises ApiError."""

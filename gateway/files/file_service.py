@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from quire.gateway.api.responses.store import Retry
+from quire.gateway.api.resume import Retry
 from quire.gateway.errors.api_errors import FilesAreOff, NotFound, StorageDown
 from quire.gateway.files.file_store import PREFIX, FileStore, StorageBounds, StoredFile, read_id
 from quire.gateway.files.folder_storage import FolderStorage

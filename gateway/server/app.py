@@ -11,7 +11,7 @@ from quire.gateway.api.openapi import document
 from quire.gateway.batches.batch_service import BATCHES, BatchService
 from quire.gateway.errors import error_responses
 from quire.gateway.pages import routes as pages
-from quire.gateway.routes import completion_routes, embedding_routes, message_routes, responses, tokenization
+from quire.gateway.routes import table
 from quire.gateway.server.http_server import add_headers
 from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Served
 from quire.gateway.telemetry.access_log import recording
@@ -45,11 +45,7 @@ def create_app(models: Served) -> web.Application:
     app.on_cleanup.append(batches.close)
     app.add_routes(
         [
-            *completion_routes.routes(directory),
-            *embedding_routes.routes(directory),
-            *message_routes.routes(directory),
-            *tokenization.routes(directory),
-            *responses.routes(directory),
+            *table.routes(directory),
             *batches.routes(),
             web.get("/openapi.json", document.handler(directory.title)),
         ]

@@ -6,9 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from multidict import CIMultiDictProxy
+
 from quire.gateway.api.call import Call
 from quire.gateway.api.conversation import read_call, render_prompt
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.messages.events import BlockWriter, blocks, event
+from quire.gateway.api.messages.headers import check_headers
 from quire.gateway.api.messages.parameters import COUNT_TOKENS, CREATE
 from quire.gateway.api.messages.request import read_request
 from quire.gateway.api.request_limits import RequestLimits
@@ -23,17 +27,21 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import TOOL_CALLS, Choice
+from quire.gateway.stream.writer import ChoiceFormat
 from quire.shared.protocol.states import OutcomeName
 
 # The priority classes as the tiers of this API.
 TIERS = {"interactive": "priority", "standard": "standard", "batch": "batch"}
 
 
-class MessageDialect:
+class MessageDialect(Dialect):
     """The Messages API."""
 
     name = "message"
     prefix = "msg_"
+
+    def check_headers(self, headers: CIMultiDictProxy[str]) -> list[str]:
+        return check_headers(headers)
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         """Checks and tokenizes a call. Raises ApiError."""
@@ -73,7 +81,7 @@ async def count_tokens(body: dict[str, Any], limits: RequestLimits, renderer: Re
     return len(prompt.token_ids), request.no_effect
 
 
-class MessageAnswer:
+class MessageAnswer(ChoiceFormat):
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
     def __init__(self, public_id: str, call_id: str, model: ServedModel, metadata: CallMetadata) -> None:
