@@ -12,7 +12,6 @@ from typing import Any
 from aiohttp import web
 
 from quire.gateway.admission.admission_options import read_terms
-from quire.gateway.admission.parking import ParkingState
 from quire.gateway.admission.retry import down
 from quire.gateway.api import resume as stored
 from quire.gateway.api.body_budget import release_body
@@ -232,29 +231,18 @@ def _log_prompt(call_id: str, body: dict[str, Any]) -> None:
 async def park(dialect: Dialect, gateway: Gateway, request: web.Request) -> web.Response:
     """POST .../{id}/park: sets a call aside with its tokens. A call that has ended, or is about to, stays as it is."""
     call_id, known = await find(dialect, gateway, request)
-    return _parking(dialect.prefix + call_id, await gateway.parking.park(_requests(call_id, known)))
+    return (await gateway.parking.park(_requests(call_id, known))).answer(dialect.prefix + call_id)
 
 
 async def unpark(dialect: Dialect, gateway: Gateway, request: web.Request) -> web.Response:
     """POST .../{id}/unpark: queues a parked call again. A call that is not parked stays as it is."""
     call_id, known = await find(dialect, gateway, request)
-    accounts = caller_of(request).accounts
-    return _parking(dialect.prefix + call_id, await gateway.parking.unpark(_requests(call_id, known), accounts))
+    state = await gateway.parking.unpark(_requests(call_id, known), caller_of(request))
+    return state.answer(dialect.prefix + call_id)
 
 
 def _requests(call_id: str, known: StoredCall) -> list[str]:
     return [request_id(call_id, index) for index in range(known.metadata.requests)]
-
-
-def _parking(public_id: str, state: ParkingState) -> web.Response:
-    return web.json_response(
-        {
-            "id": public_id,
-            "parked": state.is_parked,
-            "ended": state.has_ended,
-            "expires_at": None if state.until is None else int(state.until),
-        }
-    )
 
 
 def json_text(text: str) -> web.Response:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from quire.gateway.admin.api_keys import carry_out, run
-from quire.gateway.admin.key_settings import CreateKey, RestoreKeys
+from quire.gateway.features.keys.api_keys import carry_out, run
+from quire.gateway.features.keys.key_settings import CreateKey, RestoreKeys
 from quire.ops.cli.settings import KeysOfStateFolder
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.ops.local.preconditions import find_redis, lock_state_dir

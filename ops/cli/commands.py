@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire.gateway.server.commands import DEAD_LETTERS, GATEWAY, KEYS, PARKING, USAGE
+from quire.gateway.features.admin.commands import DEAD_LETTERS
+from quire.gateway.features.keys.commands import KEYS, USAGE
+from quire.gateway.features.parking.commands import PARKING
+from quire.gateway.server.commands import GATEWAY
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import (
     ALL_SETTINGS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from quire.gateway.admin.dead_letters import carry_out, run
+from quire.gateway.features.admin.dead_letters import carry_out, run
 from quire.ops.cli.settings import DeadSettings
 from quire.ops.local.preconditions import redis_of
 from quire.ops.paths import resolve_state_dir

@@ -18,7 +18,7 @@ def first_key(gateway: GatewaySettings, serve: ServeSettings, redis_url: str, ou
     output: where the caller shows the secret. If it is no terminal but a file or a journal, no key is made.
     Raises CommandError.
     """
-    from quire.gateway.server.start_check import has_keys, make_first_key, needs_key, no_key
+    from quire.gateway.features.keys.start_check import has_keys, make_first_key, needs_key, no_key
 
     try:
         if not needs_key(gateway) or asyncio.run(has_keys(redis_url)):

@@ -100,8 +100,7 @@ class Admission(NamedTuple):
             charge = [self.account_prefix, int(self.begins_call), self.prompt_tokens, price.prompt, price.completion]
             terms["charge"] = [*charge, self.charged_model, self.park_s, *map(limits_of, self.accounts)]
         # The msgpack of Redis reads bytes only as text.
-        packed: bytes = msgpack.packb(terms, use_bin_type=False)
-        return packed
+        return bytes(msgpack.packb(terms, use_bin_type=False))
 
 
 # Fields that the record leaves out if they are empty, under their own names.

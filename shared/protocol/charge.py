@@ -67,8 +67,7 @@ def tightest(states: Sequence[Sequence[int]]) -> dict[str, RateState]:
 def packed_limits(accounts: Iterable[Account]) -> bytes:
     """The names of accounts and their limits, as `unpark` reads them; empty without accounts."""
     found = list(map(limits_of, accounts))
-    packed: bytes = msgpack.packb(found) if found else b""
-    return packed
+    return bytes(msgpack.packb(found)) if found else b""
 
 
 def limits_of(account: Account) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.shared.model.config import CONTEXT_KEYS, HIDDEN_KEYS
 from quire.shared.model.files import ModelError, check_file, read_json
-from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.model.folder import is_gguf
 from quire.shared.protocol.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 

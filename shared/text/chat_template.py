@@ -23,7 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.shared.model.files import ModelError, check_file, read_json
-from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.model.folder import is_gguf
 from quire.shared.text.role_order import probe_role_order
 from quire.shared.text.tool_turns import PROBED_TOOL, ToolTurns, called_tools, probe_tool_turns
 

@@ -9,12 +9,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from quire.shared.model.files import ModelError, check_file, read_json
-from quire.shared.model.folder import SENTENCE_PIECES, TEKKEN, TOKENIZER, tokenizer_fault
-from quire.shared.model.gguf.errors import GGUFError
+from quire.shared.model.folder import SENTENCE_PIECES, TEKKEN, TOKENIZER, is_gguf, tokenizer_fault
 from quire.shared.model.gguf.file import open_gguf
-from quire.shared.model.gguf.model_files import is_gguf
 from quire.shared.model.gguf.tokenizer import build_tokenizer
 from quire.shared.model.sentence_pieces import load_sentence_pieces
+from quire.shared.process.errors import FileError
 from quire.shared.text.panics import faults_as
 from quire.shared.text.tekken import load_tekken
 
@@ -136,5 +135,5 @@ def _of_folder(folder: Path) -> Tokenizer:
 def _of_gguf(path: Path) -> Tokenizer:
     try:
         return build_tokenizer(open_gguf(path))
-    except GGUFError as error:
+    except FileError as error:
         raise ModelError(f"{error}.") from error

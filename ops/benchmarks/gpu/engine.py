@@ -17,10 +17,11 @@ from quire import kernels
 from quire.ops.benchmarks.paper.workloads import SHAREGPT, lengths
 from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
-from quire.worker.device import memory_plan
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import graph_buckets
-from quire.worker.device.graphs import GREEDY, GraphBucket
+from quire.worker.device import devices
+from quire.worker.device.cuda import memory_plan
+from quire.worker.device.cuda.graph_capture import graph_buckets
+from quire.worker.device.cuda.graphs import GREEDY, GraphBucket
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.runner import StepOutput
@@ -85,7 +86,7 @@ def make_engine(
     on_cpu = device.type == "cpu"
     ops = kernels.select_ops("cpu", dtype) if on_cpu else kernels.triton_ops(device, dtype, False, invariant)
     model = random_decoder(name, ops, dtype, longest)
-    sequences, tokens = memory_plan.max_num_seqs(settings, device), memory_plan.max_num_batched_tokens(settings, device)
+    sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
     room = 1 << 26
     if device.type == "cuda":
         room, _, tokens = memory_plan.plan_cuda_memory(settings, model, longest)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from quire.ops.benchmarks.gpu.engine import Load, decode_steps, make_engine, run
-from quire.worker.device import graph_capture
-from quire.worker.device.graphs import GREEDY, GraphBucket
+from quire.worker.device.cuda import graph_capture
+from quire.worker.device.cuda.graphs import GREEDY, GraphBucket
 
 
 def measure(

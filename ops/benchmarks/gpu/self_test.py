@@ -12,8 +12,8 @@ from quire import kernels
 from quire.kernels.self_test.cases import WrongKernel, run_cases
 from quire.kernels.self_test.registry import cases_of
 from quire.ops.benchmarks.stack.random_model import random_decoder
+from quire.worker.device.cuda.graphs import record_on_cuda
 from quire.worker.device.devices import has_fp8
-from quire.worker.device.graphs import record_on_cuda
 
 MODELS = ("llama-3.1-8b", "qwen3-0.6b")
 LONGEST, BLOCK_SIZE = 8192, 16

@@ -112,9 +112,8 @@ class GatewayVerbs(Lane):
             raise NoRoom(terms.owner if text(reply[1]) == "key" else "", int(reply[2]), int(reply[3]))
         if found is SubmitReply.CONFLICT:
             raise IdempotencyConflict(terms.idempotency_key)
-        if found is SubmitReply.SAME:
-            return Submitted(text(reply[1]))
-        return Submitted(request_id, tightest(reply[2]) if found is SubmitReply.ACCEPTED else {})
+        first = text(reply[1]) if found is SubmitReply.SAME else request_id
+        return Submitted(first, tightest(reply[2]) if found is SubmitReply.ACCEPTED else {})
 
     async def attach(self, request_id: str, gateway: str) -> Attachment | None:
         """Publish the output of a request to `gateway` from now on. Returns None for an unknown request."""

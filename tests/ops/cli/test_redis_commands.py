@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from quire.gateway.admin.key_settings import CreateKey, ListKeys, RevokeKey
+from quire.gateway.features.keys.key_settings import CreateKey, ListKeys, RevokeKey
 from quire.ops.cli.api_keys import keys
 from quire.ops.cli.dead_letters import dead
 from quire.ops.cli.parked_requests import parking

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.shared.protocol.messages import Delta, Outcome, StepItem
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.transfers import SampledTokens
 from quire.worker.inspect.snapshot import take_snapshot

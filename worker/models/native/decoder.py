@@ -17,17 +17,16 @@ import torch
 import torch.nn.functional as F
 
 import quire.kernels.ops
-from quire.kernels.moe import SILU, ExpertNorms, PackedMoE
-from quire.kernels.ops import Ops, PackedLinear, PerLayerInput
-from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
+from quire.kernels.ops import SILU, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
+from quire.kernels.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.shared.process.errors import CheckpointError
-from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel
+from quire.worker.engine.sequence import Adapter
+from quire.worker.models.files.formats import make_reader, open_weights
 from quire.worker.models.files.kv_scales import PLAIN, KVFactors, projection_factors, read_kv_factors, scale_names
 from quire.worker.models.files.loader import Progress, Weights
 from quire.worker.models.files.lora.adapter import load_adapter
-from quire.worker.models.files.quantized.reader import make_reader, open_weights
 from quire.worker.models.files.weight_reader import WeightReader
 from quire.worker.models.native.config import (
     EMBEDDING,
