@@ -11,7 +11,7 @@ from typing import Any
 
 from multidict import CIMultiDictProxy
 
-from quire.gateway.api.call import Options
+from quire.gateway.api.call import Call
 from quire.gateway.api.headers import IDEMPOTENCY_KEY
 from quire.gateway.errors.api_errors import refused
 from quire.shared.config.validators import shown
@@ -24,9 +24,9 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
 def read_terms(
-    terms: Admission, headers: CIMultiDictProxy[str], body: Mapping[str, Any], path: str, options: Options, max_s: float
+    terms: Admission, headers: CIMultiDictProxy[str], body: Mapping[str, Any], path: str, call: Call, max_s: float
 ) -> Admission:
-    """The terms with what the headers and the options of a call ask for.
+    """The terms with what the headers and the parameters of a call ask for.
 
     terms: of this gateway; their deadline is the default. max_s: the longest deadline. Raises InvalidRequest.
     """
@@ -35,7 +35,7 @@ def read_terms(
         raise refused(
             IDEMPOTENCY_KEY, f"{IDEMPOTENCY_KEY} must be 1 to 255 visible ASCII characters, not {shown(key)}."
         )
-    timeout_s = options.timeout_s
+    timeout_s = call.timeout_s
     name = "timeout"
     if timeout_s is None and (text := _single(headers, REQUEST_TIMEOUT)) is not None:
         name = REQUEST_TIMEOUT
@@ -49,8 +49,8 @@ def read_terms(
             f"not {shown(text if name == REQUEST_TIMEOUT else timeout_s)}.",
         )
     return terms._replace(
-        priority_class=options.priority,
-        is_background=options.background,
+        priority_class=call.priority,
+        is_background=call.about.is_background,
         deadline_ms=math.ceil(1000 * timeout_s),
         idempotency_key=key or "",
         fingerprint=fingerprint(path, body) if key else "",

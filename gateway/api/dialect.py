@@ -17,7 +17,6 @@ from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import CallMetadata
-from quire.gateway.stream.sse import BEGINNING
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import AnswerFormat, EventRenderer
 
@@ -48,7 +47,7 @@ class Dialect:
     ) -> EventRenderer:
         """Return the renderer of the events after a place that `read_place` has read; None is the beginning."""
         form = self.form(call_id, model, transcript.metadata)
-        return EventRenderer(transcript, form, headers, BEGINNING if place is None else place)
+        return EventRenderer(transcript, form, headers, place)
 
     async def status(self, form: AnswerFormat, call_id: str, is_new: bool) -> str:
         """Return the JSON for a client that does not wait for its call. A dialect without it has no such calls."""

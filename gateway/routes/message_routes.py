@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from quire.gateway.api.messages.answer import count_tokens
-from quire.gateway.api.messages.headers import check_headers
+from quire.gateway.api.messages.answer import MessageDialect, count_tokens
 from quire.gateway.api.parsing import read_object
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES
 from quire.gateway.serving.service import Gateway
@@ -13,7 +12,7 @@ from quire.gateway.serving.service import Gateway
 
 async def count(gateway: Gateway, request: web.Request) -> web.Response:
     """POST /v1/messages/count_tokens: counts the tokens of a prompt without generating."""
-    betas = check_headers(request.headers)
+    betas = MessageDialect().check_headers(request.headers)
     settings = gateway.settings
     body = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
     tokens, no_effect = await count_tokens(body, gateway.limits, gateway.renderer)

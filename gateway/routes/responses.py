@@ -39,8 +39,8 @@ async def count(responses: ResponseDialect, gateway: Gateway, request: web.Reque
     """POST /v1/responses/input_tokens: counts the tokens of the prompt of a response with this body."""
     body = await read_object(request, gateway.settings.max_body_bytes, gateway.settings.body_timeout_s)
     call = await responses.read_unstored(body, gateway.limits, gateway.renderer)
-    call.options.labels.note(request, gateway.user_hash_key)
-    return web.json_response({"object": "response.input_tokens", "input_tokens": call.prompt_tokens})
+    call.note(request, gateway.user_hash_key)
+    return web.json_response({"object": "response.input_tokens", "input_tokens": call.about.prompt_tokens})
 
 
 async def retrieve(responses: ResponseDialect, gateway: Gateway, request: web.Request) -> web.StreamResponse:

@@ -22,11 +22,12 @@ async def tokenize(gateway: Gateway, request: web.Request) -> web.Response:
     if asked.model:
         limits.check_model(asked.model)
     if asked.conversation is not None:
-        tokens = (await render_prompt(asked.conversation, limits, renderer, asked.form)).token_ids
+        limits.check_tools(asked.conversation.tools)
+        tokens = (await render_prompt(asked.conversation, limits, renderer)).token_ids
         variables = {"chat_template_kwargs": asked.conversation.template_variables}
         request[NO_EFFECT_NAMES] = ", ".join(unknown_variables(variables, renderer.model.template))
     else:
-        tokens = await renderer.prompt("prompt", asked.prompt or "", limits.max_model_len, asked.form)
+        tokens = await renderer.prompt("prompt", asked.prompt or "", limits.max_model_len, asked.add_special_tokens)
     return web.json_response(
         {
             "count": len(tokens),

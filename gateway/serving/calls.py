@@ -58,12 +58,12 @@ async def _write_answer(
     """Writes the answer as events or as one body; or only that the call was accepted."""
     call_id, model, meter = request[REQUEST_ID], gateway.model, request[METER]
     write_timeout_s = gateway.settings.write_timeout_s
-    if call.options.stream:
+    if call.stream:
         request[TRANSCRIPT] = transcript
         events = dialect.events(call_id, model, transcript, request.headers)
         return await StreamWriter(request, buffer, transcript, events, meter, write_timeout_s).run(events.opening())
     form = dialect.form(call_id, model, transcript.metadata)
-    if call.options.background:
+    if call.about.is_background:
         return json_text(await dialect.status(form, call_id, not transcript.is_joined))
     request[TRANSCRIPT] = transcript
     parts = await form.whole(buffer, transcript)
@@ -84,11 +84,9 @@ async def serve_with(
     call = await dialect.read(body, gateway.limits, gateway.renderer)
     caller = caller_of(request)
     call = gateway.key_limits.restricted(caller, call, body)
-    call.options.labels.note(request, gateway.user_hash_key)
-    terms = read_terms(
-        gateway.submission.terms, request.headers, body, request.path, call.options, settings.max_timeout_s
-    )
-    terms = gateway.key_limits.charged(caller, call.options.model, terms, request.get(USER_HASH, ""))
+    call.note(request, gateway.user_hash_key)
+    terms = read_terms(gateway.submission.terms, request.headers, body, request.path, call, settings.max_timeout_s)
+    terms = gateway.key_limits.charged(caller, call.model, terms, request.get(USER_HASH, ""))
     traceparent = ""
     if (span := request.get(SPAN)) is not None:
         span.asks(dialect.name, call)
@@ -107,7 +105,7 @@ async def serve_with(
     request.pop(BODY, None)
     release_body(request)
     # 2) Listen before the requests are submitted, so that no frame is missed.
-    can_return = bool(terms.idempotency_key) or (call.options.stream and len(requests) == 1)
+    can_return = bool(terms.idempotency_key) or (call.stream and len(requests) == 1)
     with gateway.listening([item.id for item in requests], can_return, caller.owner) as buffer:
         # 3) Submit a request for each prompt.
         first, rates = await gateway.submission.submit(requests, terms)

@@ -95,6 +95,7 @@ _NO_ENDS = (api_errors.Parked, api_errors.ShuttingDown, api_errors.ApiKeyWrong)
 class EventRenderer:
     """Renders the events of a stream from its beginning, and drops those up to `after`, which the client has.
 
+    after: None is the beginning.
     Rendering always begins at token 0: only then do detokenizer and stop-string filter repeat the first stream exactly.
     """
 
@@ -103,7 +104,7 @@ class EventRenderer:
         transcript: Transcript,
         form: AnswerFormat,
         headers: Mapping[str, str],
-        after: EventId = BEGINNING,
+        after: EventId | None = None,
         *,
         adds_ids: bool = True,
     ) -> None:
@@ -112,8 +113,8 @@ class EventRenderer:
         self._transcript = transcript
         self.form = form
         self._with_ids = adds_ids and sse.takes_ids(headers)
-        self._shows_usage = transcript.metadata.answer.continuous_usage
-        self._after = after
+        self._shows_usage = transcript.metadata.continuous_usage
+        self._after = after or BEGINNING
         self._is_skipping = True
         # The id of the last event.
         self._tokens, self._step = BEGINNING

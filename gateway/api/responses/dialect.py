@@ -64,7 +64,7 @@ class ResponseDialect(Dialect):
     async def _read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer, may_store: bool) -> Call:
         request = read_request(body, limits, renderer.model.template)
         is_stored = request.is_stored and may_store
-        limits.check_model(request.options.model)
+        request.call.check(limits)
         before = await self.store.whole_conversation(request.previous) if request.previous else []
         request = request.following(before)
         echo = request.echo()
@@ -168,7 +168,7 @@ async def _fitting_call(
 ) -> Call:
     """The call with all items, or, with `truncation: auto`, without the oldest ones that do not fit."""
     try:
-        return await read_call(request.conversation(items), request.options, limits, renderer, echo)
+        return await read_call(request.conversation(items), request.call, limits, renderer, echo)
     except InvalidRequest as error:
         if error.code != "context_length_exceeded" or not request.is_truncated:
             raise
@@ -180,7 +180,7 @@ async def _fitting_call(
         count = (low + high) // 2
         conversation = request.conversation(without_oldest(items, count))
         try:
-            found = await read_call(conversation, request.options, limits, renderer, echo)
+            found = await read_call(conversation, request.call, limits, renderer, echo)
             high = count - 1
         except InvalidRequest as error:
             if error.code != "context_length_exceeded":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from aiohttp import web
 
 from quire.gateway.api.responses.events import START
-from quire.gateway.api.responses.items import Item
 from quire.gateway.api.responses.parameters import LOGPROBS, NOT_HERE
 from quire.gateway.api.resume import LAST_EVENT_ID, STARTING_AFTER
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, InvalidRequest, refused
@@ -76,7 +76,7 @@ def _flag(name: str, value: str) -> bool:
     return value == "true"
 
 
-def index_of(items: Sequence[Item], item_id: str) -> int:
+def index_of(items: Sequence[Mapping[str, Any]], item_id: str) -> int:
     for index, item in enumerate(items):
         if item["id"] == item_id:
             return index

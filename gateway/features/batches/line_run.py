@@ -170,9 +170,9 @@ class LineRunner:
         ids = [request.id for request in requests]
         # 2) Listen before the requests are submitted, so that no frame is missed.
         with gateway.listening(ids) as buffer:
-            user = user_hash(call.options.labels.user, gateway.user_hash_key)
+            user = user_hash(call.user, gateway.user_hash_key)
             terms, run.ends_with_batch = self._terms(gateway, call, line)
-            terms = gateway.key_limits.charged(caller, call.options.model, terms, user)
+            terms = gateway.key_limits.charged(caller, call.model, terms, user)
             metadata = call.metadata(endpoint.name, int(time.time()))
             await gateway.submission.submit(requests, terms._replace(metadata=metadata.encode()))
             turn.accepted()
@@ -201,7 +201,7 @@ class LineRunner:
                 max(1, settings.max_queued_requests // SHARE), max(1, settings.max_queued_tokens // SHARE)
             ),
         )
-        terms = read_terms(terms, _NO_HEADERS, line.body, self._batch.endpoint, call.options, settings.max_timeout_s)
+        terms = read_terms(terms, _NO_HEADERS, line.body, self._batch.endpoint, call, settings.max_timeout_s)
         deadline_ms = min(terms.deadline_ms or left_ms, left_ms)
         return terms._replace(deadline_ms=deadline_ms), deadline_ms == left_ms
 
@@ -309,7 +309,6 @@ class LineRunner:
 
 def _in_class(call: Call) -> Call:
     """Return a call that runs in the class of batches and needs no client."""
-    labels = call.options.labels
-    if labels.service_tier:
-        labels = replace(labels, service_tier=TIER)
-    return replace(call, options=replace(call.options, priority=BATCH_CLASS, background=True, labels=labels))
+    tier = TIER if call.about.service_tier else ""
+    about = replace(call.about, is_background=True, service_tier=tier)
+    return replace(call, priority=BATCH_CLASS, about=about)
