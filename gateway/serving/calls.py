@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.gateway.admission.admission_options import read_terms
 from quire.gateway.admission.retry import down
+from quire.gateway.admission.terms import read_terms
 from quire.gateway.api import resume as stored
 from quire.gateway.api.body_budget import release_body
 from quire.gateway.api.call import Call

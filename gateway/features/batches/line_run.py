@@ -14,7 +14,7 @@ from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from quire.gateway.admission.admission_options import read_terms
+from quire.gateway.admission.terms import read_terms
 from quire.gateway.api import resume
 from quire.gateway.api.call import Call
 from quire.gateway.api.embeddings import EmbeddingCall, EmbeddingFormat

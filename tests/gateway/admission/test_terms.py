@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.gateway.admission.admission_options import fingerprint
 from quire.gateway.admission.service_rate import ServiceRate
+from quire.gateway.admission.terms import fingerprint
 from quire.gateway.api import resume
 from quire.gateway.stream import buffer
 from quire.shared.protocol.broker import Admission, Broker, QueueReader, Submitted, new_id
