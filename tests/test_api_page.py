@@ -20,7 +20,6 @@ from quire.gateway.api.responses.body import ResponseStatus
 from quire.gateway.api.responses.items import ITEM_TYPES
 from quire.gateway.api.responses.output_items import ItemStatus
 from quire.gateway.api.resume import LAST_EVENT_ID
-from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest
 from quire.gateway.errors.message_errors import error_type
 from quire.gateway.features.admin.model_cards import CAPABILITIES
@@ -32,7 +31,7 @@ from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
-from quire.ops.tools.parameters_table import AS_IN_A_CHAT, tables
+from quire.ops.tools.parameters_table import tables
 from quire.ops.tools.responses_table import tables as responses_tables
 from quire.shared.config.validators import InvalidValue
 from quire.shared.protocol.sampling_params import MAX_ALLOWED_TOKENS
@@ -73,7 +72,6 @@ def items(name: str) -> list[list[str]]:
 
 
 TABLES = {"chat": CHAT, "completions": COMPLETIONS, "": CHAT, "embeddings": EMBEDDINGS}
-TOKEN_TABLES = {"tokenize": TOKENIZE, "detokenize": DETOKENIZE, "": TOKENIZE}
 # By name and call: type and range, default, and meaning.
 PARAMETERS = {(name, of): rest for name, of, *rest in items("parameters")}
 PARAMETERS |= {(name, "embeddings"): rest for name, _, *rest in items("embedding parameters")}
@@ -84,30 +82,6 @@ def test_the_table_of_parameters_is_written_from_the_code() -> None:
     for name, of_the_page in tables().items():
         text = (FOLDER / name).read_text()
         assert with_tables(text, of_the_page) == text, "run python -m quire.ops.tools.parameters_table"
-
-
-def test_the_parameters_are_those_of_the_code() -> None:
-    both = {name for name in CHAT if CHAT[name] is COMPLETIONS.get(name)} - NO_EFFECT.keys()
-    expected = [(name, "") for name in both]
-    expected += [(name, of) for of in ("chat", "completions") for name in TABLES[of].keys() - NO_EFFECT.keys() - both]
-    expected += [(name, "embeddings") for name in EMBEDDINGS]
-    assert len(items("parameters")) + len(items("embedding parameters")) == len(PARAMETERS)
-    assert set(PARAMETERS) == set(expected)
-
-
-@pytest.mark.parametrize(("name", "of"), PARAMETERS, ids=IDS)
-def test_the_default_is_that_of_the_code(name: str, of: str) -> None:
-    parameter = TABLES[of][name]
-    shown = PARAMETERS[name, of][1]
-    if parameter.required:
-        assert shown == "required"
-    elif shown == "none":
-        assert parameter.default in ((), "")
-    elif shown:
-        assert json.loads(shown.strip("`")) == parameter.default
-    else:  # the text tells it
-        meaning = PARAMETERS[name, ""][2] if PARAMETERS[name, of][2] == AS_IN_A_CHAT else PARAMETERS[name, of][2]
-        assert "by default" in meaning.lower() or parameter.default is None
 
 
 def bound(text: str) -> float:
@@ -212,15 +186,6 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
 def test_the_parameters_without_effect_are_those_of_the_code() -> None:
     assert [row[0].strip("`") for row in table("no-effect")] == list(NO_EFFECT)
     assert all(CHAT[name] is COMPLETIONS[name] is NO_EFFECT[name] for name in NO_EFFECT)
-
-
-def test_the_parameters_of_tokens_are_those_of_the_code() -> None:
-    documented = {(name, of) for name, of, *_ in items("token-parameters")}
-    both = {name for name in TOKENIZE if TOKENIZE[name] is DETOKENIZE.get(name)}
-    expected = {(name, "") for name in both}
-    assert documented == expected | {
-        (name, of) for of in ("tokenize", "detokenize") for name in TOKEN_TABLES[of].keys() - both
-    }
 
 
 def test_what_is_refused_is_what_the_code_refuses() -> None:

@@ -73,11 +73,6 @@ def _assigned_to_self(of: ast.ClassDef) -> Iterator[str]:
             yield part.attr
 
 
-def test_the_glossary_has_the_fifty_terms_that_it_promises() -> None:
-    assert "Fifty terms" in TEXT
-    assert len(ENTRIES) == len(re.findall("^### ", TEXT, re.MULTILINE)) == 50
-
-
 @pytest.mark.parametrize("term", ENTRIES)
 def test_an_entry_cites_code_that_exists(term: str) -> None:
     files = cited(ENTRIES[term])
@@ -106,9 +101,3 @@ def test_help_is_as_wide_as_the_terminal_and_breaks_no_word(
         assert shown.split() == whole
         texts = [line for line in shown.partition("\nexamples:")[0].splitlines() if not re.match("  [-A-Z]", line)]
         assert [line for line in texts if len(line) > width] == [], arguments
-
-
-def test_the_help_of_usage_has_only_what_it_uses(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["usage", "--help"], {})
-    flags = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert flags == ["--id", "--days", "--json", "--redis-url", "--state-dir"]

@@ -118,8 +118,8 @@ class KeysOfStateFolder(KeyRedis):
 
 def of_state_folder(settings: type[KeyRedis]) -> type[KeyRedis]:
     """Return the settings of a command on keys, with the Redis of a state folder as the default."""
-    found = type(settings.__name__, (KeysOfStateFolder, settings), {"__doc__": settings.__doc__})
-    return dataclass(frozen=True, kw_only=True)(found)
+    combined = type(settings.__name__, (KeysOfStateFolder, settings), {"__doc__": settings.__doc__})
+    return dataclass(frozen=True, kw_only=True)(combined)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,11 +90,10 @@ class Admission(NamedTuple):
             "tenant": self.tenant,
             "weight": self.weight,
             "user": self.user,
+            "fingerprint": self.fingerprint if self.idempotency_key else None,
         }
         if self.counts_stored:
             terms["max_stored"], terms["max_key_stored"] = bounds.stored_bytes, bounds.key_bytes
-        if self.idempotency_key:
-            terms["fingerprint"] = self.fingerprint
         terms |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
         if self.accounts:
             charge = [self.account_prefix, int(self.begins_call), self.prompt_tokens, price.prompt, price.completion]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,20 +58,19 @@ def tightest(states: Sequence[Sequence[int]]) -> dict[str, RateState]:
     """
     found: dict[str, RateState] = {}
     for name, at in (("calls", 0), ("tokens", 3)):
-        limits = [RateState(*(int(value) for value in state[at : at + 3])) for state in states if int(state[at])]
-        if limits:
-            found[name] = min(limits, key=lambda state: state.left)
+        rates = [RateState(*(int(value) for value in state[at : at + 3])) for state in states if int(state[at])]
+        if rates:
+            found[name] = min(rates, key=lambda state: state.left)
     return found
 
 
-def packed_limits(accounts: Iterable[Account]) -> bytes:
-    """The names of accounts and their limits, as `unpark` reads them; empty without accounts."""
-    found = list(map(limits_of, accounts))
-    return bytes(msgpack.packb(found)) if found else b""
+def packed_limits(accounts: Sequence[Account]) -> bytes:
+    """Return the names of accounts and their limits, as `unpark` reads them; empty without accounts."""
+    return bytes(msgpack.packb(list(map(limits_of, accounts)))) if accounts else b""
 
 
 def limits_of(account: Account) -> list[Any]:
-    """The name of an account and its limits, as `_limits.lua` reads them."""
+    """Return the name of an account and its limits, as `_limits.lua` reads them."""
     limits = account.limits
     return [
         account.place,

@@ -94,11 +94,6 @@ def test_a_move_between_caches_and_host_may_have_an_id_on_both_sides():
     assert checks.block_moves(ids(1, 2), ids(2, 1), 3, 3) == ([1, 2], [2, 1])
 
 
-def test_an_address_is_that_of_the_values():
-    assert checks.address(ROW) == ROW.data_ptr()
-    assert checks.address(None) is None
-
-
 def test_caches_of_any_number_of_heads_are_accepted_without_a_number():
     k, v = torch.zeros(2, 5, 3, 16, 32)
     assert checks.caches(k, v, None, torch.float32) == (5, 3, 16, 32)
@@ -109,16 +104,6 @@ def test_caches_of_any_number_of_heads_are_accepted_without_a_number():
 # --- the choice of an implementation for a device and a dtype ---------------------------------------------------------
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_the_reference_is_chosen_on_request():
-    ops = kernels.select_ops("cpu", torch.float32, "reference")
-    assert (ops.name, ops.row_invariant) == ("reference", False)
-
-
-def test_both_implementations_meet_the_contract():
-    assert isinstance(kernels.ReferenceOps(), kernels.Ops)
-    assert isinstance(kernels.select_ops("cpu", torch.float32), kernels.Ops)
 
 
 def test_an_unknown_preference_is_refused():
@@ -168,11 +153,6 @@ def test_a_head_that_is_multiplied_in_pieces_gives_all_logits():
     x = torch.randn(2, 8).bfloat16()
     logits = ops.linear_logits(x, ops.pack_linear(weight, bias))
     torch.testing.assert_close(logits, F.linear(x.float(), weight.float(), bias.float()))
-
-
-def test_packed_weights_are_those_that_were_given():
-    packed = kernels.ReferenceOps().pack_linear(torch.zeros(6, 4), torch.zeros(6))
-    assert (packed.in_features, packed.out_features, packed.nbytes) == (4, 6, 30 * 4)
 
 
 # --- absorbed attention over latent rows is the attention over the keys and values that are made of them --------------

@@ -14,7 +14,6 @@ from quire.kernels.grouped_weight import (
     GroupedWeight,
     grouped_part,
     grouped_rows,
-    has_short_scales,
     packed_words,
     to_fp8,
     unpacked_words,
@@ -102,18 +101,6 @@ def test_rows_and_parts_keep_the_order():
     assert grouped_rows([plain, random_weight(UINT8, 6, 64)]) is None
 
 
-def test_words_have_the_scale_and_then_the_codes():
-    codes = torch.arange(33, dtype=torch.uint8)[None] % 16
-    weight = GroupedWeight(codes, torch.tensor([[1.0, 2.0]]), UINT4, torch.tensor([[8, 16]], dtype=torch.uint8))
-    words = packed_words(weight)
-    assert words.shape == (1, 2, 5)
-    headers = torch.tensor([1.0, 2.0]).view(torch.int32) | torch.tensor([8, 16])
-    assert torch.equal(words[0, :, 0], headers.int())
-    assert words[0, 0, 1] == 0x76543210
-    assert words[0, 1, 1:].tolist() == [0, 0, 0, 0]
-    assert codes[0, 32] == 0
-
-
 def test_rounding_to_fp8_is_within_the_precision_of_the_format():
     weight = torch.randn(40, 77)
     weight[3] = 0
@@ -155,12 +142,6 @@ def test_weights_that_do_not_fit_together_are_refused(fields, message):
 def test_codes_that_are_no_numbers_are_refused():
     with pytest.raises(ValueError, match="codes must be numbers"):
         GroupedWeight(torch.full((1, 1), 255, dtype=torch.uint8), torch.ones(1, 1), FP8)
-
-
-def test_scales_of_16_bits_are_short():
-    for dtype in (torch.float16, torch.bfloat16):
-        assert has_short_scales(torch.randn(100).to(dtype).float())
-    assert not has_short_scales(torch.tensor([0.1]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

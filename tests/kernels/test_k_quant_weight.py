@@ -4,15 +4,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.k_quant_weight import (
-    K_QUANT4,
-    K_QUANT6,
-    K_QUANTS,
-    KQuantWeight,
-    k_quant_part,
-    k_quant_rows,
-    k_quant_words,
-)
+from quire.kernels.k_quant_weight import K_QUANT4, K_QUANT6, K_QUANTS, KQuantWeight, k_quant_part, k_quant_rows
 
 
 def random_weight(kind: str, n: int, k: int) -> KQuantWeight:
@@ -59,20 +51,6 @@ def test_the_reference_has_the_same_products():
 def test_the_memory_of_packed_weights(level_ops):
     for kind, bits in ((K_QUANT4, 5.25), (K_QUANT6, 7.25)):
         assert level_ops.pack_linear(random_weight(kind, 64, 512)).nbytes == 64 * 512 * bits / 8
-
-
-def test_the_words_of_a_block():
-    codes = (torch.arange(256) % 64).to(torch.uint8)[None]
-    factors, offsets = torch.arange(16, dtype=torch.int8)[None], -torch.arange(16, dtype=torch.int8)[None]
-    weight = KQuantWeight(codes, torch.full((1, 1), 2.0), torch.full((1, 1), 0.5), factors, offsets, K_QUANT6)
-    words = k_quant_words(weight)
-    assert words.shape == (1, 1, 58)
-    assert torch.equal(words[0, 0, :2].view(torch.float32), torch.tensor([2.0, 0.5]))
-    first, second = words[0, 0, 2:9], words[0, 0, 9:16]
-    assert first[0] == 0 | 0 << 8 | 1 << 16 | (255 << 24) - (1 << 32)
-    assert first[1] == 0x76543210
-    assert first[5:].tolist() == [0, 0x55555555]
-    assert second[5:].tolist() == [-0x55555556, -1]
 
 
 def test_parts_and_rows_are_those_of_the_whole():

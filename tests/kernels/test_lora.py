@@ -10,16 +10,7 @@ from quire import kernels
 from quire.kernels.lora import LINEARS, NO_ADAPTER, AdapterBatch
 from quire.kernels.reference import ReferenceLinear, ReferenceOps
 from tests.support.kernels.adapters import make_factors, merged, prompts
-from tests.support.kernels.stacks import (
-    HEADS,
-    HIDDEN,
-    INNER,
-    KV_HEADS,
-    QUERIES,
-    make_caches,
-    random,
-    stack_arguments,
-)
+from tests.support.kernels.stacks import HEADS, HIDDEN, INNER, KV_HEADS, QUERIES, make_caches, random, stack_arguments
 
 REST = HEADS, KV_HEADS, 1e-5, 0.2
 

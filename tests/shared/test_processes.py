@@ -23,7 +23,7 @@ from quire.shared.model.naming import served_name
 from quire.shared.process import die_with_parent
 from quire.shared.process.errors import StartError
 from quire.shared.process.interrupts import EXIT_CODE, end_at_ctrl_c, end_now, raise_at_ctrl_c
-from quire.shared.process.processes import dying_with_parent, spawn
+from quire.shared.process.processes import spawn
 from quire.shared.process.start_pipe import PIPE, READY, report_ready
 from quire.shared.process.tasks import end_tasks
 from quire.shared.redis.url import parse_redis_url
@@ -50,13 +50,6 @@ def test_a_child_has_its_environment_its_output_and_the_files_to_keep() -> None:
 def test_a_child_has_a_session_of_its_own() -> None:
     program = "import os; raise SystemExit(0 if os.getsid(0) == os.getpid() else 1)"
     assert spawn([sys.executable, "-c", program], environ={}, output=None).wait(30) == 0
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
-def test_a_command_names_this_process_and_the_signal() -> None:
-    *_, program, number, parent, name = dying_with_parent(["/bin/true"], signal.SIGTERM)
-    assert program.endswith("die_with_parent.py")
-    assert (int(number), int(parent), name) == (signal.SIGTERM, os.getpid(), "/bin/true")
 
 
 # --- die with parent --------------------------------------------------------------------------------------------------
@@ -230,14 +223,6 @@ def test_a_command_gets_its_settings_and_gives_its_exit_code(capsys: pytest.Capt
     assert run_command("try", COMMAND, ["--size", "4"], {}) == 0
     assert run_command("try", COMMAND, [], {"QUIRE_SIZE": "7"}) == 7
     assert capsys.readouterr().out == "size 4\nsize 7\n"
-
-
-def test_help_calls_the_command_by_the_name_that_it_has_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("quire-try", COMMAND, ["--help"], {}) == 0
-    out = capsys.readouterr().out
-    assert "usage: quire-try [options]" in out
-    assert "Show a size, and no more." in out
-    assert out.endswith("examples:\n  quire-try --size 4\n")
 
 
 def test_a_wrong_setting_is_2_and_a_failure_is_1_with_the_source_of_the_setting(

@@ -70,10 +70,6 @@ def test_an_empty_variable_counts_as_not_set() -> None:
     assert read(QUIRE_PORT="", QUIRE_MODEL="") == Sample()
 
 
-def test_a_variable_can_have_a_name_of_its_own() -> None:
-    assert read(QUIRE_SAMPLE_OTHER="x").other == "x"
-
-
 @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
 def test_switches_by_variable(text: str) -> None:
     assert read(QUIRE_EAGER=text).eager
@@ -161,28 +157,6 @@ def test_a_secret_is_shown_nowhere() -> None:
     settings = read(QUIRE_KEY="hunter2")
     assert "hunter2" not in repr(settings)
     assert to_environ(settings)["QUIRE_KEY"] == "hunter2"
-
-
-def test_help_shows_every_default_variable_and_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        load(
-            Sample,
-            ["--port", "x", "--help"],
-            {},
-            prog="quire sample",
-            description="Sample.",
-            examples=["quire sample m"],
-        )
-    shown = capsys.readouterr().out
-    assert ended.value.code == 0
-    assert "usage: quire sample [MODEL] [options]" in shown
-    assert "examples:\n  quire sample m" in shown
-    words = " ".join(shown.split())
-    for item in options(Sample):
-        assert item.flag in words
-        assert item.variable in words
-    assert "[default: 8000; QUIRE_PORT]" in words
-    assert "--dtype auto|float32" in words
 
 
 def test_a_wrong_declaration_is_the_programmers_error() -> None:

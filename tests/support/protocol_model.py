@@ -158,12 +158,8 @@ class ProtocolModel:
             self.keys[key] = (request_id, fingerprint)
         return request_id
 
-    def queued(self, priority_class: str = "") -> tuple[int, int]:
-        waiting = [
-            request.cost
-            for request in self.requests.values()
-            if request.state == "queued" and priority_class in ("", request.priority_class)
-        ]
+    def queued(self) -> tuple[int, int]:
+        waiting = [request.cost for request in self.requests.values() if request.state == "queued"]
         return len(waiting), sum(waiting)
 
     def attach(self, request_id: str, gateway: str) -> Attachment | None:
@@ -256,17 +252,13 @@ class ProtocolModel:
         return self._deliver(worker, old, rows)
 
     def claim(self, delivery: StreamEntry, worker: str, attempt: str, incarnation: str) -> Claim | None:
-        request = self.requests.get(delivery.request_id)
-        if not self._is_of(worker, _place(delivery)):
+        request, place = self.requests.get(delivery.request_id), (delivery.queue, delivery.entry_id)
+        if not self._is_of(worker, place):
             return None
-        if request is None or request.state in ("done", "parked") or (request.queue, request.entry) != _place(delivery):
-            self._take_off(*_place(delivery))
+        if request is None or request.state in ("done", "parked") or (request.queue, request.entry) != place:
+            self._take_off(*place)
             return None
-        if request.is_cancelled:
-            self._finish_unowned(request, "cancelled", "")
-            return None
-        if request.deadline == PASSED:
-            self._finish_unowned(request, "deadline", "the deadline passed while the request was waiting")
+        if self._is_unwanted(request):
             return None
         if request.attempt != attempt:
             if request.state == "running" and request.incarnation != incarnation:
@@ -304,14 +296,18 @@ class ProtocolModel:
         request = self.requests.get(request_id)
         if request is None or request.state != "running" or request.attempt != attempt:
             return False
-        if request.is_cancelled:
-            self._finish_unowned(request, "cancelled", "")
-            return False
-        if request.deadline == PASSED:
-            self._finish_unowned(request, "deadline", "the deadline passed while the request was waiting")
+        if self._is_unwanted(request):
             return False
         request.waits = False
         return True
+
+    def _is_unwanted(self, request: Request) -> bool:
+        """End a request that was cancelled or whose deadline passed; return whether it was."""
+        if request.is_cancelled:
+            self._finish_unowned(request, "cancelled", "")
+        elif request.deadline == PASSED:
+            self._finish_unowned(request, "deadline", "the deadline passed while the request was waiting")
+        return request.state == "done"
 
     def commit_step(
         self,
@@ -599,7 +595,3 @@ class ProtocolModel:
         request.died_at = request.emitted
         request.all_deaths += 1
         return request.deaths >= MAX_DEATHS or request.all_deaths >= MAX_DEATHS_IN_ALL
-
-
-def _place(delivery: StreamEntry) -> tuple[str, str]:
-    return delivery.queue, delivery.entry_id

@@ -67,9 +67,6 @@ class RehearsedParts(GpuParts):
             [self.notice, *(f"{name:<18}{part['status']:<11}{part.get('why', '')}" for name, part in found)]
         )
 
-    def run_tests(self, *arguments: str, parallel: bool = False) -> dict[str, Any]:
-        return super().run_tests(*arguments, parallel=parallel)
-
     def self_test(self, save: Save) -> dict[str, Any]:
         import torch
 

@@ -8,16 +8,7 @@ from typing import Any
 
 import torch
 
-from tests.support.architectures import (
-    CONV_LAYERS,
-    HEAD,
-    INDEXER,
-    LATENT,
-    LINEAR,
-    NEXT_LAYERS,
-    ROUTED,
-    SHARED_EXPERT,
-)
+from tests.support.architectures import CONV_LAYERS, HEAD, INDEXER, LATENT, LINEAR, NEXT_LAYERS, ROUTED, SHARED_EXPERT
 from tests.support.checkpoints import make_tokenizer
 from tests.support.transformers_checkpoints import EXPERTS, KINDS, LLAMA_LIKE, TWO_WINDOWS
 

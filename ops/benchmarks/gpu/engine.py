@@ -118,27 +118,27 @@ def measure(
 ) -> dict[str, Any]:
     """Measure loads and `steps` decode steps.
 
-    Returns "rows" with a row for each load, "steps" with one for each shape (sequences, context), and "graphs" with the
-    time and memory of the CUDA graphs.
+    Return "rows" with a row for each load, "steps" with a row for each shape (sequences, context), and "graphs" with
+    the time and memory of the CUDA graphs.
     """
-    found: dict[str, Any] = {"rows": [], "steps": [], "graphs": []}
+    results: dict[str, Any] = {"rows": [], "steps": [], "graphs": []}
     engine = make_engine(name, device, longest, graphs, step=step)
     free, started = free_bytes(device), time.perf_counter()
     while engine.prepare():
         pass
     count = engine.runner.graphs.num_captured if isinstance(engine.runner, DeviceRunner) else 0
     seconds, taken = time.perf_counter() - started, free - free_bytes(device)
-    found["graphs"].append({"model": name, "count": count, "seconds": seconds, "gib": taken / 2**30})
-    print(found["graphs"][-1], flush=True)
+    results["graphs"].append({"model": name, "count": count, "seconds": seconds, "gib": taken / 2**30})
+    print(results["graphs"][-1], flush=True)
     for load in loads:
-        found["rows"].append(run(engine, load) | {"graphs": graphs})
-        print(found["rows"][-1], flush=True)
-        save(found)
+        results["rows"].append(run(engine, load) | {"graphs": graphs})
+        print(results["rows"][-1], flush=True)
+        save(results)
     for sequences, context in shapes:
-        found["steps"].append({"model": name, **decode_steps(engine, sequences, context, steps)})
-        print(found["steps"][-1], flush=True)
-        save(found)
-    return found
+        results["steps"].append({"model": name, **decode_steps(engine, sequences, context, steps)})
+        print(results["steps"][-1], flush=True)
+        save(results)
+    return results
 
 
 def free_bytes(device: torch.device) -> int:
@@ -158,7 +158,7 @@ def requests(load: Load, vocabulary: int) -> Iterator[GenerationRequest]:
 
 
 def run(engine: Engine, load: Load) -> dict[str, Any]:
-    """Serve a workload to its end. Returns time, rate and the use of the cache."""
+    """Serve a workload to its end. Return time, rate and the use of the cache."""
     for request in requests(load, engine.vocab_size):
         engine.add(request)
     tokens = steps = 0
@@ -221,8 +221,8 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
     for name in list(engine.requests):
         engine.drop(name)
     busy: float | None = None
-    if found := runner.graphs.find(GREEDY, sequences, sequences):
-        graph = found[1]
+    if captured := runner.graphs.find(GREEDY, sequences, sequences):
+        graph = captured[1]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(steps):

@@ -2,8 +2,6 @@
 
 import logging
 import os
-import pty
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,19 +86,6 @@ def test_processes_that_build_at_the_same_time_compile_each_unit_once(sources):
         *(f"level_{level}-{part}.o" for level in build.BFLOAT16_LEVELS for part in range(2)),
     }
     assert {path.suffix for path in (sources / "_build").iterdir()} == {".so", ""}
-
-
-@pytest.mark.slow
-def test_a_terminal_shows_one_line_with_the_number_of_units_and_the_time(sources):
-    ours, its_own = pty.openpty()
-    (sources / "compiler").write_text((sources / "compiler").read_text() + "sleep 0.1\n")
-    with script(sources, stderr=its_own) as process:
-        process.communicate()
-    os.close(its_own)
-    shown = os.read(ours, 65536).decode()
-    os.close(ours)
-    assert "\n" not in shown
-    assert re.search(r"building the C\+\+ kernels: \d+ of 21 units, \d+ s", shown)
 
 
 def test_the_progress_of_a_build_is_reported(sources, monkeypatch):

@@ -9,11 +9,10 @@ import torch
 
 from quire import kernels
 from quire.kernels.cpu.levels import LEVELS
-from quire.kernels.cpu.lora import UNIT_ROWS, CpuAdapter, units
 from quire.kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
 from quire.kernels.lora import NO_ADAPTER, AdapterBatch
 from quire.kernels.moe import CLAMPED, ExpertWeights, Routing
-from quire.kernels.quantization import QuantizedWeight, group_multipliers, quantize
+from quire.kernels.quantization import quantize
 from tests.support.kernels.adapters import make_factors, prompts
 from tests.support.kernels.implementations import make_ops
 from tests.support.kernels.latent import LatentSequences
@@ -121,27 +120,6 @@ def float_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return make_ops("cpu", request.param, torch.float32, monkeypatch)
 
 
-def test_weights_are_packed_in_panels_of_32_columns(cpu_ops):
-    n, k, per_word = 40, 6, 4 // cpu_ops.dtype.itemsize
-    weight = torch.arange(n * k).view(n, k).to(cpu_ops.dtype)
-    packed = cpu_ops.pack_linear(weight, torch.arange(n).to(cpu_ops.dtype))
-    panels = packed.weight.view(cpu_ops.dtype).view(2, k // per_word, 32, per_word)
-    for row in (0, 31, 32, 39):
-        assert torch.equal(panels[row // 32, :, row % 32].flatten(), weight[row])
-    assert not panels[1, :, 8:].any()
-    assert packed.bias.tolist() == [*range(n), *[0.0] * 24]
-    assert packed.nbytes == packed.weight.nbytes + packed.bias.nbytes
-
-
-def test_gates_and_ups_share_a_panel(cpu_ops):
-    inner = 20
-    bias = torch.arange(2 * inner).to(cpu_ops.dtype)
-    packed = cpu_ops.pack_gate_up(torch.zeros(2 * inner, 4, dtype=cpu_ops.dtype), bias)
-    gates, ups = list(range(inner)), list(range(inner, 2 * inner))
-    rest = [0] * 12
-    assert packed.bias.tolist() == [*gates[:16], *ups[:16], *gates[16:], *rest, *ups[16:], *rest]
-
-
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (2, 33), (77, 40), (576, 200), (1531, 64)])
 def test_weights_of_16_bits_have_the_products_of_the_same_floats(float_ops, dtype, k, n):
@@ -171,33 +149,6 @@ def test_extreme_values_of_16_bits_are_kept(float_ops):
         values = torch.tensor([info.max, -info.max, info.tiny, info.smallest_normal / 2, -0.0, 1 + info.eps]).to(dtype)
         packed = float_ops.pack_linear(values[:, None].contiguous())
         assert torch.equal(float_ops.linear(torch.ones(1, 1), packed)[0], values.float())
-
-
-def test_the_layout_of_8_bit_weights(float_ops):
-    n, k = 40, 10
-    values = (torch.arange(n * k).view(n, k) % 256 - 128).to(torch.int8)
-    packed = float_ops.pack_linear(QuantizedWeight(values, torch.arange(n).float(), 8))
-    panels = packed.weight.view(2, 3, 32, 4)
-    for row in (0, 31, 32, 39):
-        assert torch.equal(panels[row // 32, :, row % 32].flatten()[:k].short(), values[row].short() + 128)
-    assert packed.scales.tolist() == [*range(n), *[0.0] * 24]
-
-
-def test_the_layout_of_4_bit_weights(float_ops):
-    n, k = 40, 70
-    values = (torch.arange(n * k).view(n, k) % 16 - 8).to(torch.int8)
-    scales = torch.arange(n * 3).view(n, 3).half()
-    multipliers, columns = group_multipliers(scales)
-    packed = float_ops.pack_linear(QuantizedWeight(values, scales, 4))
-    groups = packed.weight.view(2, 3, 576)
-    units = groups[:, :, 64:].reshape(2, 3, 4, 32, 4)
-    for row in (0, 31, 32, 39):
-        found = units[row // 32, :, :, row % 32]  # [groups, units, 4]
-        unpacked = torch.stack([found % 16, found // 16], dim=2).flatten()[:k]
-        assert torch.equal(unpacked.short(), values[row].short() + 8)
-        found_multipliers = groups[row // 32, :, :64].contiguous().view(torch.int16)[:, row % 32]
-        assert torch.equal(found_multipliers, multipliers[row])
-    assert torch.equal(packed.scales[:n], columns)
 
 
 # --- the table of experts for the C++ kernels -------------------------------------------------------------------------
@@ -264,28 +215,7 @@ def test_products_of_groups_are_those_of_each_layer_alone(cpu_ops):
         assert torch.equal(one[group], alone[5:6])
 
 
-def test_a_latent_cache_takes_the_memory_of_one_row_per_token(cpu_ops):
-    cache = kernels.latent_ops(cpu_ops).alloc_latent_cache(3, 16, 576)
-    assert cache.nbytes == 3 * 16 * 576 * cpu_ops.dtype.itemsize
-    assert not cache.view(torch.uint8).any()
-
-
 # --- low-rank adapters in C++: rows do not affect each other, and rows without an adapter keep their bits -------------
-
-
-def test_units_have_the_rows_of_one_adapter():
-    index = np.array([1, 0, -1, 1, 1, 0, 1, 1, 2, -1], dtype=np.int32)
-    rows, starts, adapters = units(index)
-    assert rows.tolist() == [1, 5, 0, 3, 4, 6, 7, 8]
-    assert starts.tolist() == [0, 2, 6, 7, 8]
-    assert adapters.tolist() == [0, 1, 1, 2]
-    assert UNIT_ROWS == 4
-
-
-@pytest.mark.parametrize("index", [[], [NO_ADAPTER] * 3], ids=["none", "without"])
-def test_no_rows_make_no_units(index):
-    rows, starts, adapters = units(np.array(index, dtype=np.int32))
-    assert (rows.tolist(), starts.tolist(), adapters.tolist()) == ([], [0], [])
 
 
 @pytest.fixture
@@ -322,8 +252,3 @@ def test_a_row_does_not_depend_on_the_adapters_of_other_sequences(compute):
 def test_the_wanted_rows_alone_have_the_same_bits(compute):
     index = [2] + [0] * 5 + [1] * 30
     assert torch.equal(compute(index, [35, 0, 3]), compute(index)[[35, 0, 3]])
-
-
-def test_packed_factors_count_their_padding():
-    adapter = CpuAdapter(make_factors(1, 8, names=("o",)), INNER)
-    assert adapter.nbytes == 4 * 8 * (192 + 80)

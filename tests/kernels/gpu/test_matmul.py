@@ -19,9 +19,7 @@ from tests.support.kernels.adapters import PROJECTIONS, make_factors
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.interpreter import make_dot_row_invariant
 from tests.support.kernels.oracle import assert_close, slack
-from tests.support.kernels.stacks import (
-    random,
-)
+from tests.support.kernels.stacks import random
 
 # --- linear layers with the weights of torch: bias, `out`, and float32 results ----------------------------------------
 
@@ -44,11 +42,6 @@ def test_float32_results_are_not_rounded_in_between(ops, with_bias):
     found = linear.linear_float32(x, TritonLinear(weight, bias))
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
-
-
-def test_a_layer_knows_its_features_and_bytes():
-    packed = TritonLinear(torch.zeros(6, 4).half(), torch.zeros(6).half(), gate_up=True)
-    assert (packed.in_features, packed.out_features, packed.nbytes, packed.dtype) == (4, 6, 60, torch.float16)
 
 
 # --- the matmul of the batch-invariant mode ---------------------------------------------------------------------------

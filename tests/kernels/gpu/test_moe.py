@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.gpu import moe, tile_sizes
+from quire.kernels.gpu import moe
 from quire.kernels.grouped_weight import FP8, KINDS, MAX_ZEROS, UINT4, GroupedWeight
 from quire.kernels.moe import CLAMPED, ExpertWeights, PackedMoE, Routing, route
 from tests.kernels.test_grouped_weight import random_weight
@@ -159,18 +159,6 @@ def test_experts_of_several_kinds_of_codes_are_refused(ops):
     experts = [ExpertWeights(coded_weight(kind, 16, HIDDEN), coded_weight(kind, HIDDEN, 8)) for kind in (FP8, UINT4)]
     with pytest.raises(ValueError, match="expert 1 has weights of the kind 'uint4', and expert 0 of 'fp8'"):
         ops.pack_moe(Routing(2, 1, True), router, experts)
-
-
-def test_tiles_of_codes_have_a_group_of_input_features():
-    for rows in (8, 512, 4096):
-        tiles = tile_sizes.tiles_of_codes(tile_sizes.grouped_tiles(rows, 8, torch.bfloat16))
-        assert (tiles.depth, tiles.rows) == (32, 16 if rows == 8 else 64)
-
-
-def test_tiles_follow_the_number_of_rows_of_an_expert():
-    found = [tile_sizes.grouped_tiles(rows, 8, torch.bfloat16).rows for rows in (8, 512, 4096)]
-    assert found == [16, 64, 128]
-    assert tile_sizes.grouped_tiles(8, 8, torch.bfloat16, invariant=True).rows == 64
 
 
 def test_biases_of_some_experts_only_are_refused(ops):

@@ -11,11 +11,7 @@ from quire.kernels.gpu.rope import rope_and_cache
 from tests.support.kernels import oracle
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, make_triton_ops
 from tests.support.kernels.oracle import assert_close, slack
-from tests.support.kernels.stacks import (
-    BLOCKS,
-    make_cache_stack,
-    random,
-)
+from tests.support.kernels.stacks import BLOCKS, make_cache_stack, random
 
 # --- norms, the gated activation and the embedding in Triton ----------------------------------------------------------
 

@@ -10,16 +10,7 @@ import torch.nn.functional as F
 from quire import kernels
 from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.moe import GELU, Routing
-from quire.kernels.self_test.attention import (
-    DECODING,
-    MIXED,
-    SPLIT,
-    TOLERANCE,
-    AttentionInputs,
-    attention_cases,
-    fit,
-    is_of,
-)
+from quire.kernels.self_test.attention import MIXED, TOLERANCE, AttentionInputs, attention_cases
 from quire.kernels.self_test.cases import (
     UNITS,
     KernelCase,
@@ -35,8 +26,8 @@ from quire.kernels.self_test.layers import block_cases, layer_cases
 from quire.kernels.self_test.logits import PARAMETERS, draws, kept_mass, logits_cases
 from quire.kernels.self_test.products import chosen, experts_cases, linear_cases, logits_case
 from quire.kernels.self_test.registry import cases_of
-from quire.kernels.self_test.rows import rotation_cases, row_cases
-from quire.kernels.uses import AttentionUse, ExpertsUse, LinearUse
+from quire.kernels.self_test.rows import rotation_cases
+from quire.kernels.uses import ExpertsUse, LinearUse
 from quire.worker.device.cuda.graphs import record_on_cuda
 from tests.kernels.self_test.conftest import ODD, PLAIN
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, make_triton_ops
@@ -116,12 +107,6 @@ def test_of_integers_the_share_that_differs_counts():
 
 def test_another_shape_is_infinitely_far():
     assert deviation(EXACT[:1], EXACT) == float("inf")
-
-
-def test_a_right_kernel_is_kept():
-    ops = Replaceable(is_wrong=False)
-    report = run_cases(ops, [case(ops), case(ops, expected=lambda: [EXACT.double() * 2])])
-    assert (report.num_cases, report.faults, ops.replaced) == (2, [], frozenset())
 
 
 def test_a_wrong_kernel_is_replaced_and_the_line_names_kernel_shape_and_deviation(caplog):
@@ -211,21 +196,7 @@ def test_replaced_kernels_of_another_rank_are_bits():
     assert replace_kernels(one, 0b110) == []
 
 
-def test_operations_whose_kernels_cannot_be_replaced_have_no_bits():
-    assert replaced_mask(kernels.ReferenceOps()) == 0
-    assert replace_kernels(kernels.ReferenceOps(), 0) == []
-
-
 # --- random inputs are the same in every process, and weights have the values that they are compared with -------------
-
-
-def test_inputs_are_seeded():
-    inputs = CaseInputs(kernels.ReferenceOps("cpu", torch.bfloat16), QUICK)
-    first, again, other = (inputs.normal(3, 4, generator=inputs.generator(salt)) for salt in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert first.dtype is torch.bfloat16
-    assert inputs.integers(range(3)).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["", "bfloat16", "float16", "int8", "int4", "uint4", "mxfp4", "fp8"])
@@ -243,12 +214,6 @@ def test_weights_of_each_kind_have_their_values(kind):
         torch.testing.assert_close(ops.linear(x, ops.pack_linear(weight)), F.linear(x, exact))
     else:
         assert torch.equal(weight.dequantized(), exact)
-
-
-def test_the_types_are_named():
-    assert CaseInputs(kernels.ReferenceOps("cpu", torch.float16), QUICK).types == "float16"
-    narrow = kernels.ReferenceOps("cpu", torch.bfloat16, torch.float8_e4m3fn)
-    assert CaseInputs(narrow, QUICK).types == "bfloat16 with a cache in float8_e4m3fn"
 
 
 # --- packed weights of every implementation say what they are ---------------------------------------------------------
@@ -276,29 +241,7 @@ def test_a_linear_layer_is_described(implementation, kind, monkeypatch):
     assert gated.is_gate_up or implementation == "reference"  # which packs both alike
 
 
-def test_uses_are_named_for_the_log():
-    assert str(AttentionUse(32, 8, 128, 0.1)) == "32/8 heads of 128"
-    odd = AttentionUse(32, 8, 128, 0.1, 4096, 30.0, True, True)
-    assert str(odd) == "32/8 heads of 128, window 4096, soft cap 30, sinks, norms"
-    assert str(LinearUse(64, 8, "uint4", has_bias=True)) == "64 -> 8, uint4, bias"
-
-
 # --- cases of rows name what a model uses, and notice a token or a slot that is wrong ---------------------------------
-
-
-def test_a_model_has_cases_of_what_it_uses():
-    inputs = CaseInputs(kernels.ReferenceOps(), QUICK)
-    assert [case.name for case in row_cases(inputs, 64, torch.float32, True)] == ["embedding", "norm"]
-    assert [case.name for case in row_cases(inputs, 64, None, True)] == ["norm"]
-    assert [case.name for case in row_cases(inputs, 64, None, False)] == []
-
-
-def test_layers_that_rotate_alike_have_one_case_each():
-    inputs = CaseInputs(kernels.ReferenceOps(), QUICK)
-    from dataclasses import replace
-
-    cases = [*rotation_cases(inputs, [PLAIN, replace(PLAIN, window=50), ODD], 16)]
-    assert [case.name for case in cases] == ["rotation", "cache write"] * 2
 
 
 def test_a_key_in_the_slot_of_another_token_is_noticed():
@@ -382,12 +325,6 @@ def test_small_vocabularies_have_all_cases():
 # --- a layer with the heads of the model: its cases pass, and notice parts that do not fit together -------------------
 
 
-def test_a_layer_has_the_adapters_of_the_model(uses):
-    inputs = CaseInputs(kernels.ReferenceOps(), QUICK)
-    assert [case.kernel for case in layer_cases(inputs, uses)] == ["layers", "lora"] * 2
-    assert [case.kernel for case in layer_cases(inputs, replace(uses, has_adapters=False))] == ["layers"] * 2
-
-
 def test_adapters_change_the_output(uses):
     plain, adapted = layer_cases(CaseInputs(kernels.ReferenceOps(), QUICK), replace(uses, attention=(ODD,)))
     assert deviation(adapted.run()[0], plain.run()[0]) > 0.3
@@ -443,20 +380,6 @@ def test_one_of_700_keys_left_out_deviates_more_than_any_rounding_in_bfloat16(mi
     assert deviation(inputs.attend(), inputs.exact) > TOLERANCE * UNITS[torch.bfloat16]  # `exact` is kept
 
 
-def test_rows_of_mixed_steps_go_to_the_kernel_that_computes_them():
-    inputs = step(MIXED)
-    rows = torch.arange(133.0)[:, None]
-    (decoded,) = inputs.rows(rows, lambda *one: is_of("decode", *one))
-    (prompts,) = inputs.rows(rows, lambda *one: is_of("prefill", *one))
-    assert decoded.flatten().tolist() == [0, 1]
-    assert len(prompts) == 131
-
-
-def test_contexts_are_cut_to_those_of_the_model():
-    assert fit(SPLIT, 100) == [(100, 1), (3, 1)]
-    assert fit(MIXED, 16) == [(16, 1), (1, 1), (16, 16), (16, 16), (16, 16)]
-
-
 def names(use, level, longest):
     inputs = CaseInputs(kernels.ReferenceOps(), level)
     return [case.name for case in attention_cases(inputs, [use], 16, longest)]
@@ -467,14 +390,6 @@ def test_a_window_has_cases_beyond_it_if_contexts_reach_so_far():
     assert "window, rows" not in names(ODD, QUICK, 119)
     assert "window, rows" not in names(PLAIN, QUICK, 4096)
     assert "long extend" in names(PLAIN, FULL, 4096)
-
-
-def test_a_model_of_one_token_has_no_prompts():
-    assert names(PLAIN, QUICK, 1) == ["decode", "split decode", "mixed step, rows"]
-
-
-def test_the_lengths_have_all_remainders_of_blocks_and_tiles():
-    assert {length % 64 for length, _ in DECODING} >= {0, 1, 63}
 
 
 # --- a graph that keeps values of its recording, and ranks that do not add up, are noticed ----------------------------

@@ -98,6 +98,7 @@ WRONG: dict[str, Callable] = {
     "embed": last_row_again,
     "rms_norm": scaled,
     "silu_mul": scaled,
+    "gelu_mul": scaled,
     "rope_and_cache": last_row_again,
     "grouped_matmul": scaled,
     "moe": scaled,
@@ -174,7 +175,7 @@ def test_a_wrong_kernel_is_noticed_and_replaced(kernel: str, uses: KernelUses, t
 
 def check_replaced(triton: kernels.Ops, uses: KernelUses, kernel: str) -> None:
     """Check that the cases of a kernel notice that it is wrong, and pass with the replacement."""
-    uses = replace(uses, attention=(PLAIN,))
+    uses = replace(uses, attention=(PLAIN,), gate="gelu_tanh" if kernel == "gelu_mul" else uses.gate)
     cases = [case for case in cases_of(triton, uses, QUICK) if case.kernel == kernel]
     report = run_cases(triton, cases)
     assert [fault.kernel for fault in report.faults] == [kernel]

@@ -8,25 +8,11 @@ import torch
 
 from quire.kernels.self_test.cases import KernelCase, run_cases
 from quire.kernels.self_test.inputs import QUICK, CaseInputs
-from quire.kernels.self_test.registry import cases_of
 from quire.kernels.uses import AttentionUse
 from tests.kernels.self_test.conftest import ODD, PLAIN
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-
-
-def test_the_first_case_is_the_pattern_of_fold(uses, triton):
-    first = next(cases_of(triton, uses, QUICK))
-    assert (first.name, first.kernel) == ("fold", "prefill")
-    assert first.shape == "64 x 32 tiles of 16, 4 warps, float32"
-
-
-def test_layers_with_the_same_tiles_have_one_case(triton):
-    from quire.kernels.self_test.triton_cases import fold_cases
-
-    uses = [PLAIN, replace(PLAIN, softcap=3.0), ODD]
-    assert len([*fold_cases(CaseInputs(triton, QUICK), uses)]) == 2
 
 
 def test_if_the_pattern_is_wrong_torch_computes_prompts(triton, monkeypatch):
@@ -104,15 +90,6 @@ def test_a_chunk_that_is_left_out_of_the_sum_is_noticed(triton, monkeypatch):
     assert [fault.kernel for fault in report.faults] == ["prefill"]
     assert report.faults[0].line.startswith("split extend (4/2 heads of 16")
     assert run_cases(triton, cases).faults == []
-
-
-def test_a_model_of_short_contexts_has_no_shared_keys(triton):
-    from quire.kernels.gpu.prefill_plan import MIN_SPLIT_KEYS
-    from quire.kernels.self_test.triton_cases import SPLIT_EXTENDING, split_extend_cases
-
-    assert [*split_extend_cases(CaseInputs(triton, QUICK), [PLAIN], 16, 1024)] == []
-    chunks = [length // MIN_SPLIT_KEYS for length, _ in SPLIT_EXTENDING]
-    assert chunks == [2, 3, 0, 0]
 
 
 def test_a_prompt_does_not_read_the_blocks_of_its_own_keys(triton):

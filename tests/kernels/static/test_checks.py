@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.kernels.ptx.program import Program, parse
-from tests.kernels.static.flow import MAX_STATES, NEXT, Flow, Jump
-from tests.kernels.static.occupancy import blocks_per_multiprocessor
 from tests.kernels.static.ptx_checks import divided_barriers, touched_before_wait, written_without_barrier
 
 # --- the checks of PTX find each fault in a short program that has it, and none in one that has not -------------------
@@ -70,10 +66,6 @@ def test_a_barrier_is_needed_between_a_wait_and_the_next_write() -> None:
     assert written_without_barrier(program(PRODUCT, COMMIT, BARRIER, WAIT, copy)), "a barrier before the wait is none"
 
 
-def test_one_warpgroup_needs_no_barrier() -> None:
-    assert written_without_barrier(program(PRODUCT, COMMIT, WAIT, WRITE, threads=128)) == []
-
-
 def test_a_write_in_the_next_round_of_a_loop_counts() -> None:
     loop = ("$L0:", WRITE, PRODUCT, COMMIT, WAIT, "@%p1 bra $L0;")
     assert written_without_barrier(program(*loop))
@@ -131,74 +123,3 @@ def test_labels_of_inline_assembly_may_repeat() -> None:
     twice = program(*wait, BARRIER, *wait)
     assert len(twice.labels) == 2
     assert divided_barriers(twice) == []
-
-
-# --- control flow: blocks, what a branch decides, loops, and walks over all ways --------------------------------------
-
-# 0 if: -> 2 | 1 | 2 loop: | 3 -> 2 | 4 end
-JUMPS = [Jump(2, True), NEXT, NEXT, Jump(2, True), Jump(None, False)]
-FLOW = Flow.of(JUMPS, [2])
-
-
-def test_blocks_end_at_jumps_and_begin_at_labels() -> None:
-    assert FLOW.blocks == [range(1), range(1, 2), range(2, 4), range(4, 5)]
-    assert FLOW.successors == [[2, 1], [2], [2, 3], []]
-
-
-def test_a_branch_decides_what_one_way_passes_and_another_does_not() -> None:
-    assert FLOW.decides[0] == {1}
-    assert FLOW.decides[2] == {2}, "a loop decides how often it runs"
-    assert FLOW.decides[1] == FLOW.decides[3] == set()
-
-
-def test_a_branch_decides_what_a_branch_under_it_decides() -> None:
-    # 0 -> 4 | 1 -> 3 | 2 | 3 | 4
-    flow = Flow.of([Jump(4, True), Jump(3, True), NEXT, NEXT, Jump(None, False)], [3, 4])
-    assert flow.decides[0] >= {1, 2, 3}
-    assert flow.decides[1] == {2}
-
-
-def test_only_innermost_loops_are_loops() -> None:
-    assert FLOW.loops == [range(2, 4)]
-    nested = Flow.of([NEXT, Jump(1, True), Jump(0, True), Jump(None, False)], [0, 1])
-    assert nested.loops == [range(1, 2)]
-
-
-def test_a_walk_passes_every_way() -> None:
-    found = set()
-
-    def step(state: tuple[int, ...], index: int) -> tuple[int, ...]:
-        if index == 4:
-            found.add(state)
-        return state if index in state else (*state, index)
-
-    FLOW.walk((), step)
-    assert found == {(0, 1, 2, 3), (0, 2, 3)}
-
-
-def test_a_walk_whose_states_grow_is_ended() -> None:
-    with pytest.raises(AssertionError, match="do not repeat"):
-        FLOW.walk(0, lambda state, index: state + 1)
-    assert MAX_STATES < 10_000
-
-
-# --- the number of blocks of a multiprocessor, at each limit ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("capability", "warps", "registers", "shared", "blocks"),
-    [
-        (90, 8, 255, 164864, 1),  # prefill
-        (90, 4, 168, 72704, 3),  # decode: shared memory and registers allow three
-        (90, 4, 194, 115712, 2),  # batch-invariant decode: two fill the shared memory exactly
-        (100, 4, 205, 115744, 1),
-        (90, 4, 32, 0, 16),  # warps
-        (90, 1, 16, 0, 32),  # blocks
-        (89, 1, 16, 0, 24),
-        (89, 4, 32, 0, 12),
-        (89, 8, 255, 99 << 10, 1),
-        (120, 8, 255, (99 << 10) + 1, 0),  # it cannot be launched
-    ],
-)
-def test_the_least_limit_counts(capability: int, warps: int, registers: int, shared: int, blocks: int) -> None:
-    assert blocks_per_multiprocessor(capability, warps, registers, shared) == blocks

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from tests.support.kernels.implementations import HAS_TRITON
@@ -50,16 +48,3 @@ def test_every_way_is_followed() -> None:
 
 def test_a_wait_that_leaves_groups_is_taken_for_none() -> None:
     assert sass.touched_before_wait(code(PRODUCT, WAIT.replace("0x0", "0x1"), "MOV R1, R24"))
-
-
-def test_loops_are_counted_by_opcode() -> None:
-    body = ["LDS.128 R4, [R1]", "F2F.F16.F32 R1, R2", "F2F.F16.F32 R2, R3"]
-    loops = code("L0:", *body, "@P0 BRA `(.L_x_0)").loops(least=4)
-    assert loops == [Counter({"F2F": 2, "LDS": 1, "BRA": 1})]
-    assert code("L0:", *body, "@P0 BRA `(.L_x_0)").loops(least=5) == []
-
-
-def test_a_branch_with_a_predicate_as_operand_may_fall_through() -> None:
-    assert code("BRA P1, `(.L_x_0)", "L0:").flow.successors[0] == [1]
-    assert code("BRA `(.L_x_0)", "MOV R1, R2", "L0:").flow.successors[0] == [2]
-    assert code("BRA P1, `(.L_x_0)", "MOV R1, R2", "L0:").flow.successors[0] == [2, 1]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from models.demo.training.sample import answer
 from models.demo.training.tool_check import CALCULATOR, WEATHER, TrialModel, call_of
-from models.demo.training.vocabulary import CHAT_TEMPLATE, SPECIAL
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 MODEL = Path(__file__).parents[3] / "models" / "demo"
@@ -75,43 +74,12 @@ def test_the_folder_is_small_enough_for_git():
     assert sum(file.stat().st_size for file in MODEL.iterdir() if file.is_file()) <= LIMIT_BYTES
 
 
-def test_the_config_is_a_llama_that_every_engine_reads():
-    config = json.loads((MODEL / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["head_dim"] == 64
-    assert config["num_key_value_heads"] < config["num_attention_heads"]
-    assert config["max_position_embeddings"] == 1024
-    assert config["tie_word_embeddings"] is True
-
-
 def test_the_end_token_is_the_same_everywhere():
     _, tokenizer = loaded()
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     assert tokenizer.eos_token_id == end
     for name in ("config.json", "generation_config.json"):
         assert json.loads((MODEL / name).read_text())["eos_token_id"] == end
-
-
-def test_special_tokens_are_single_tokens():
-    _, tokenizer = loaded()
-    assert [tokenizer.encode(token, add_special_tokens=False) for token in SPECIAL] == [
-        [at] for at in range(len(SPECIAL))
-    ]
-
-
-def test_the_chat_template_renders_all_roles():
-    _, tokenizer = loaded()
-    messages = [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": " Hello "},
-        {"role": "assistant", "content": "Hi."},
-        {"role": "user", "content": [{"type": "text", "text": "Bye"}]},
-    ]
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert text == (
-        "<|begin|><|system|>Be kind.<|end|><|user|>Hello<|end|><|assistant|>Hi.<|end|><|user|>Bye<|end|><|assistant|>"
-    )
-    assert tokenizer.chat_template == CHAT_TEMPLATE
 
 
 @pytest.mark.parametrize("text", ["naïve café", "你好", "🦊 and 🏮", "tab\tand\nline", "\x00\x7f", "الليل"])
@@ -148,20 +116,6 @@ def test_the_story_is_about_what_was_asked_for(prompt: str):
 @pytest.mark.parametrize("prompt", STRANGE)
 def test_a_strange_prompt_gets_an_offer_of_a_story(prompt: str):
     assert "stor" in reply(prompt) or "poem" in reply(prompt) or "subject" in reply(prompt)
-
-
-@pytest.mark.slow
-def test_plain_text_is_continued_to_an_end():
-    model, tokenizer = loaded()
-    new = answer(model, tokenizer.encode("Once upon a time"), temperature=0, limit=250)
-    assert new[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(new[:-1]).endswith(SENTENCE_ENDS)
-
-
-def test_the_training_log_tells_a_good_perplexity():
-    log = json.loads((MODEL / "training.json").read_text())
-    assert log["perplexity_held_out"] < 3
-    assert log["parameters"] < 4_000_000
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.ops.cli.batch_client import PIECE, BatchClient
-from quire.ops.cli.batches import ProgressLine, batch, first_url, summary
+from quire.ops.cli.batches import ProgressLine, batch, first_url
 from quire.ops.cli.settings import BatchCommandSettings
 from quire.shared.config.command_line import CommandError
 from tests.gateway.conftest import Start, model_folder, redis_server, redis_url
@@ -174,15 +174,3 @@ def test_a_terminal_shows_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     line.show("last", is_last=True)
     line.end()
     assert plain.getvalue() == "0\nlast\n"
-
-
-def test_a_summary_is_one_line() -> None:
-    found = {
-        "id": "batch_1",
-        "status": "completed",
-        "endpoint": "/v1/x",
-        "request_counts": {"total": 3, "completed": 2, "failed": 1},
-        "output_file_id": "file-1",
-        "error_file_id": None,
-    }
-    assert summary(found) == "batch_1  completed  /v1/x  2 of 3 lines completed, 1 failed, output file-1"

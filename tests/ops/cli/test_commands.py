@@ -66,12 +66,6 @@ def test_a_misspelt_command_and_flag_and_variable() -> None:
     assert "did you mean QUIRE_STATE_DIR?" in refusal(2, "worker", QUIRE_STATEDIR="x")
 
 
-def test_wrong_values_of_serve_and_of_the_services() -> None:
-    assert "from --port is too large; give a whole number from 0 to 65535" in refusal(2, "serve", "--port", "65536")
-    assert "from --block-size is not one of its values; give 8, 16," in refusal(2, "serve", "--block-size", "17")
-    assert "from QUIRE_WORKERS is too small" in refusal(2, "serve", QUIRE_WORKERS="0")
-
-
 def test_wrong_values_for_the_services_are_found_before_anything_starts(tmp_path: Path, tiny_model: Path) -> None:
     arguments = ("serve", str(tiny_model), "--port", "0", "--state-dir", str(tmp_path))
     assert "from QUIRE_BLOCK_SIZE is not" in refusal(2, *arguments, QUIRE_BLOCK_SIZE="17")

@@ -10,11 +10,8 @@ import pytest
 from redis import Redis
 
 from quire.gateway.features.keys.key_settings import CreateKey, ListKeys, RevokeKey
-from quire.ops.cli.api_keys import keys
-from quire.ops.cli.dead_letters import dead
-from quire.ops.cli.parked_requests import parking
-from quire.ops.cli.settings import DeadSettings, ParkedSettings, of_state_folder
-from quire.ops.local import preconditions
+from quire.ops.cli.redis_commands import dead, keys
+from quire.ops.cli.settings import DeadSettings, of_state_folder
 from quire.ops.local.embedded_redis import running_url
 from quire.ops.local.preconditions import find_redis, lock_state_dir
 from quire.shared.accounts.secret import key_id_of
@@ -44,11 +41,6 @@ def test_commands_at_the_same_time_wait_for_each_other(start_quire: StartQuire, 
     running = [start_quire("keys", "create", "--state-dir", str(tmp_path)) for _ in range(3)]
     assert [process.wait(60) for process in running] == [0, 0, 0]
     assert len({process.stdout for process in running}) == 3
-
-
-def test_a_given_redis_is_used() -> None:
-    with pytest.raises(CommandError, match=r"no Redis at redis://127\.0\.0\.1:1/0"):
-        keys(of_state_folder(ListKeys)(redis_url="redis://127.0.0.1:1/0"), {})
 
 
 # --- dead letters -----------------------------------------------------------------------------------------------------
@@ -136,18 +128,3 @@ def test_without_any_redis_the_error_says_what_to_do(tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir()), "looking makes no files"
     with pytest.raises(CommandError, match=r"no Redis at redis://127.0.0.1:1/0: .*; pass another --redis-url"):
         dead(settings("redis://127.0.0.1:1/0", "list"), {})
-
-
-# --- parked requests --------------------------------------------------------------------------------------------------
-# `quire parking` finds the Redis of a running `quire serve`, or says that there is none.
-
-
-def test_without_a_server_the_command_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preconditions, "DEFAULT_REDIS_URL", "redis://127.0.0.1:1/0")
-    with pytest.raises(CommandError, match=r"no `quire serve` runs with the state folder .*--redis-url"):
-        parking(ParkedSettings(state_dir=str(tmp_path)), {})
-
-
-def test_parked_requests_are_read_from_a_given_redis() -> None:
-    with pytest.raises(CommandError, match=r"no Redis at redis://127\.0\.0\.1:1/0"):
-        parking(ParkedSettings(redis_url="redis://127.0.0.1:1/0"), {})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quire.ops.cli.commands import single_commands
-from quire.ops.cli.completions import ChatClient, Interrupted, StreamedAnswer, ToolCall
-from quire.ops.cli.server_url import parse_url, with_remedy
+from quire.ops.cli.completions import Interrupted, StreamedAnswer
+from quire.ops.cli.server_url import parse_url
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import ALL_SETTINGS
 from quire.shared.config.command_line import CommandError
@@ -111,41 +111,8 @@ def test_other_urls_are_refused_with_their_flag(url: str) -> None:
         parse_url(url, "--against")
 
 
-def test_a_remedy_follows_a_sentence_without_its_full_stop() -> None:
-    assert with_remedy("Give a key as Bearer KEY.", "pass --api-key") == "Give a key as Bearer KEY; pass --api-key"
-    assert with_remedy("Who are you?", "pass --api-key") == "Who are you?; pass --api-key"
-    assert with_remedy("Not now.", "") == "Not now."
-
-
 # --- completions ------------------------------------------------------------------------------------------------------
 # The client of `quire chat`: figures of an answer, and errors of servers.
-
-
-def test_the_rate_counts_the_wait_for_the_first_token() -> None:
-    assert StreamedAnswer(tokens=20, first_token_s=1.0, total_s=2.0).tokens_per_s == 10
-    assert StreamedAnswer(total_s=2.0).tokens_per_s is None
-
-
-def test_a_server_that_is_not_there_is_named_in_the_error() -> None:
-    with pytest.raises(CommandError, match=r"127\.0\.0\.1:9"):
-        ChatClient("http://127.0.0.1:9").first_model()
-
-
-def test_tool_calls_are_collected_from_their_pieces() -> None:
-    answer = StreamedAnswer()
-    pieces = [
-        {"index": 0, "id": "a", "function": {"name": "add", "arguments": ""}},
-        {"index": 0, "function": {"arguments": '{"x":'}},
-        {"index": 0, "function": {"arguments": " 1}"}},
-        {"index": 1, "id": "b", "function": {"name": "stop", "arguments": "{}"}},
-    ]
-    assert [answer.add_call(piece) for piece in pieces] == ["add ", '{"x":', " 1}", "stop {}"]
-    assert answer.calls == [ToolCall("a", "add", '{"x": 1}'), ToolCall("b", "stop", "{}")]
-    assert answer.calls[1].as_json() == {
-        "id": "b",
-        "type": "function",
-        "function": {"name": "stop", "arguments": "{}"},
-    }
 
 
 @pytest.mark.parametrize("index", [-1, 1, None, "0"])

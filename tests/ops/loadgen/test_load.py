@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from itertools import islice, pairwise
 from pathlib import Path
@@ -11,20 +10,18 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from quire.ops.cli.server_url import parse_url
 from quire.ops.loadgen import table
 from quire.ops.loadgen.client import EventParser
-from quire.ops.loadgen.measures import compare, distribution, is_good, percentile, summarise, warnings
+from quire.ops.loadgen.measures import compare, is_good, summarise, warnings
 from quire.ops.loadgen.plan import make_plan, parse_slo
-from quire.ops.loadgen.prompts import WORDS, IdPrompts, WordPrompts
+from quire.ops.loadgen.prompts import IdPrompts
 from quire.ops.loadgen.result import SCHEMA, as_json
 from quire.ops.loadgen.runner import Block, Run
 from quire.ops.loadgen.server import MeasuredServer, load_tokenizer
 from quire.ops.loadgen.settings import BenchSettings
 from quire.ops.loadgen.shapes import SHAPES, arrivals, lengths
-from quire.ops.paths import PROJECT_ROOT
 from quire.shared.config.settings import SettingError
 from tests.support.loadgen import NASTY, finished_run, record
 
@@ -73,11 +70,6 @@ def test_arrivals_have_the_rate_and_the_burstiness(burstiness: float) -> None:
     assert stdev(gaps) / mean(gaps) == pytest.approx(burstiness**-0.5, rel=0.1)
 
 
-def test_an_infinite_rate_is_all_at_once() -> None:
-    assert arrivals(3, math.inf, 1.0, "0") == [0.0, 0.0, 0.0]
-    assert arrivals(1, 5.0, 1.0, "0") == [0.0]
-
-
 # --- prompts ----------------------------------------------------------------------------------------------------------
 # Prompts of an exact number of tokens.
 
@@ -90,18 +82,6 @@ def test_token_ids_are_exact_and_share_the_prefix() -> None:
     assert first[50:] != second[50:]
     assert all(0 <= token < 1000 for token in first)
     assert len(prompts.make(20, random.Random(1))) == 20
-
-
-def test_words_are_exact_with_a_tokenizer() -> None:
-    tokenizer = Tokenizer.from_file(str(PROJECT_ROOT / "models/demo/tokenizer.json"))
-
-    def count(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    prompts = WordPrompts(0, 0, "", fixed=4, per_word=count(" ".join(WORDS)) / len(WORDS), count=count)
-    asked = [6, 7, 20, 21, 100, 500]
-    made = [count(prompts.make(tokens, random.Random(tokens))) + 4 for tokens in asked]
-    assert made == asked
 
 
 # --- plan -------------------------------------------------------------------------------------------------------------
@@ -140,45 +120,8 @@ def test_what_makes_no_sense_is_refused(given: dict[str, Any], says: str) -> Non
         make_plan(BenchSettings(**given))
 
 
-def test_blocks_have_all_requests() -> None:
-    plan = make_plan(BenchSettings(requests=10, rounds=4, against="http://x"))
-    assert [plan.block_requests(index) for index in range(4)] == [2, 3, 2, 3]
-    plan = make_plan(BenchSettings(duration_s=8.0, rounds=4, against="http://x", rate="5"))
-    assert [plan.block_requests(index) for index in range(4)] == [10, 10, 10, 10]
-
-
 # --- server -----------------------------------------------------------------------------------------------------------
 # A server under load: the bodies of its requests, and the tokenizer.
-
-
-def server(endpoint: str) -> MeasuredServer:
-    options = {"temperature": 0.5, "ignore_eos": True}
-    return MeasuredServer("--url", parse_url("http://host:81"), "m", "quire", 100, endpoint, options, "a")
-
-
-def test_a_completion_and_a_chat_have_their_own_address_and_body() -> None:
-    common = {
-        "model": "m",
-        "max_tokens": 7,
-        "stream": True,
-        "temperature": 0.5,
-        "ignore_eos": True,
-        "stream_options": {"include_usage": True},
-    }
-    one = server("completions")
-    assert one.address == "http://host:81/v1/completions"
-    assert json.loads(one.body([1, 2], 7)) == common | {"prompt": [1, 2]}
-    other = server("chat")
-    assert other.address == "http://host:81/v1/chat/completions"
-    assert json.loads(other.body("hi", 7)) == common | {"messages": [{"role": "user", "content": "hi"}]}
-    other.usage = False
-    assert "stream_options" not in json.loads(other.body("hi", 7))
-
-
-def test_a_tokenizer_is_found_in_a_folder_and_counts_no_special_tokens() -> None:
-    count = load_tokenizer(str(PROJECT_ROOT / "models/demo"))
-    assert count("") == 0
-    assert count("Once upon a time") > 1
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "there is no"), ("{}", "is not one")])
@@ -233,15 +176,6 @@ def test_both_servers_get_the_same_requests_and_each_block_others() -> None:
     assert warm != [prompt for _, prompt in first]
 
 
-def test_cut_requests_are_counted_once() -> None:
-    run = new_run(context=100, requests=8, rounds=2)
-    assert len(list(run.works(run.servers[0], 0))) == 4
-    cut = run.cut_lengths
-    assert 0 < cut <= 4
-    list(run.works(run.servers[1], 0))
-    assert run.cut_lengths == cut, "the second server gets the same requests"
-
-
 # --- measures ---------------------------------------------------------------------------------------------------------
 # The measures of `quire bench`: latencies, throughput, goodput, the comparison of two servers, and warnings.
 
@@ -285,12 +219,6 @@ def test_a_good_request_keeps_to_every_limit() -> None:
     assert not is_good(record(0.0, ended=0.1, tokens=1, error="timeout"), {})
 
 
-def test_percentiles_are_linear_between_ranks() -> None:
-    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
-    assert percentile([5.0], 0.99) == 5.0
-    assert distribution([]) is None
-
-
 def test_two_servers_are_compared_with_the_spread_of_the_blocks() -> None:
     run = finished_run(BenchSettings(against="http://x"))
     found = {one.name: one for one in compare(run)}
@@ -302,25 +230,6 @@ def test_two_servers_are_compared_with_the_spread_of_the_blocks() -> None:
     run.blocks[1].ended -= 1.5  # the second server was faster in one block
     assert {one.name: one for one in compare(run)}["requests/s"].better == ""
     assert "ratio" in table.render(run)
-
-
-def test_warnings_say_what_cannot_be_believed() -> None:
-    run = finished_run(BenchSettings(against="http://x"))
-    assert warnings(run) == []
-    run.lag_s.append(0.5)
-    run.stopped = True
-    run.cut_lengths = 3
-    run.blocks[0].records[0].completion_tokens = None
-    run.blocks[0].records[0].prompt_tokens = 99
-    text = "\n".join(warnings(run))
-    for part in (
-        "was stopped",
-        "client was late",
-        "3 requests were longer",
-        "does not count",
-        "counted 129 input tokens",
-    ):
-        assert part in text
 
 
 def test_a_queue_that_grows_is_told() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
-from quire.ops.local.announcement import announcement, answers, local_url
+from quire.ops.local.announcement import answers, local_url
 from quire.ops.local.first_key import first_key
 from quire.ops.local.gpus import VARIABLE, of_worker
 from quire.ops.local.ports import free_port
@@ -82,11 +82,6 @@ def test_a_free_port_can_be_listened_on(host: str, family: int) -> None:
     assert 1024 <= port <= 65535
     with socket.create_server((host, port), family=family) as server:
         assert server.getsockname()[1] == port
-
-
-def test_the_default_is_the_loopback_address() -> None:
-    with socket.create_server(("127.0.0.1", free_port())):
-        pass
 
 
 # --- gpus -------------------------------------------------------------------------------------------------------------
@@ -209,22 +204,6 @@ def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
 
 def test_nothing_answers_at_a_closed_port() -> None:
     assert not answers("http://127.0.0.1:1", "/")
-
-
-def test_the_first_line_is_for_programs_and_the_last_one_can_be_pasted() -> None:
-    lines = announcement("http://127.0.0.1:1", ["it's"], Path("/logs"), False, needs_key=False).splitlines()
-    assert lines[0] == "ready: http://127.0.0.1:1"
-    assert not any("page" in line for line in lines), "no page answers"
-    assert any(line.endswith("quire chat --url http://127.0.0.1:1") for line in lines)
-    words = shlex.split(lines[-1])
-    assert words[:3] == ["curl", "-N", "http://127.0.0.1:1/v1/chat/completions"]
-    assert '"model": "it\'s"' in words[-1]
-
-
-def test_the_commands_have_a_place_for_the_key_that_calls_need() -> None:
-    lines = announcement("http://127.0.0.1:1", ["m"], Path("/logs"), True, needs_key=True).splitlines()
-    assert any(line.endswith("quire chat --api-key KEY") for line in lines)
-    assert "Authorization: Bearer KEY" in shlex.split(lines[-1])
 
 
 # --- first key --------------------------------------------------------------------------------------------------------

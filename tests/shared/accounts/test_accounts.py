@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import msgpack
 import pytest
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
@@ -21,8 +20,6 @@ from quire.shared.accounts.secret import PREFIX, digest_of, key_id_of, new_secre
 from quire.shared.accounts.store import AccountStore, AuditEntry, UnknownAccount
 from quire.shared.accounts.usage import DAY_S, UsageRow, as_csv, read_usage
 from quire.shared.config.validators import InvalidValue
-from quire.shared.protocol.broker import Admission, QueueBounds
-from quire.shared.protocol.charge import LimitReached, Price, RateState, tightest
 from quire.shared.protocol.keys import ACCOUNTS_TAG, AccountKeys
 from quire.shared.redis.clients import command_client
 from tests.support.redis_server import RedisServer
@@ -180,38 +177,6 @@ def test_money_is_exact() -> None:
     assert money(10**8) == 0.1
     with pytest.raises(InvalidValue):
         nanos("x", "0.0000000001")
-
-
-# --- charge -----------------------------------------------------------------------------------------------------------
-# The accounts that a call is charged to, and the limits that its answer shows.
-
-
-def test_a_charge_has_the_limits_of_each_account() -> None:
-    limits = AccountLimits(requests_per_minute=1, tokens_per_minute=2, concurrent_requests=3, tokens_per_day=4)
-    account = Account(kind="key", id="0" * 16, name="a", limits=limits)
-    terms = Admission(
-        gateway="g",
-        bounds=QueueBounds(1, 1),
-        accounts=(account,),
-        charged_model="model",
-        price=Price(5, 6),
-        park_s=60,
-        prompt_tokens=9,
-    )
-    root, *rest = msgpack.unpackb(terms.encode())["charge"]
-    assert root.startswith("quire:{accounts}:")
-    assert rest == [1, 9, 5, 6, "model", 60, [account.place, 1, 2, 3, 4, 0, 0, 0]]
-
-
-def test_the_tightest_limit_is_kept() -> None:
-    states = [[0, 0, 0, 100, 50, 9], [10, 3, 5, 100, 20, 7], [5, 4, 1, 0, 0, 0]]
-    assert tightest(states) == {"calls": RateState(10, 3, 5), "tokens": RateState(100, 20, 7)}
-    assert tightest(states[:1]) == {"tokens": RateState(100, 50, 9)}
-
-
-def test_budgets_are_told_from_rates() -> None:
-    assert LimitReached("tokens_per_day", "key:a", -1).is_budget
-    assert not LimitReached("tokens_per_minute", "key:a", 5).is_budget
 
 
 # --- store ------------------------------------------------------------------------------------------------------------

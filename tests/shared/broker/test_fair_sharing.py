@@ -11,19 +11,10 @@ from random import Random
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.protocol.broker import (
-    Admission,
-    Broker,
-    Claim,
-    QueueBounds,
-    QueueFull,
-    QueueReader,
-    StepCommit,
-    new_id,
-)
+from quire.shared.protocol.broker import Admission, Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.protocol.keys import PRIORITY_CLASSES, LaneKeys
 from quire.shared.protocol.messages import Delta, Outcome, StepItem
-from quire.shared.protocol.share import COUNTER_UNITS, DEFAULT_WEIGHT, FLOOR, INPUT_COST, OUTPUT_COST
+from quire.shared.protocol.share import FLOOR, INPUT_COST, OUTPUT_COST
 from quire.shared.redis.clients import blocking_client
 from tests.support.broker_calls import KEYS as ASYNC_KEYS
 from tests.support.fair_model import Share
@@ -115,33 +106,6 @@ def site(redis_server: RedisServer) -> Iterator[Site]:
     site.lane.close()
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_behind_the_requests_of_another_tenant_a_request_is_next(site: Site, count: int) -> None:
-    site.submit(A, answer=8)
-    assert site.take() == ["r0"]
-    for _ in range(count):
-        site.submit(A)
-    site.step()
-    late = site.submit(B)
-    # Only the running request ends before it.
-    for _ in range(7):
-        assert site.take() == []
-        site.step()
-    assert site.take() == [late]
-    second = site.submit(B)
-    assert second not in site.take(0)
-    for _ in range(4):
-        site.step()
-    # Both have been served about as much since then, so they take turns.
-    turns = []
-    for _ in range(4):
-        turns += site.take()
-        for _ in range(4):
-            site.step()
-    assert second in turns[:2]
-    assert finished(site.lane.broker.queued())[0] == count - 3
-
-
 def tenants(count: int, weights: Sequence[int]) -> list[Share]:
     return [Share(f"acme/{index:04}", weight=weights[index % len(weights)]) for index in range(count)]
 
@@ -214,63 +178,6 @@ def test_a_tenant_cannot_gain_by_many_users_and_its_users_share(site: Site) -> N
     assert max(shares) - min(shares) <= 2 * (INPUT_COST * 4 + OUTPUT_COST * 4)
 
 
-def test_an_idle_tenant_saves_up_no_service(site: Site) -> None:
-    for _ in range(100):
-        site.submit(A)
-    for _ in range(200):
-        site.take()
-        site.step()
-    for _ in range(60):
-        site.submit(B)
-    before = site.served.copy()
-    for _ in range(100):
-        site.take()
-        site.step()
-    assert site.served[B.tenant] - before[B.tenant] == pytest.approx(site.served[A.tenant] - before[A.tenant], rel=0.1)
-
-
-def test_classes_come_before_shares(site: Site) -> None:
-    site.rows = 4
-    for _ in range(5):
-        site.submit(A, priority="interactive")
-        site.submit(B, priority="standard")
-        site.submit(B, priority="batch")
-    assert [site.work[request_id][0] for request_id in site.take()] == [A] * 4
-    assert [site.work[request_id][0] for request_id in site.take(3)] == [A, B, B]
-
-
-def test_a_cancelled_request_leaves_its_line_and_is_not_charged(site: Site) -> None:
-    first, second, third = (site.submit(share, prompt=50) for share in (A, A, B))
-    for request_id in (first, third, second):
-        assert finished(site.lane.broker.cancel(request_id)) == "cancelled"
-    client = site.lane.client
-    assert set(client.hvals(KEYS.served("standard"))) <= {b"0"}
-    for key in (
-        KEYS.waiting,
-        KEYS.tenants("standard"),
-        KEYS.line("standard", A.tenant),
-        KEYS.users("standard", A.tenant),
-    ):
-        assert client.exists(key) == 0
-    assert finished(site.lane.broker.queued()) == (0, 0)
-    # The only one that waits is in the stream of its class, so that a blocked worker has it at once.
-    alone = site.submit(B)
-    assert client.hget(KEYS.request(alone), "queue") == b"standard"
-    assert finished(site.lane.broker.cancel(alone)) == "cancelled"
-    assert set(client.hvals(KEYS.served("standard"))) <= {b"0"}
-
-
-def test_the_counter_is_what_was_served(site: Site) -> None:
-    heavy = Share("acme/heavy", weight=25)
-    site.submit(heavy, prompt=7, answer=3)
-    site.submit(heavy, prompt=7, answer=3)
-    site.take()
-    for _ in range(3):
-        site.step()
-    [counter] = site.lane.client.hmget(KEYS.served("standard"), heavy.tenant)
-    assert int(counter) == (INPUT_COST * 7 + OUTPUT_COST * 3) * COUNTER_UNITS * DEFAULT_WEIGHT // 25
-
-
 def test_a_request_whose_hash_is_lost_does_not_stop_its_line(site: Site) -> None:
     for _ in range(4):
         site.submit(A)
@@ -320,31 +227,6 @@ def test_forgotten_counters_begin_at_the_least_counter(redis_server: RedisServer
         site.lane.close()
 
 
-def test_a_tenant_that_fills_the_queue_leaves_room_for_others(site: Site) -> None:
-    bounds = QueueBounds(requests=10, tokens=1000)
-    for _ in range(10):
-        site.submit(A, bounds=bounds)
-    with pytest.raises(QueueFull):
-        site.submit(A, bounds=bounds)
-    for _ in range(5):
-        site.submit(B, bounds=bounds)
-    for share in (A, B):
-        with pytest.raises(QueueFull):
-            site.submit(share, bounds=bounds)
-    site.submit(Share("third/one"), bounds=bounds)
-    # Twice the bound is never exceeded.
-    for index in range(30):
-        if finished(site.lane.broker.queued())[0] < 20:
-            site.submit(Share(f"more/{index}"), bounds=bounds)
-        else:
-            with pytest.raises(QueueFull):
-                site.submit(Share(f"more/{index}"), bounds=bounds)
-    assert finished(site.lane.broker.queued())[0] <= 20
-    # Large requests are bounded by their tokens.
-    with pytest.raises(QueueFull):
-        site.submit(Share("large/one"), prompt=600, bounds=bounds)
-
-
 async def test_a_worker_that_blocks_is_woken_by_lines(broker: Broker, client: Redis, redis_url: str) -> None:
     """Two requests that came between the last look of a worker and its blocking read wait in lines."""
     await broker.create_groups()
@@ -369,9 +251,8 @@ async def test_workers_wake_each_other_while_requests_wait(broker: Broker, clien
     for reader in readers:
         assert await reader.read(4, 1) == []
     for index in range(6):
-        await broker.submit(
-            f"r{index}", b"body", Admission(gateway="g", cost=1, bounds=MANY, tenant=(A, B)[index % 2].tenant)
-        )
+        tenant = (A, B)[index % 2].tenant
+        await broker.submit(f"r{index}", b"body", Admission(gateway="g", cost=1, bounds=MANY, tenant=tenant))
     async with asyncio.timeout(60):
         found = await asyncio.gather(*(reader.read(4, 60_000) for reader in readers[:2]))
     assert sorted(one.request_id for part in found for one in part) == [f"r{index}" for index in range(6)]

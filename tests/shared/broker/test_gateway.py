@@ -10,28 +10,24 @@ from redis.asyncio import Redis
 
 from quire.shared.protocol.broker import (
     Admission,
-    Attachment,
     Broker,
     IdempotencyConflict,
     NoRoom,
     QueueBounds,
     QueueFull,
     StepCommit,
-    new_id,
 )
 from quire.shared.protocol.keys import (
     GATEWAY_TTL_S,
     GROUP,
-    HIDDEN_RETENTION_S,
     IDEMPOTENCY_S,
     LARGE_BYTES,
     RETENTION_S,
     STORED_BYTES,
     VIEW_TTL_S,
 )
-from quire.shared.protocol.messages import Outcome, StepItem, WorkerCard, decode_items
-from quire.shared.redis.clients import pubsub_client
-from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, start, step, submit, take
+from quire.shared.protocol.messages import Outcome, StepItem, WorkerCard
+from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, recoveries_of, start, step, submit
 
 # A stored request of these tests, and room for four of a key.
 SIZE = STORED_BYTES + 8000
@@ -42,12 +38,11 @@ async def is_there(broker: Broker, request_id: str) -> bool:
     return bool(await broker.client.exists(KEYS.request(request_id), KEYS.conversation(request_id)))
 
 
-async def test_a_request_that_is_submitted_twice_is_accepted_once(broker: Broker) -> None:
-    await submit(broker, "r")
-    await submit(broker, "r")
-    assert await broker.queued() == (1, 10)
-    assert await broker.client.xlen(KEYS.queue()) == 1
-    assert await broker.client.hget(KEYS.totals, "accepted") == b"1"
+async def test_what_nobody_knows_changes_nothing(broker: Broker, client: Redis) -> None:
+    calls = (broker.cancel, broker.expire, broker.delete, broker.park, broker.unpark)
+    assert {await call("nothing") for call in calls} == {"unknown"}
+    assert (await broker.attach("nothing", "g"), await broker.detach("nothing", "g")) == (None, [])
+    assert await client.dbsize() == 0
 
 
 async def test_times_are_milliseconds_of_the_clock_of_redis(broker: Broker, client: Redis) -> None:
@@ -58,64 +53,17 @@ async def test_times_are_milliseconds_of_the_clock_of_redis(broker: Broker, clie
     assert before[0] * 1000 + before[1] // 1000 <= created <= after[0] * 1000 + after[1] // 1000
 
 
-async def test_the_queue_is_bounded_by_requests_and_by_tokens(broker: Broker) -> None:
-    await submit(broker, "r0")
-    with pytest.raises(QueueFull):
-        await submit(broker, "large", cost=991)
-    for index in range(1, 3):
-        await submit(broker, f"r{index}")
+async def test_the_queue_is_bounded_by_tokens(broker: Broker) -> None:
+    await submit(broker, "r")
     with pytest.raises(QueueFull) as full:
-        await submit(broker, "r3")
-    assert (full.value.requests, full.value.tokens) == (3, 30)
-    await broker.cancel("r0")
-    with pytest.raises(QueueFull):
-        await submit(broker, "large", cost=990)
-    await submit(broker, "r4")
+        await submit(broker, "large", cost=991)
+    assert (full.value.requests, full.value.tokens) == (1, 10)
+    await submit(broker, "as large as fits", cost=990)
 
 
 async def test_a_request_over_the_token_bound_fits_an_empty_queue(broker: Broker) -> None:
     await submit(broker, "large", cost=100_000)
     assert await broker.queued() == (1, 100_000)
-
-
-async def test_a_waiting_request_is_cancelled_at_once(broker: Broker) -> None:
-    await submit(broker, "r")
-    assert await broker.cancel("r") == "cancelled"
-    assert await broker.cancel("r") == "done"
-    [item] = await broker.read_output("r")
-    assert (item.start, item.deltas, item.outcome) == (0, (), Outcome("cancelled"))
-    assert await broker.queued() == (0, 0)
-    assert await broker.client.xlen(KEYS.queue()) == 0
-    assert await broker.client.hget(KEYS.totals, "cancelled") == b"1"
-
-
-async def test_a_running_request_is_cancelled_through_its_worker(broker: Broker) -> None:
-    claim = await start(broker)
-    assert await broker.cancel("r") == "flagged"
-    assert "r" in (await broker.commit_step("w", [step(claim, 0, (1,))])).cancelled
-    await broker.commit_step("w", [StepCommit(claim.attempt, StepItem("r", 1, (), Outcome("cancelled")))])
-    assert await broker.cancel("r") == "done"
-    assert (await broker.read_output("r", after=1))[0].outcome == Outcome("cancelled")
-
-
-async def test_a_cancel_of_what_nobody_knows_is_harmless(broker: Broker) -> None:
-    assert await broker.cancel("nothing") == "unknown"
-    assert await broker.client.dbsize() == 0
-
-
-async def test_a_waiting_request_past_its_deadline_is_ended_without_any_worker(broker: Broker, client: Redis) -> None:
-    await submit(broker, "r", deadline_ms=3_600_000)
-    assert await broker.expire("r") == "early"
-    await client.hset(KEYS.request("r"), "deadline", 1)
-    assert await broker.expire("r") == "expired"
-    for _ in range(2):
-        assert await broker.expire("r") == "done"
-    [item] = await broker.read_output("r")
-    assert item.outcome == Outcome("deadline", "the deadline passed while the request was waiting")
-    assert await broker.read_totals() == {"accepted": 1, "deadline": 1}
-    assert (await broker.queued(), await client.xlen(KEYS.queue())) == ((0, 0), 0)
-    assert await broker.expire("unknown") == "unknown"
-    assert await client.exists(KEYS.request("unknown")) == 0
 
 
 async def test_a_running_request_past_its_deadline_is_ended_and_its_worker_told(broker: Broker, client: Redis) -> None:
@@ -131,106 +79,6 @@ async def test_a_running_request_past_its_deadline_is_ended_and_its_worker_told(
     assert ("r", claim.attempt) in (await broker.commit_step("w", [step(claim, 1, (2,), "stop")])).lost
     assert await broker.read_totals() == {"accepted": 1, "deadline": 1}
     assert (await client.xpending(KEYS.queue(), GROUP))["pending"] == 0
-
-
-async def test_a_request_is_told_to_have_expired_once(broker: Broker, client: Redis, redis_url: str) -> None:
-    subscriber = pubsub_client(redis_url)
-    pubsub = subscriber.pubsub()
-    await pubsub.subscribe(KEYS.channel("g"))
-    assert (await pubsub.get_message(timeout=60))["type"] == "subscribe"  # type: ignore[index]
-    await submit(broker, "r")
-    await client.hset(KEYS.request("r"), "deadline", 1)
-    for _ in range(3):
-        await broker.expire("r")
-    await client.publish(KEYS.channel("g"), b"the end")
-    frames = [await pubsub.get_message(timeout=60) for _ in range(2)]
-    assert [frame and frame["data"] == b"the end" for frame in frames] == [False, True]
-    await pubsub.aclose()
-    await subscriber.aclose()
-
-
-async def test_a_request_is_published_where_it_was_attached_last(broker: Broker, redis_url: str) -> None:
-    client = pubsub_client(redis_url)
-    pubsub = client.pubsub()
-    await pubsub.subscribe(KEYS.channel("other"))
-    assert (await pubsub.get_message(timeout=60))["type"] == "subscribe"  # type: ignore[index]
-    await broker.submit("r", b"body", Admission(gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata"))
-    claim = await broker.claim(await take(broker), "w", new_id())
-    assert claim is not None
-    await broker.commit_step("w", [step(claim, 0, (1,))])
-    assert await broker.attach("r", "other") == Attachment(False, b"metadata")
-    assert await broker.listeners_of(["r"]) == {"r": ["g", "other"]}
-    await broker.commit_step("w", [step(claim, 1, (2,), "stop")])
-    message = await pubsub.get_message(timeout=60)
-    assert message is not None
-    assert [item.start for item in decode_items(message["data"])] == [1]
-    assert await broker.attach("r", "g") == Attachment(True, b"metadata")
-    assert await broker.attach("unknown", "g") is None
-    assert await broker.client.exists(KEYS.request("unknown")) == 0
-    await pubsub.aclose()
-    await client.aclose()
-
-
-async def test_a_request_is_published_to_who_is_left(broker: Broker, client: Redis) -> None:
-    await submit(broker, "r")
-    await broker.attach("r", "b")
-    await broker.attach("r", "g")
-    for _ in range(2):
-        assert await broker.detach("r", "g") == ["b"]
-        assert await client.hget(KEYS.request("r"), "gateway") == b"b"
-    assert await broker.detach("r", "b") == []
-    assert await broker.listeners_of(["r"]) == {"r": []}
-    await broker.attach("r", "g")
-    assert await broker.listeners_of(["r"]) == {"r": ["g"]}
-    await broker.cancel("r")
-    assert await broker.attach("r", "b") == Attachment(True, b"")
-    assert (await broker.detach("r", "g"), await broker.detach("unknown", "g")) == ([], [])
-    assert await client.exists(KEYS.request("unknown")) == 0
-
-
-async def test_a_request_is_not_cancelled_while_somebody_else_listens(broker: Broker) -> None:
-    await submit(broker, "r")
-    await broker.attach("r", "dead")
-    await broker.attach("r", "new")
-    assert await broker.cancel("r", unless_beside=["g", "dead"]) == "wanted"
-    assert await broker.cancel("r", unless_beside=[]) == "wanted"
-    await broker.detach("r", "new")
-    assert await broker.cancel("r", unless_beside=["g", "dead"]) == "cancelled"
-    assert await broker.cancel("r", unless_beside=[]) == "done"
-    await submit(broker, "alone")
-    await broker.detach("alone", "g")
-    assert await broker.cancel("alone", unless_beside=[]) == "cancelled"
-
-
-async def test_who_submits_what_another_gateway_has_made_up_listens_too(broker: Broker, client: Redis) -> None:
-    """A second caller of several prompts under one key submits those that the first gateway has not come to yet."""
-    for _ in range(2):
-        await submit(broker, "r")
-        assert (await broker.submit("r", b"body", Admission(gateway="first", cost=10, bounds=BOUNDS))).id == "r"
-        assert await broker.listeners_of(["r"]) == {"r": ["first", "g"]}
-    assert await client.hget(KEYS.request("r"), "gateway") == b"g"
-    assert await broker.queued() == (1, 10)
-    # The second caller leaves: the first one's gateway gets the output, and keeps the request alive.
-    assert await broker.detach("r", "g") == ["first"]
-    assert await client.hget(KEYS.request("r"), "gateway") == b"first"
-    assert await broker.cancel("r", unless_beside=[]) == "wanted"
-    await broker.detach("r", "first")
-    await broker.cancel("r")
-    await submit(broker, "r")
-    assert (await client.hget(KEYS.request("r"), "state"), await broker.detach("r", "g")) == (b"done", [])
-
-
-async def test_what_is_made_up_for_another_gateway_is_wanted_there(broker: Broker) -> None:
-    """Before that gateway has come to it."""
-    await submit(broker, "call")
-    for gateway in ("second", "g"):
-        await broker.attach("call", gateway)
-    for beside, expected in (("call", ["g", "second"]), ("gone", ["second"])):
-        prompt = f"prompt beside {beside}"
-        await broker.submit(prompt, b"body", Admission(gateway="second", cost=10, bounds=BOUNDS, beside=beside))
-        assert await broker.listeners_of([prompt]) == {prompt: expected}
-    assert await broker.detach("prompt beside call", "second") == ["g"]
-    assert await broker.cancel("prompt beside call", unless_beside=[]) == "wanted"
 
 
 async def test_the_listeners_of_a_request_are_bounded(broker: Broker, client: Redis) -> None:
@@ -255,16 +103,10 @@ async def test_an_idempotency_key_stands_for_one_request(broker: Broker, client:
     assert await keyed(broker, "c", key="another") == "c"
     assert await broker.queued() == (2, 20)
     assert 0 < await client.ttl(KEYS.idempotency("key")) <= IDEMPOTENCY_S
-    await broker.cancel("a")
-    assert await keyed(broker, "b") == "a"
-
-
-async def test_an_idempotency_key_cannot_stand_for_another_call(broker: Broker) -> None:
-    await keyed(broker, "a")
     with pytest.raises(IdempotencyConflict, match="key"):
         await keyed(broker, "b", fingerprint="another")
+    await broker.cancel("a")
     assert await keyed(broker, "b") == "a"
-    assert await broker.queued() == (1, 10)
 
 
 async def test_the_call_of_an_idempotency_key_is_found(broker: Broker) -> None:
@@ -277,24 +119,6 @@ async def test_the_call_of_an_idempotency_key_is_found(broker: Broker) -> None:
     assert await broker.call_of("key") == ("a", b"about a")
     await broker.client.delete(KEYS.request("a"))
     assert await broker.call_of("key") == ("a", b"")
-
-
-@pytest.mark.parametrize("gone", [KEYS.request("a"), KEYS.idempotency("key")])
-async def test_an_idempotency_key_that_is_forgotten_is_unused(broker: Broker, client: Redis, gone: str) -> None:
-    await keyed(broker, "a")
-    await broker.cancel("a")
-    await client.delete(gone)
-    assert await keyed(broker, "b", fingerprint="another") == "b"
-    assert await keyed(broker, "c", fingerprint="another") == "b"
-
-
-async def test_a_key_whose_request_was_refused_is_unused(broker: Broker) -> None:
-    for index in range(3):
-        await submit(broker, f"r{index}")
-    with pytest.raises(QueueFull):
-        await keyed(broker, "a")
-    await broker.cancel("r0")
-    assert await keyed(broker, "b", fingerprint="another") == "b"
 
 
 async def test_the_log_is_read_from_any_token_on_and_in_pages(broker: Broker) -> None:
@@ -360,29 +184,14 @@ async def test_cards_that_cannot_be_read_are_counted_and_said_once(
 async def test_the_lease_of_a_gateway_ends_by_itself(broker: Broker, client: Redis) -> None:
     await broker.refresh_gateway("g")
     assert 0 < await client.ttl("quire:{lane}:gateway:g:alive") <= GATEWAY_TTL_S
+    assert await broker.live_gateways(["g", "gone"]) == {"g"}
+    assert (await broker.listeners_of([]), await broker.live_gateways([])) == ({}, set())
 
 
-async def test_a_request_that_is_not_counted_keeps_its_retention(broker: Broker, client: Redis) -> None:
-    """The lines of batches: they are deleted when they are read, and must not end the retention of responses."""
-    bounds = replace(BOUNDS, stored_bytes=1)
-    for name in ("a", "b"):
-        await broker.submit(
-            name, b"", Admission(gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False)
-        )
-        assert await broker.cancel(name) == "cancelled"
-    assert await client.exists(KEYS.held) == 0
-    assert {await client.ttl(KEYS.request(name)) for name in ("a", "b")} == {5000}
-
-
-async def test_a_request_keeps_its_own_retention_and_its_conversation(broker: Broker, client: Redis) -> None:
-    await broker.submit(
-        "r", b"body", Admission(gateway="g", cost=10, bounds=BOUNDS, retention_s=5000, conversation=b"[]")
-    )
-    assert await client.get(KEYS.conversation("r")) == b"[]"
-    assert await client.ttl(KEYS.conversation("r")) == -1
-    await broker.cancel("r")
-    for key in (KEYS.request("r"), KEYS.output("r"), KEYS.conversation("r")):
-        assert 4900 < await client.ttl(key) <= 5000
+async def test_repairs_of_gateways_are_counted(broker: Broker) -> None:
+    for count in (4, 1):
+        await broker.note_repairs(count)
+    assert await recoveries_of(broker) == {"repairs": 5}
 
 
 async def store(broker: Broker, request_id: str, owner: str = "", bounds: QueueBounds = STORED) -> None:
@@ -458,24 +267,6 @@ async def test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now(
     assert await client.hmget(KEYS.held, "", "r") == [b"%d" % (2 * STORED_BYTES), f"{STORED_BYTES} {owner}".encode()]
 
 
-async def test_when_all_memory_is_used_the_key_that_holds_most_gives_way(broker: Broker) -> None:
-    """No request of a key goes for one that holds more, and none of those that ended just now."""
-    bounds = replace(STORED, stored_bytes=6 * SIZE, key_bytes=0)
-    for request_id, owner in (("a0", "a"), ("a1", "a"), ("a2", "a"), ("b3", "b"), ("b4", "b"), ("c5", "c")):
-        await store(broker, request_id, owner, bounds)
-    with pytest.raises(NoRoom) as refused:
-        await store(broker, "c6", "c", bounds)
-    assert (refused.value.key, refused.value.held, refused.value.wait_ms) == ("", 6 * SIZE, -1)
-    for request_id in ("a2", "a1", "b3"):
-        await end_long_ago(broker, request_id, request_id[0])
-    await store(broker, "c6", "c", bounds)  # a1 goes
-    with pytest.raises(NoRoom):
-        await store(broker, "c7", "c", bounds)  # a2 and b3 belong to keys that would hold less than c
-    await store(broker, "d8", "d", bounds)  # the keys hold two each, and b3 or a2 goes
-    left = [request_id for request_id in ("a1", "a2", "b3", "c5", "c6", "d8") if await is_there(broker, request_id)]
-    assert left in (["a2", "c5", "c6", "d8"], ["b3", "c5", "c6", "d8"])
-
-
 async def test_a_request_counts_until_redis_forgets_it_whoever_ended_it(broker: Broker, client: Redis) -> None:
     """Time ends the keys of a request without a script, and its hash may lose its owner."""
     for index in range(3):
@@ -534,18 +325,3 @@ async def test_only_requests_that_stay_count(broker: Broker, client: Redis, more
     assert await client.zscore(KEYS.holders, "a") == (size - len(b"body") if counts else None)
     await broker.delete("r")
     assert await client.exists(KEYS.holders, KEYS.due, KEYS.ended("a")) == 0
-
-
-@pytest.mark.parametrize("is_running", [True, False])
-async def test_a_deleted_request(broker: Broker, client: Redis, is_running: bool) -> None:
-    claim = await start(broker)
-    if not is_running:
-        await broker.commit_step("w", [step(claim, 0, (1,), "stop")])
-    assert await broker.delete("r") == ("hidden" if is_running else "deleted")
-    if is_running:
-        assert (await broker.attach("r", "g")) == Attachment(False, b"")
-        await broker.commit_step("w", [step(claim, 0, (1,), "stop")])
-        assert 0 < await client.ttl(KEYS.request("r")) <= HIDDEN_RETENTION_S
-        assert await broker.delete("r") == "deleted"
-    assert await client.exists(KEYS.request("r"), KEYS.output("r"), KEYS.conversation("r")) == 0
-    assert await broker.delete("r") == "unknown"

@@ -13,32 +13,12 @@ from quire.shared.protocol.broker import Broker, DeadRequest, LastBeat, QueueRea
 from quire.shared.protocol.broker import adapters as module
 from quire.shared.protocol.broker.lane_state import read_lane
 from quire.shared.protocol.broker.models import PIECE, ModelRegistry
-from quire.shared.protocol.keys import GROUP, MODEL_TTL_S, QUEUES, REGISTRY_LANE, RETENTION_S
+from quire.shared.protocol.keys import GROUP, MODEL_TTL_S, QUEUES, REGISTRY_LANE
 from quire.shared.protocol.messages import OUTCOMES, MessageError, WorkerCard
 from quire.shared.protocol.messages.manifest import MAX_MANIFEST_BYTES, FileEntry, ModelManifest
 from quire.shared.protocol.registered_files import manifest_of
 from quire.shared.redis.clients import command_client
 from tests.support.broker_calls import KEYS, go_stale, start, step, submit, take
-
-# --- lane -------------------------------------------------------------------------------------------------------------
-# The keys that a lane leaves in Redis.
-
-
-async def test_when_all_is_done_only_keys_with_a_ttl_and_counters_are_left(broker: Broker, client: Redis) -> None:
-    claim = await start(broker)
-    await broker.commit_step("w", [step(claim, 0, (1,), "stop")])
-    assert await client.hgetall(KEYS.load) == {
-        b"requests": b"0",
-        b"tokens": b"0",
-        b"requests:standard": b"0",
-        b"tokens:standard": b"0",
-    }
-    assert (await client.xpending(KEYS.queue(), "workers"))["pending"] == 0
-    assert await client.xlen(KEYS.queue()) == 0
-    for key in (KEYS.request("r"), KEYS.output("r")):
-        assert 0 < await client.ttl(key) <= RETENTION_S
-    assert await client.hexists(KEYS.request("r"), "body") is False
-
 
 # --- lane state -------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.resources import files
 from typing import Any
 
 import msgpack
@@ -24,15 +23,15 @@ from quire.shared.protocol.broker import (
     StreamEntry,
     new_id,
 )
-from quire.shared.protocol.broker.scripts import Script, constants, load_script, script_source
+from quire.shared.protocol.broker.scripts import Script, constants, load_script
 from quire.shared.protocol.charge import LimitReached, RateState
 from quire.shared.protocol.keys import GROUP, QUEUES, RETENTION_S, AccountKeys
 from quire.shared.protocol.messages import VERSION
 from quire.shared.protocol.share import ANONYMOUS_TENANT, COUNTER_UNITS, OUTPUT_COST
 from quire.shared.redis.clients import command_client
-from tests.shared.test_limits_machine import CLOCK
 from tests.support.broker_calls import BOUNDS as CORRUPT_BOUNDS
 from tests.support.broker_calls import KEYS, NOTHING, go_stale, recoveries_of, start, step, submit, take
+from tests.support.limits_machine import CLOCK
 from tests.support.protocol_driver import Lane, finished
 from tests.support.redis_server import RedisServer
 
@@ -49,15 +48,6 @@ async def test_lua_has_the_constants_of_python(client: Redis) -> None:
     assert found == {name: list(value) if isinstance(value, tuple) else value for name, value in expected.items()}
 
 
-def test_no_script_repeats_a_shared_constant() -> None:
-    scripts = [path for path in (files("quire.shared.protocol") / "scripts").iterdir() if path.name.endswith(".lua")]
-    assert len(scripts) > 10
-    for script in scripts:
-        code = re.sub(r"--.*", "", script.read_text())
-        for word in (keys.GROUP, *keys.QUEUES):
-            assert f"'{word}'" not in code, f"{script.name} spells {word}"
-
-
 async def test_a_script_is_sent_once_and_then_called_by_its_hash(client: Redis) -> None:
     await client.script_flush()
     script = load_script(client, "cancel")
@@ -66,11 +56,6 @@ async def test_a_script_is_sent_once_and_then_called_by_its_hash(client: Redis) 
         assert await script(keys=["quire:{lane}:req:none"], args=["quire:{lane}:", "none", 1, ""]) == b"unknown"
     calls = {name: count - calls_before.get(name, 0) for name, count in (await _calls(client)).items()}
     assert (calls["eval"], calls["evalsha"]) == (1, 3)
-
-
-async def test_a_script_returns_what_its_source_says(client: Redis) -> None:
-    assert script_source("read").endswith("return found\n")
-    assert await Script(client, constants() + "return {GROUP, ARGV[1]}")(args=["x"]) == [b"workers", b"x"]
 
 
 async def test_a_script_is_sent_again_to_a_server_that_has_lost_it(redis_url: str) -> None:
@@ -159,11 +144,7 @@ def test_the_smallest_limits_per_minute_have_a_state(lane: Lane) -> None:
     limits = AccountLimits(requests_per_minute=1, tokens_per_minute=1)
     account = Account(kind="key", id="a" * 16, name="a", limits=limits)
     with pytest.raises(LimitReached) as reached:  # no time helps a request that is larger than the limit
-        finished(
-            lane.broker.submit(
-                "large", b"", Admission(gateway="g", cost=2, bounds=BOUNDS, accounts=(account,), prompt_tokens=2)
-            )
-        )
+        finished(lane.broker.submit("large", b"", Admission(gateway="g", cost=2, bounds=BOUNDS, accounts=(account,))))
     assert (reached.value.limit, reached.value.account) == ("tokens_per_minute", account.place)
     assert reached.value.wait_ms == -1
     submitted = finished(
@@ -307,15 +288,6 @@ async def test_a_request_whose_share_is_corrupt_is_served(
     assert all(counter.isdigit() for counter in counters)
     assert (await broker.read_totals())["cancelled"] == 1
     assert await broker.queued() == ((1, 10) if waits else (0, 0))
-
-
-async def test_a_second_entry_of_a_request_is_dropped_and_the_request_goes_on(broker: Broker, client: Redis) -> None:
-    claim = await start(broker)
-    await client.xadd(KEYS.queue(), {"id": "r", "cost": 1})
-    assert await broker.claim(await take(broker), "w", new_id()) is None
-    assert await broker.commit_step("w", [step(claim, 0, (1,), "stop")]) == NOTHING
-    assert await client.xlen(KEYS.queue()) == 0
-    assert broker.corrupt == {}
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import pytest
 
 from quire.shared.protocol.broker.scripts import script_source
 from quire.shared.protocol.states import TRANSITIONS
-from tests.shared.broker.test_protocol_machine import walk
 from tests.support import protocol_driver
 from tests.support.protocol_driver import KEYS, InstantClient
+from tests.support.protocol_machine import walk
 from tests.support.redis_server import RedisServer
 
 # id and state of every request of the lane.

@@ -17,12 +17,12 @@ import pytest
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.folder import is_gguf
 from quire.shared.model.gguf import cursor
-from quire.shared.model.gguf.config import generation_config, model_config, rope_factors
+from quire.shared.model.gguf.config import model_config, rope_factors
 from quire.shared.model.gguf.cursor import HeaderCursor
 from quire.shared.model.gguf.file import GGUFFile, open_gguf, shortest
 from quire.shared.model.gguf.model_files import gguf_json
 from quire.shared.model.gguf.types import ARRAY, BOOL, OTHER_TENSOR_TYPES, SCALARS, STRING, TENSOR_TYPES
-from quire.shared.process.errors import AGAIN, CheckpointError, FileError
+from quire.shared.process.errors import CheckpointError, FileError
 from quire.worker.models.choice import choose_model
 from quire.worker.models.files.fields import read_json as read_by_worker
 from quire.worker.models.native.config import read_config
@@ -34,21 +34,6 @@ from tests.support.gguf_vocabularies import TOKENS, write_vocabulary
 
 def over(content: bytes) -> HeaderCursor:
     return HeaderCursor(Path("a.gguf"), memoryview(content))
-
-
-def test_values_follow_each_other() -> None:
-    at = over(text("key") + struct.pack("<iQ", -5, 7))
-    assert (at.text("a"), at.number(5, "b"), at.number(10, "c")) == ("key", -5, 7)
-    with pytest.raises(FileError, match="d ends past the end of the file, expected 1 bytes at byte 23"):
-        at.number(0, "d")
-
-
-def test_arrays_are_passed_without_being_decoded() -> None:
-    at = over(value(9, (8, ["a", "bc"]))[4:] + value(9, (4, [1, 2, 3]))[4:] + b"x")
-    assert at.skip_array("strings") == (8, 2, 12)
-    kind, count, _ = at.skip_array("numbers")
-    assert (kind, count) == (4, 3)
-    assert at.take(1, "rest") == at.position - 1
 
 
 def test_the_strings_of_all_arrays_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,15 +71,6 @@ def test_value_types_are_those_of_the_package() -> None:
         assert names[name] == number
         assert struct.calcsize(form) in (1, 2, 4, 8)
     assert (names["string"], names["array"], names["bool"]) == (STRING, ARRAY, BOOL)
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_error_is_one_line_with_place_fault_and_remedy() -> None:
-    error = FileError("a.gguf", "the text\nis wrong")
-    assert str(error) == f"a.gguf: the text is wrong; {AGAIN}"
-    assert (error.where, error.what, error.remedy) == ("a.gguf", "the text\nis wrong", AGAIN)
 
 
 # --- file -------------------------------------------------------------------------------------------------------------
@@ -442,17 +418,6 @@ def test_a_window_of_another_architecture_is_refused(tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "a.gguf", changes, "qwen2")
     with pytest.raises(FileError, match=r"'qwen2.attention.sliding_window' is 64, expected no such key for this arch"):
         model_config(open_gguf(path))
-
-
-def test_sampling_defaults_and_end_tokens_are_those_of_generation_config(tmp_path: Path) -> None:
-    sampling = {"general__sampling__temp": 0.6, "general__sampling__top_p": 0.95, "general__sampling__top_k": 20}
-    assert generation_config(file(tmp_path, **sampling)) == {
-        "bos_token_id": 1,
-        "eos_token_id": [2, TOKENS.index("<|im_end|>")],
-        "temperature": 0.6,
-        "top_p": 0.95,
-        "top_k": 20,
-    }
 
 
 @pytest.mark.parametrize(

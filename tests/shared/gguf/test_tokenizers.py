@@ -15,7 +15,6 @@ from quire.shared.model.gguf.file import open_gguf
 from quire.shared.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from quire.shared.model.gguf.tokenizer import build_tokenizer
 from quire.shared.model.gguf.vocabulary import GGUFVocabulary, chat_template
-from quire.shared.model.sentence_pieces import merges_of
 from quire.shared.process.errors import FileError
 from quire.shared.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import make_checkpoint
@@ -47,13 +46,6 @@ def test_no_character_is_lost(name: str) -> None:
     assert "".join(word for word, _ in found) == TEXT.replace(" ", "Ġ").replace("\n", "Ċ").replace("ü", "Ã¼")
 
 
-def test_only_qwen_normalises() -> None:
-    normalizer = PRE_TOKENIZERS["qwen2"].make_normalizer()
-    assert normalizer is not None
-    assert normalizer.normalize_str("u\u0308") == "ü"
-    assert PRE_TOKENIZERS["gpt-2"].make_normalizer() is None
-
-
 # --- vocabulary -------------------------------------------------------------------------------------------------------
 
 
@@ -68,11 +60,6 @@ def test_end_tokens_are_those_that_are_named_and_those_that_models_use(tmp_path:
     assert vocabulary(tmp_path, eot_token_id=7).eos_token_ids == [2, 7, im_end]
     assert vocabulary(tmp_path, bos_token_id=im_end).eos_token_ids == [2]
     assert vocabulary(tmp_path, eos_token_id=None).eos_token_ids == [im_end, 2]
-
-
-def test_special_tokens_have_the_names_of_chat_templates(tmp_path: Path) -> None:
-    found = vocabulary(tmp_path, padding_token_id=5).special_tokens()
-    assert found == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<0x02>"}
 
 
 def test_types_and_scores_may_be_absent(tmp_path: Path) -> None:
@@ -162,22 +149,6 @@ def test_the_ids_are_those_of_transformers(pre: str, demo) -> None:  # type: ign
         assert found.encode(text).ids == expected(text)["input_ids"], text
 
 
-def words(file: Path, text: str) -> list[str]:
-    pre_tokenizer = build_tokenizer(open_gguf(file)).pre_tokenizer
-    return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
-
-
-def test_numbers_are_split_as_the_models_expect(demo) -> None:  # type: ignore[no-untyped-def]
-    expected = {
-        "gpt-2": ["a", "Ġ12345"],
-        "llama-bpe": ["a", "Ġ", "123", "45"],
-        "qwen2": ["a", "Ġ", "1", "2", "3", "4", "5"],
-        "smollm": ["a", "Ġ", "1", "2", "3", "4", "5"],
-        "default": ["a", "Ġ", "123", "45"],
-    }
-    assert {pre: words(demo(pre), "a 12345") for pre in expected} == expected
-
-
 def joined(text: str) -> list[str]:
     """Join the neighbours whose token has the highest score, the leftmost ones first, as SentencePiece does."""
     scores = dict(zip(TOKENS, SCORES, strict=True))
@@ -234,13 +205,6 @@ def test_special_tokens_are_whole_and_words_of_the_user_are_text(tmp_path: Path)
 )
 def test_the_flags_of_the_file_are_honoured(changes: dict[str, Any], ids: list[int], tmp_path: Path) -> None:
     assert build_tokenizer(open_gguf(write_vocabulary(tmp_path / "a.gguf", changes))).encode("the").ids == ids
-
-
-def test_merges_are_the_splits_of_tokens_in_the_order_of_scores(tmp_path: Path) -> None:
-    merges = merges_of(GGUFVocabulary(open_gguf(write_vocabulary(tmp_path / "a.gguf"))))
-    assert merges[:3] == [("▁", "t"), ("h", "e"), ("▁t", "he")]
-    assert ("in", "g") in merges
-    assert ("i", "ng") not in merges
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,6 @@ requests = st.builds(
     cache_salt=st.text(max_size=256),
     pooling=st.sampled_from(["", *POOLINGS]),
 )
-FULL_REQUEST = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=3, stop=("x",)))
 CARD = WorkerCard("w", "1", "m", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
 
 
@@ -122,16 +121,11 @@ def test_a_worker_card_comes_back_as_it_was() -> None:
     assert WorkerCard.decode(CARD.encode()) == CARD
 
 
-def request_map(message: Any) -> dict[str, Any]:
-    decoded: dict[str, Any] = msgpack.unpackb(message.encode())
-    return decoded
-
-
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GenerationRequest)])
 def test_every_field_of_a_request_is_required_and_typed(name: str) -> None:
-    missing = request_map(FULL_REQUEST)
+    missing = _map(REQUEST)
     del missing[name]
-    wrong = {**request_map(FULL_REQUEST), name: 1.5}
+    wrong = {**_map(REQUEST), name: 1.5}
     for broken in (missing, wrong):
         with pytest.raises(MessageError, match=name):
             GenerationRequest.decode(msgpack.packb(broken))
@@ -140,7 +134,7 @@ def test_every_field_of_a_request_is_required_and_typed(name: str) -> None:
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
 @pytest.mark.parametrize("value", [None, "x", -(10**9), b"x", [1], {}])
 def test_every_sampling_parameter_is_checked(name: str, value: Any) -> None:
-    broken = request_map(FULL_REQUEST)
+    broken = _map(REQUEST)
     # "x" is a valid grammar, and [1] is a valid list of token ids: these get values that are too long.
     wrong = {
         ("grammar", "x"): "x" * (MAX_GRAMMAR_LENGTH + 1),
@@ -171,18 +165,18 @@ def test_every_sampling_parameter_is_checked(name: str, value: Any) -> None:
     ],
 )
 def test_python_is_more_lenient_than_the_protocol(name: str, value: Any) -> None:
-    broken = request_map(FULL_REQUEST)
+    broken = _map(REQUEST)
     broken["sampling"][name] = value
     with pytest.raises(MessageError, match=name):
         GenerationRequest.decode(msgpack.packb(broken))
 
 
 def test_a_salt_has_at_most_256_characters() -> None:
-    salted = dataclasses.replace(FULL_REQUEST, cache_salt="ä" * 256)
+    salted = dataclasses.replace(REQUEST, cache_salt="ä" * 256)
     assert GenerationRequest.decode(salted.encode()) == salted
     for salt in ("x" * 257, b"x", None, 1):
         with pytest.raises(MessageError, match="cache_salt"):
-            GenerationRequest.decode(msgpack.packb({**request_map(FULL_REQUEST), "cache_salt": salt}))
+            GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "cache_salt": salt}))
 
 
 @pytest.mark.parametrize(
@@ -205,14 +199,14 @@ def test_what_runs_at_once_is_what_admission_counts(params: dict[str, int], sequ
 @pytest.mark.parametrize("number", [0, 65537, True, 1.0])
 def test_a_card_says_how_many_sequences_run_at_once(number: Any) -> None:
     with pytest.raises(MessageError, match="max_num_seqs"):
-        WorkerCard.decode(msgpack.packb({**request_map(CARD), "max_num_seqs": number}))
+        WorkerCard.decode(msgpack.packb({**_map(CARD), "max_num_seqs": number}))
 
 
 def test_an_embedding_costs_its_prompt() -> None:
-    assert FULL_REQUEST.cost == 2 + 3
-    assert dataclasses.replace(FULL_REQUEST, pooling="mean").cost == 2
+    assert REQUEST.cost == 2 + 3
+    assert dataclasses.replace(REQUEST, pooling="mean").cost == 2
     with pytest.raises(MessageError, match="pooling"):
-        GenerationRequest.decode(dataclasses.replace(FULL_REQUEST, pooling="max").encode())
+        GenerationRequest.decode(dataclasses.replace(REQUEST, pooling="max").encode())
 
 
 # --- step items -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.text import chat_template
 from quire.shared.text.chat_template import ChatTemplate, TemplateFailure, load_chat_template
-from quire.shared.text.role_order import SPEAKERS, RoleOrder
+from quire.shared.text.role_order import RoleOrder
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 from quire.shared.text.tool_turns import ToolTurns, arguments_of, arguments_text, probe_tool_turns
 from tests.support.chat_templates import CHATS, STRICT_TEMPLATES, TEMPLATES, TOKENS
@@ -73,16 +73,6 @@ def test_text_and_token_ids_are_those_of_transformers(
     assert rendered == tokenizer.apply_chat_template(messages, tokenize=False, **options)
     ids = load_tokenizer(folder, TOKENS).encode(rendered, add_special_tokens=False).ids
     assert ids == tokenizer.apply_chat_template(messages, return_dict=False, **options)
-
-
-def test_content_in_parts_is_rendered_as_transformers_does_where_the_template_can() -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), **TOKENS)
-    source = TEMPLATES["parts"]
-    expected = tokenizer.apply_chat_template(PARTS, tokenize=False, chat_template=source, add_generation_prompt=True)
-    assert ChatTemplate(source, TOKENS).render(PARTS) == expected
-    assert "one two" in expected
 
 
 def test_templates_that_know_only_one_form_of_content_get_that_form() -> None:
@@ -151,14 +141,6 @@ def test_places_of_a_template_and_what_wins(tmp_path: Path) -> None:
     assert rendered() == "second"
     (tmp_path / "chat_template.jinja").write_text("first")
     assert rendered() == "first"
-
-
-def test_a_template_knows_the_special_tokens_of_its_folder(tmp_path: Path) -> None:
-    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ bos_token }}-{{ eos_token }}"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    template = load(tmp_path)
-    assert template is not None
-    assert template.render(CHATS["one turn"]) == "<s>-</s>"
 
 
 @pytest.mark.parametrize("content", [b"{% for %}", b"\xff"], ids=["not a template", "not UTF-8"])
@@ -259,23 +241,6 @@ def test_a_template_that_holds_any_order_gets_the_conversation_itself(style: str
     assert RoleOrder().written(messages) is messages
 
 
-def test_the_order_of_a_template_is_probed() -> None:
-    assert order_of(STRICT_TEMPLATES["system at the head"]) == RoleOrder(
-        takes_late_system=False, repeated=SPEAKERS - {"system"}
-    )
-    alternating = RoleOrder(
-        takes_late_system=False, repeated=frozenset(), takes_assistant_first=False, takes_system_alone=False
-    )
-    assert order_of(STRICT_TEMPLATES["alternating"]) == alternating
-    assert order_of(STRICT_TEMPLATES["alternating between tools"]).takes_user_after_tool is False
-    assert order_of(STRICT_TEMPLATES["no system"]).takes_system is False
-    # A template that fails for another reason says nothing about roles.
-    assert order_of("{{ raise_exception('x') }}") == RoleOrder()
-    # Late messages that a template leaves out are as good as refused.
-    ignoring = "{% for m in messages if m.role != 'system' or loop.first %}{{ m.content }}{% endfor %}"
-    assert order_of(ignoring).takes_late_system is False
-
-
 def test_a_late_system_message_becomes_text_of_the_user_at_its_place() -> None:
     late = {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]}
     messages = [{"role": "user", "content": "Hello", "name": "Ann"}, late, *conversation("asu")]
@@ -370,10 +335,6 @@ def result(call_id: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def test_every_rule_has_a_template() -> None:
-    assert FORMS.keys() == TOOL_TEMPLATES.keys()
-
-
 @pytest.mark.parametrize("rule", TOOL_TEMPLATES)
 def test_a_template_gets_tool_calls_in_the_form_that_it_takes(rule: str) -> None:
     template = ChatTemplate(TOOL_TEMPLATES[rule], {})
@@ -388,15 +349,6 @@ def test_a_template_gets_tool_calls_in_the_form_that_it_takes(rule: str) -> None
     at = [text.index(word) for word in (("Bönn", "SUN", "Rome", "RAIN") if "call" in rule else ("Bönn", "Rome", "SUN"))]
     assert at == sorted(at)
     assert messages[1]["tool_calls"] == asked["tool_calls"], "the conversation itself stays as it was"
-
-
-def test_an_empty_text_and_null_are_the_same_for_a_message_with_calls() -> None:
-    for empty in (None, "", []):
-        message = {"role": "assistant", "content": empty, "tool_calls": [call(ID, "Bonn")]}
-        assert ToolTurns().written([message])[0]["content"] is None
-        assert ToolTurns(empty_content="").written([message])[0]["content"] == ""
-    said = {"role": "assistant", "content": "Let me see.", "tool_calls": [call(ID, "Bonn")]}
-    assert ToolTurns().written([said])[0]["content"] == "Let me see."
 
 
 def test_a_short_id_is_the_same_in_the_call_and_in_its_result() -> None:

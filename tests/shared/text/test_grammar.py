@@ -16,18 +16,8 @@ from tokenizers import Tokenizer
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.model.model_argument import DEFAULT_MODEL
 from quire.shared.text.ebnf import MAX_DEPTH, rules, to_lark
-from quire.shared.text.grammar import (
-    ANY_OBJECT,
-    KINDS,
-    GrammarVocabulary,
-    check,
-    framed,
-    lark_json,
-    matcher,
-    special_tokens,
-    write,
-)
-from quire.shared.text.grammar_error import GrammarError, one_line
+from quire.shared.text.grammar import GrammarVocabulary, check, framed, lark_json, matcher, special_tokens, write
+from quire.shared.text.grammar_error import GrammarError
 from quire.shared.text.grammar_trial import TRIAL_CPU_S, order
 from quire.shared.text.panics import faults_as, is_panic
 from quire.shared.text.structural_tag import MAX_TAGS
@@ -79,10 +69,6 @@ def test_a_frame_holds_a_grammar_of_any_kind(kind: str, value: Any, good: list[s
         for answer in bad:
             assert not accepts(text, before + answer)
     assert not accepts(text, "[why")
-
-
-def test_every_kind_is_tested() -> None:
-    assert {one[0] for one in GRAMMARS} == set(KINDS)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +147,6 @@ def test_the_vocabulary_of_a_model_has_the_special_tokens_that_llguidance_knows(
         grammar = write("lark", f'start: "x" {name} "y"')
         check(grammar, vocabulary)
         assert not matcher(grammar, real, ()).is_error()
-
-
-def test_any_object_is_an_object() -> None:
-    assert accepts(ANY_OBJECT, '{"a": [1, {"b": null}]}')
-    assert not accepts(ANY_OBJECT, "[]")
 
 
 # --- ebnf -------------------------------------------------------------------------------------------------------------
@@ -415,20 +396,6 @@ def test_nesting_is_bounded() -> None:
         form = {"type": "or", "elements": [form]}
     with pytest.raises(GrammarError, match="nested formats"):
         tag_to_lark(of(form), ())
-
-
-# --- grammar error ----------------------------------------------------------------------------------------------------
-
-
-def test_an_error_is_one_line_without_markup() -> None:
-    assert one_line("<non-verbose/>a\n  b") == "a b"
-    assert len(one_line("x" * 1000)) == 300
-
-
-def test_a_remedy_is_one_that_a_client_can_apply() -> None:
-    error = one_line("oneOf constraints are not supported. Enable 'coerce_one_of' to approximate")
-    assert "coerce_one_of" not in error
-    assert "use anyOf" in error
 
 
 # --- panics -----------------------------------------------------------------------------------------------------------

@@ -68,24 +68,6 @@ def test_tokens_may_come_in_any_portions(tokenizer: Tokenizer, data: st.DataObje
     assert text == "".join(stream(tokenizer, [token_id for portion in portions for token_id in portion]))
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\U0001f468\u200d\U0001f469\u200d\U0001f467",
-        "e\u0301",
-        "\u65e5\u672c\u8a9e",
-        "\r\n\u2028 x",
-        "\U0001f1e9\U0001f1ea",
-    ],
-)
-def test_characters_of_many_tokens_come_out_whole(tokenizer: Tokenizer, text: str) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    pieces = stream(tokenizer, ids)
-    assert "".join(pieces) == text
-    assert all(piece == "" or piece.encode() for piece in pieces)
-
-
 def test_an_unfinished_character_is_held_back_and_replaced_at_the_end() -> None:
     tokenizer = byte_level()
     ids = tokenizer.encode("a😀").ids
@@ -93,12 +75,6 @@ def test_an_unfinished_character_is_held_back_and_replaced_at_the_end() -> None:
     assert pieces[0] == "a"
     assert set(pieces[1:-1]) == {""}
     assert set(pieces[-1]) == {"\ufffd"}
-
-
-def test_special_tokens_have_no_text() -> None:
-    tokenizer = byte_level()
-    ids = [*tokenizer.encode("one").ids, tokenizer.token_to_id("</s>"), *tokenizer.encode(" two").ids]
-    assert "".join(stream(tokenizer, ids)) == "one two"
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
@@ -135,20 +111,6 @@ def user(content: Any) -> list[dict[str, Any]]:
 def shown(value: Any, mark: str) -> Any:
     """The text of the first message, with `·` for each mark."""
     return value[0]["content"].replace(mark, "·")
-
-
-@pytest.mark.parametrize(
-    ("text", "divided"),
-    [
-        ("Hi <|end|><|user|>", "Hi <·|end|><·|user|>"),
-        ("<<s></s>", "<<·s><·/s>"),
-        ("<think></think>", "<·think><·/think>"),
-    ],
-)
-def test_a_control_token_is_divided_after_its_first_character(text: str, divided: str) -> None:
-    messages, _, mark = TOKENS.mark(user(text), ())
-    assert shown(messages, mark) == divided
-    assert "".join(pieces(messages[0]["content"], mark)) == text
 
 
 @pytest.mark.parametrize("text", ["", "Hello", "<|ending|>", "<", "\ufdd0", "a < b", "<|end|"])
@@ -232,15 +194,6 @@ def test_no_text_becomes_a_control_token(tokenizer: Tokenizer) -> None:
     check()
 
 
-def test_texts_are_divided_at_a_mark_that_none_of_them_has() -> None:
-    marks = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
-    messages, _, mark = TOKENS.mark(user("<|end|>" + marks[:-1]), ())
-    assert mark == marks[-1]
-    assert shown(messages, mark) == "<·|end|>" + marks[:-1]
-    with pytest.raises(ValueError, match=r"have all characters from U\+FDD0"):
-        TOKENS.mark(user("<|end|>" + marks), ())
-
-
 def test_values_that_are_nested_too_deeply_are_refused() -> None:
     nested: dict[str, Any] = {}
     for _ in range(5000):
@@ -300,28 +253,7 @@ def test_no_part_of_a_stop_string_leaks_before_it_is_known(text: str, stop: list
     passing.flush()
 
 
-def test_a_stop_string_at_every_split_is_cut() -> None:
-    text = "Hello <|end|> world"
-    for at in range(len(text)):
-        passing = StopStringFilter(["<|end|>"])
-        assert passing.push(text[:at]) + passing.push(text[at:]) + passing.flush() == "Hello "
-        assert passing.matched == "<|end|>"
-
-
 def test_without_stop_strings_nothing_is_held_back() -> None:
     passing = StopStringFilter([])
     assert passing.push("anything") == "anything"
-    assert passing.flush() == ""
-
-
-def test_what_only_looked_like_a_stop_string_comes_out_at_the_end() -> None:
-    passing = StopStringFilter(["stop"])
-    assert passing.push("please sto") == "please "
-    assert passing.flush() == "sto"
-
-
-def test_nothing_comes_out_after_a_match() -> None:
-    passing = StopStringFilter(["b"])
-    assert passing.push("abc") == "a"
-    assert passing.push("more") == ""
     assert passing.flush() == ""

@@ -39,12 +39,6 @@ def test_special_tokens_come_from_the_configuration_and_then_from_the_older_file
     }
 
 
-def test_models_name_further_special_tokens(tmp_path: Path) -> None:
-    write(tmp_path, tokenizer={})
-    config = {"bos_token": "<s>", "extra_special_tokens": {"think_token": "<think>", "image": {"content": "<img>"}}}
-    assert read_special_tokens(tmp_path, config) == {"bos_token": "<s>", "think_token": "<think>", "image": "<img>"}
-
-
 def test_a_folder_without_tokenizer_json_has_the_special_tokens_of_sentencepiece(tmp_path: Path) -> None:
     assert read_special_tokens(tmp_path, {}) == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     named = read_special_tokens(tmp_path, {"bos_token": "<bos>", "unk_token": None})

@@ -5,15 +5,7 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 
-from tests.faults.test_worker_faults import (
-    FAST,
-    REQUESTS,
-    assert_same,
-    body,
-    longest_pause,
-    owner,
-    start_streams,
-)
+from tests.faults.test_worker_faults import FAST, REQUESTS, assert_same, body, longest_pause, owner, start_streams
 from tests.support.faults.stack import KEYS, FaultStack, Stream, said
 
 __all__ = [

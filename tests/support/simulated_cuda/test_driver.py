@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.worker.device.cuda.graphs import record_on_cuda
-from tests.support.simulated_cuda.devices import CONTEXT_BYTES, GRAPH_BYTES
+from tests.support.simulated_cuda.devices import CONTEXT_BYTES
 from tests.support.simulated_cuda.driver import CUDA, Driver, simulated_cuda
 
 MIB = 1 << 20
@@ -59,14 +59,6 @@ def test_a_copy_to_the_host_is_there_after_an_event(driver: Driver) -> None:
     assert host.tolist() == [1, 1, 1]
 
 
-def test_memory_is_pinned_as_long_as_it_exists(driver: Driver) -> None:
-    view = torch.zeros(1000).pin_memory()[5:]
-    assert view.is_pinned()
-    assert len(driver.pinned) == 1
-    del view
-    assert not driver.pinned
-
-
 def test_streams_run_in_their_own_order(driver: Driver) -> None:
     x = torch.zeros(3, device="cuda")
     side = torch.cuda.Stream()
@@ -79,76 +71,6 @@ def test_streams_run_in_their_own_order(driver: Driver) -> None:
         x.add_(1)
     torch.cuda.current_stream().wait_stream(side)
     assert x.tolist() == [1, 1, 1]
-
-
-def test_threads_that_start_later_see_the_devices(driver: Driver) -> None:
-    found: list[torch.Tensor] = []
-
-    class Own(threading.Thread):
-        def run(self) -> None:
-            found.append(torch.ones(2, device="cuda"))
-
-    for thread in (Own(), threading.Thread(target=lambda: found.append(torch.ones(2, device="cuda")))):
-        thread.start()
-        thread.join()
-    assert [one.tolist() for one in found] == [[1, 1], [1, 1]]
-
-
-def test_two_devices_do_not_mix() -> None:
-    with simulated_cuda(num_devices=2):
-        assert torch.cuda.device_count() == 2
-        one, other = torch.ones(2, device="cuda:0"), torch.ones(2, device="cuda:1")
-        with pytest.raises(RuntimeError, match="same device"):
-            one + other
-        with pytest.raises(RuntimeError, match="same device"):
-            one + torch.ones(2)
-        assert (one + other.to("cuda:0")).tolist() == [2, 2]
-        with pytest.raises(RuntimeError, match="invalid device ordinal"):
-            torch.ones(2, device="cuda:2")
-
-
-def test_everything_is_restored() -> None:
-    before = torch.cuda.Event, threading.Thread._bootstrap_inner, torch.version.cuda
-    with simulated_cuda():
-        assert torch.cuda.is_available()
-    assert (torch.cuda.Event, threading.Thread._bootstrap_inner, torch.version.cuda) == before
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def test_memory_is_counted_and_kept_in_reserve(driver: Driver) -> None:
-    total = torch.cuda.mem_get_info()[1]
-    x = torch.empty(10 * MIB, dtype=torch.uint8, device="cuda")
-    view = x[5:]
-    assert torch.cuda.memory_allocated() == torch.cuda.memory_reserved() == 10 * MIB
-    assert torch.cuda.mem_get_info() == (54 * MIB, total)
-    del x
-    assert torch.cuda.memory_allocated() == 10 * MIB, "the view holds it"
-    del view
-    assert torch.cuda.memory_allocated() == 0
-    assert torch.cuda.memory_reserved() == torch.cuda.max_memory_allocated() == 10 * MIB
-    y = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
-    assert torch.cuda.memory_reserved() == 10 * MIB
-    torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == 4 * MIB
-    torch.cuda.reset_peak_memory_stats()
-    assert torch.cuda.max_memory_allocated() == y.nbytes
-
-
-def test_memory_runs_out(driver: Driver) -> None:
-    held = torch.empty(60 * MIB, dtype=torch.uint8, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 5.00 MiB.* 4.00 MiB free"):
-        torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
-    del held
-    torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
-
-
-def test_an_allocation_fails_on_request(driver: Driver) -> None:
-    driver.devices[0].fails_allocation = lambda size: size >= MIB
-    torch.empty(10, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(MIB, device="cuda")
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -240,37 +162,6 @@ def test_another_thread_may_wait_unless_the_capture_is_global(driver: Driver) ->
         else:
             capture()
         assert bool(errors) is fails
-
-
-def test_graphs_of_a_pool_use_the_same_memory_in_turn(driver: Driver) -> None:
-    """A graph overwrites the results of another graph in the same pool."""
-    results: list[torch.Tensor] = []
-    x = torch.ones(MIB, device="cuda")
-    one, pool = record_on_cuda(lambda: results.append(x * 2), None)
-    kept = results.pop()
-    seen = kept.memory
-    free = torch.cuda.mem_get_info()[0]
-    one.replay()
-    assert kept[0].item() == 2
-    del kept
-    other, _ = record_on_cuda(lambda: results.append(x * 5), pool)
-    assert torch.cuda.mem_get_info()[0] == free - GRAPH_BYTES, "the second graph takes no memory of its own"
-    other.replay()
-    torch.cuda.synchronize()
-    assert seen[0].item() == 5
-
-
-def test_the_memory_of_graphs_is_free_when_the_last_one_of_a_pool_is_gone(driver: Driver) -> None:
-    x = torch.ones(MIB, device="cuda")
-    torch.cuda.empty_cache()
-    before = torch.cuda.mem_get_info()[0]
-    graph, pool = record_on_cuda(lambda: x.add_(x * 2), None)
-    assert torch.cuda.mem_get_info()[0] == before - x.nbytes - GRAPH_BYTES
-    del graph
-    torch.cuda.empty_cache()
-    assert torch.cuda.mem_get_info()[0] == before
-    with pytest.raises(RuntimeError, match="gone"):
-        record_on_cuda(lambda: x.add_(1), pool)
 
 
 # --- lost devices -----------------------------------------------------------------------------------------------------

@@ -17,10 +17,7 @@ from quire import kernels
 from quire.kernels.self_test.inputs import QUICK
 from quire.ops.benchmarks.gpu import __main__ as check
 from quire.ops.benchmarks.gpu import packages, process, self_test
-from quire.ops.benchmarks.gpu.kernels import CASES
 from quire.ops.benchmarks.gpu.parts import PARTS, GpuParts
-from quire.ops.benchmarks.gpu.table import table
-from quire.ops.benchmarks.stack.random_model import CONFIGS
 from tests.support import rehearsal
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
 from tests.support.rehearsal import RehearsedParts
@@ -56,14 +53,6 @@ def test_results_of_a_triton_that_compiles_wrongly_are_marked_as_unreliable(
     assert "workers refuse this Triton: triton 3.6.0 " in found["why"]
 
 
-def test_results_of_the_triton_that_is_tested_are_not_marked(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.7.1"))
-    monkeypatch.setattr(check, "run_part", lambda *_: {"status": "passed", "tests": "5 passed"})
-    monkeypatch.setattr(sys, "argv", ["gpu-check", "--only", "kernels", "--out", str(tmp_path)])
-    assert check.main(OnACard) == 0
-    assert "unreliable" not in capsys.readouterr().out + (tmp_path / "results.json").read_text()
-
-
 def test_a_part_that_fails_runs_once_more_without_graphs_and_costs_the_others_nothing(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
@@ -90,11 +79,6 @@ def test_without_a_card_one_line_says_so(tmp_path: Path, monkeypatch, capsys) ->
     assert check.main() == 1
     said = capsys.readouterr().err
     assert said == "gpu-check: torch finds no CUDA device here; run it on a machine with a GPU of NVIDIA\n"
-
-
-def test_a_rehearsal_shows_no_figures() -> None:
-    parts = {"small": {"status": "rehearsed", "seconds": 9.0, "rows": [{"rate": 5.0}], "ready_s": 3.0}}
-    assert RehearsedParts().table({"parts": parts}) == f"{RehearsedParts.notice}\nsmall             rehearsed  "
 
 
 def test_a_part_that_passes_a_rehearsal_is_not_called_passed(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -239,11 +223,6 @@ def test_the_engine_needs_none_of_the_packages_that_a_bare_machine_lacks() -> No
 CPU = torch.device("cpu")
 
 
-def test_the_self_test_is_the_first_part() -> None:
-    assert next(iter(PARTS)) == "self-test"
-    assert set(self_test.MODELS) <= CONFIGS.keys()
-
-
 def test_right_kernels_pass_in_a_rehearsal() -> None:
     saved: list[dict] = []
     found = PARTS["self-test"].run(RehearsedParts(), saved.append)
@@ -269,15 +248,6 @@ def test_a_wrong_kernel_fails_the_part_with_its_line(monkeypatch) -> None:
 # The tiny shapes of the rehearsal, and the simulated device that it gives to the processes that it starts.
 
 
-def test_every_case_of_the_kernel_benchmark_is_rehearsed_with_less_work() -> None:
-    small = rehearsal.kernel_cases()
-    assert [case.name for case in small] == [case.name for case in CASES]
-    for case, whole in zip(small, CASES, strict=True):
-        assert type(case) is type(whole)
-        assert case.bus == whole.bus
-        assert case.work(2).bytes < whole.work(2).bytes / 1000
-
-
 def test_started_processes_see_a_simulated_device() -> None:
     code = "import torch; print(torch.cuda.get_device_name(), torch.ones(2, device='cuda').sum().item())"
     before = dict(os.environ)
@@ -286,66 +256,3 @@ def test_started_processes_see_a_simulated_device() -> None:
         done = subprocess.run(command, capture_output=True, text=True, cwd=packages.ROOT)
     assert done.stdout == "simulated CUDA device 2.0\n", done.stderr
     assert os.environ == before
-
-
-# --- table ------------------------------------------------------------------------------------------------------------
-# The table at the end of the check.
-
-
-def test_the_table_has_a_line_for_each_finding_and_each_failure() -> None:
-    step = {"model": "m", "sequences": 1, "context": 32, "step_ms": 2.0}
-    row = {
-        "model": "m",
-        "what": "load",
-        "rate": 50.0,
-        "unit": "tok/s",
-        "least": 40,
-        "floor": 100,
-        "wasted_percent": 1.25,
-    }
-    kernel = {"name": "copy", "ms": 0.5, "gb_per_s": 2000.0, "tflop_per_s": 0.0, "share": 0.75}
-    case = {"case": "c1", "output_tokens_per_s": 7.0, "ttft_ms": 3.0, "itl_ms": 1.5, "itl_p99_ms": 2.5}
-    parts = {
-        "self-test": {
-            "status": "failed",
-            "self_test": [{"model": "m", "cache": "fp8", "cases": 30, "faults": ["fold is wrong"], "seconds": 0.51}],
-        },
-        "kernels": {"status": "failed", "tests": "1 failed"},
-        "small": {
-            "status": "failed",
-            "why": "RuntimeError: no luck",
-            "rows": [row],
-            "steps": [
-                step | {"busy_ms": 1.5, "wait_ms": 0.5, "mixed_launch_ms": 9.0},
-                step | {"busy_ms": None, "wait_ms": None, "mixed_launch_ms": None},
-            ],
-            "graphs": [{"model": "m", "count": 70, "seconds": 3.25, "gib": 1.5}],
-        },
-        "bandwidth": {
-            "status": "failed",
-            "card": {"copy_bytes_per_s": 3.04e12},
-            "kernels": [kernel, {"name": "draw", "error": "RuntimeError: no"}],
-        },
-        "stack": {"status": "passed", "written_s": 9.0, "ready_s": 30.0, "cases": [case]},
-        "invariance": {"status": "passed", "invariance": [{"what": "m, 4 x 32", "ratio": 1.25}]},
-        "parity": {"status": "skipped", "why": "no time"},
-    }
-    text = table({"environment": {"GPU": "NVIDIA H100, 79 GiB"}, "parts": parts})
-    assert "are of an H200" not in table({"environment": {"GPU": "NVIDIA H200, 140 GiB"}, "parts": parts})
-    for wanted in (
-        "are of an H200 with copies of 4.3 TB/s. This is NVIDIA H100, 79 GiB, with copies of 3.0 TB/s.",
-        "1 failed",
-        "m, cache in fp8: 30 cases in 0.5 s, 1 kernels wrong\n    fold is wrong\n",
-        "50.0 tok/s   asked for 40, floor 100 (50 %), 1.2 % of the cache in use wasted",
-        "2.00 ms, device 1.50, waits for the host 0.500, launching one with a prompt takes 9.00",
-        "2.00 ms, no graph",
-        "m 70 CUDA graphs: captured in 3.2 s, 1.50 GiB",
-        "RuntimeError: no luck",
-        "2000.0 GB/s       75 %",
-        "failed: RuntimeError: no",
-        "ready after 30.0 s",
-        "c1: 7 tok/s",
-        "batch-invariant, m, 4 x 32: 1.25 times as long",
-        "no time",
-    ):
-        assert wanted in text

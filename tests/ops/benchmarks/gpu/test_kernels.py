@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from quire.ops.benchmarks.gpu import kernels
-from quire.ops.benchmarks.gpu.kernels import (
-    AddRmsNorm,
-    AttentionCase,
-    Card,
-    GpuKernelResult,
-    Heads,
-    KernelWork,
-    Logits,
-    Moves,
-    RopeAndCache,
-    SiluMul,
-)
+from quire.ops.benchmarks.gpu.kernels import AddRmsNorm, AttentionCase, Card, KernelWork, Moves, SiluMul
 from tests.support.kernels.fixtures import guards, one_torch_thread, seed  # noqa: F401 (used by all tests)
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, make_triton_ops
+from tests.support.rehearsal import kernel_cases
 
 CARD = Card("a card", copy_bytes_per_s=4e12, flops_per_s=800e12, bus_bytes_per_s=50e9)
 
@@ -44,51 +32,12 @@ def test_prefill_counts_the_pairs_below_the_diagonal():
     assert chunk.pairs == (4 + 5) + (2 + 3)
 
 
-def test_bytes_of_the_smaller_kernels():
-    heads = Heads(4, 2, 16, 8)
-    assert RopeAndCache("", 10, heads).work(2).bytes == 2 * 10 * (4 + 4) * 16 * 2 + 10 * (16 * 4 + 4 + 8)
-    assert AddRmsNorm("", 10, 64).work(2).bytes == (4 * 10 + 1) * 64 * 2
-    assert SiluMul("", 10, 64).work(2).bytes == 3 * 10 * 64 * 2
-    moved = 5 * 3 * 8 * 2 * 2 * 16 * 2
-    assert Moves("", "", 5, 3, heads).work(2).bytes == 2 * moved
-    assert Moves("", "to host", 5, 3, heads).work(2).bytes == moved
-    assert CARD.floor_s(Moves("", "to host", 5, 3, heads), 2) == pytest.approx(moved / 50e9)
-    assert Logits("", "argmax", 3, 100).work(2).bytes == 3 * 100 * 4
-
-
-def test_a_result_is_the_share_of_its_floor():
-    case = SiluMul("silu", 4096, 16384)
-    result = GpuKernelResult.of(case, CARD, 2, 2 * case.work(2).bytes / 4e12)
-    assert (result.share, result.gb_per_s, result.tflop_per_s) == (pytest.approx(0.5), pytest.approx(2000), 0)
-
-
-def test_names_are_distinct_and_fit_the_table():
-    names = [case.name for case in kernels.CASES]
-    assert len(set(names)) == len(names)
-    assert max(map(len, names)) < 40
-
-
-HEADS = Heads(4, 2, 32, 16)
-SMALL = {
-    AttentionCase: {"heads": HEADS},
-    RopeAndCache: {"tokens": 3, "heads": HEADS},
-    AddRmsNorm: {"tokens": 3, "hidden": 40},
-    SiluMul: {"tokens": 3, "inner": 40},
-    Moves: {"blocks": 2, "layers": 2, "heads": HEADS},
-    Logits: {"rows": 2, "vocabulary": 90},
-}
-
-
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 @pytest.mark.soak
 def test_every_case_runs(monkeypatch):
     ops = make_triton_ops(torch.float16, monkeypatch)
-    for case in kernels.CASES:
-        small = SMALL[type(case)]
-        if isinstance(case, AttentionCase):
-            queries = None if case.queries is None else min(case.queries, 7)
-            small = small | {"lengths": tuple(n // 64 for n in case.lengths[:3]), "queries": queries}
-        replace(case, **small).make(ops)()
+    for case in kernel_cases():
+        case.make(ops)()
 
 
 @pytest.mark.skipif(not ON_CUDA, reason="needs a CUDA device")

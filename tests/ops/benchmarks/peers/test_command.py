@@ -153,21 +153,6 @@ def test_settings_of_quire_that_cannot_be_told_apart_give_one_line(
     assert err.count("\n") == 1
 
 
-@pytest.mark.soak
-def test_two_settings_of_quire_are_measured_in_one_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setitem(CASES, "c1", LoadCase("c1", 8, 4, requests=2, concurrency=1))
-    given = ["--shape", "tiny", "--json", str(tmp_path / "out" / "r.json"), "--cases", "c1", "--rounds", "1"]
-    sides = ["--quire-args=wide:--dtype float32", "--quire-args=narrow:--quantization int8"]
-    assert run(monkeypatch, *given, *sides) == 0
-    [one] = written(tmp_path)
-    wide, narrow = one["cases"][0]["servers"]
-    assert wide["format"].startswith("float32")
-    assert narrow["format"].startswith("int8 weights")
-    assert "| Quire wide | Quire narrow | Quire wide / Quire narrow |" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_quire_is_measured_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(CASES, "c1", LoadCase("c1", 8, 4, requests=2, concurrency=1))

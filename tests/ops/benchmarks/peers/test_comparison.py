@@ -14,9 +14,9 @@ import pytest
 
 from quire.ops.benchmarks.peers import results
 from quire.ops.benchmarks.peers.document import PAGE, with_tables
-from quire.ops.benchmarks.peers.machine import machine, processor_flags
+from quire.ops.benchmarks.peers.machine import machine
 from quire.ops.benchmarks.peers.processes import ServerProcess, answers, descendants
-from quire.ops.benchmarks.peers.programs import LLAMACPP_FLAGS, LlamaCpp, Quire, find_program, vllm_dtype
+from quire.ops.benchmarks.peers.programs import LLAMACPP_FLAGS, LlamaCpp, Quire, find_program
 from quire.ops.benchmarks.peers.rounds import Side, case_seed, rotated
 from quire.ops.benchmarks.peers.tables import tables
 from quire.ops.benchmarks.stack.load import CASES
@@ -38,10 +38,6 @@ def test_only_instructions_that_matter_are_kept(tmp_path: Path) -> None:
     assert found["flags"] == ["amx_int8", "avx2", "f16c", "sse4_2"]
 
 
-def test_a_system_without_proc_has_no_flags(tmp_path: Path) -> None:
-    assert processor_flags(tmp_path / "none") == []
-
-
 # --- programs ---------------------------------------------------------------------------------------------------------
 # The programs of the peers and their flags.
 
@@ -52,17 +48,6 @@ def test_every_case_has_its_flags_and_fits_into_a_slot() -> None:
         command = LlamaCpp("llama-server", Path("m.gguf"), None).command(name, 1)
         slots, context = (int(command[command.index(flag) + 1]) for flag in ("-np", "-c"))
         assert context // slots >= case.shared_prefix + case.input_tokens + case.output_tokens
-
-
-def test_given_flags_replace_those_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LLAMACPP_FLAGS, "c1", "--best")
-    assert LlamaCpp("x", Path("m"), None).command("c1", 1)[-1] == "--best"
-    assert "--best" not in LlamaCpp("x", Path("m"), ["--mine"]).command("c1", 1)
-
-
-def test_vllm_gets_the_type_that_suits_the_processor() -> None:
-    assert vllm_dtype(["avx2", "avx512f"]) == "float32"
-    assert vllm_dtype(["avx2", "avx512_bf16"]) == "bfloat16"
 
 
 def test_a_program_is_found_by_flag_variable_or_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,13 +155,6 @@ def test_each_case_and_round_has_a_seed_of_its_own() -> None:
 # The file of a comparison.
 
 
-def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = [results.measurement("label", "m", 3, [{"case": "c1"}])]
-    results.write(tmp_path / "new" / "r.json", made)
-    assert results.read(tmp_path / "new" / "r.json") == made
-    assert made[0]["when"].endswith("Z")
-
-
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": "quire-bench/1"}', '{"schema": "quire-peers/1"}'])
 def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(text)
@@ -222,31 +200,6 @@ def test_ratios_are_those_of_single_rounds_and_not_of_medians() -> None:
     # The ratio of the medians is 30 / 20 = 1.5; those of the rounds are 1, 2 and 0.5.
     assert "| `c1` | 3 | output tokens/s | 30.0 (10.0 to 40.0) | 20.0 (10.0 to 60.0) | 1.00 (0.50 to 2.00) |" in text
     assert "|  |  | median TTFT, ms | 33.3 (25.0 to 100) | 50.0 (16.7 to 100) |  |" in text
-
-
-def test_rounds_of_several_measurements_with_one_label_are_put_together() -> None:
-    rates = {"quire": [20.0], "vllm": [10.0]}
-    text = tables([one("A", "c1", rates), one("A", "c1", {"quire": [30.0], "vllm": [10.0]}), one("B", "c32", rates)])
-    assert "| `c1` | 2 | output tokens/s | 25.0 (20.0 to 30.0) | 10.0 (10.0 to 10.0) | 2.50 (2.00 to 3.00) |" in text
-    assert "| `c32` | 1 | output tokens/s | 20.0 | 10.0 | 2.00 |" in text
-    assert text.index("**A**") < text.index("**B**")
-    assert "CPU, 2 cores (AMX, AVX-512 BF16, AVX2)" in text
-    assert "at most 2.0 % of a core" in text
-
-
-def test_each_set_of_flags_is_listed_with_its_cases() -> None:
-    first, second = (one("A", case, {"llamacpp": [10.0]}, flags) for case, flags in (("c1", "-a"), ("c32", "-b")))
-    text = tables([first, second])
-    assert "| llama.cpp 1 | f16 | `c1` | `-a` | 2.5 | `c1` 1,200 |" in text
-    assert "| llama.cpp 1 | f16 | `c32` | `-b` |" in text
-    assert "Quire /" not in text
-
-
-def test_the_first_of_several_sides_of_quire_is_compared_with_all_others() -> None:
-    text = tables([one("A", "c1", {"quire int8": [30.0], "quire bfloat16": [20.0], "llamacpp": [10.0]})])
-    assert "| Quire int8 | Quire bfloat16 | llama.cpp | Quire int8 / Quire bfloat16 | Quire int8 / llama.cpp |" in text
-    assert "| `c1` | 1 | output tokens/s | 30.0 | 20.0 | 10.0 | 1.50 | 3.00 |" in text
-    assert "| Quire int8 1 | f16 | `c1` |" in text
 
 
 # --- document ---------------------------------------------------------------------------------------------------------

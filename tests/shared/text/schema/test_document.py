@@ -10,10 +10,10 @@ import pytest
 
 from quire.shared.text import grammar
 from quire.shared.text.grammar_error import GrammarError
+from quire.shared.text.json_schema import simplify
 from quire.shared.text.schema.document import MAX_COPIES, Document
-from quire.shared.text.schema.facts import KINDS, are_disjoint, constants, kinds
+from quire.shared.text.schema.facts import are_disjoint
 from quire.shared.text.schema.formats import FORMATS
-from quire.shared.text.schema.rewrite import simplify
 from quire.shared.text.schema.words import words
 from tests.support.schema_checks import BYTES, accepted, accepts, accepts_text
 
@@ -75,20 +75,6 @@ def test_what_is_copied_is_bounded() -> None:
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_types_of_a_schema() -> None:
-    assert kinds(True) == KINDS
-    assert kinds(False) == frozenset()
-    assert kinds({"type": "integer"}) == {"number"}
-    assert kinds({"type": ["string", "null"], "enum": ["a", 5]}) == {"string"}
-    assert kinds({"const": {}}) == KINDS
-
-
-def test_the_constants_of_a_schema_have_their_types() -> None:
-    assert constants({"enum": [1, True, "1"]}) == {("number", 1), ("boolean", True), ("string", "1")}
-    assert constants({"const": []}) is None
-    assert constants({"type": "null"}) is None
 
 
 def kind(name: str, **changes: Any) -> dict[str, Any]:
@@ -244,15 +230,6 @@ def test_a_schema_is_rewritten_in_place(schema: dict[str, Any], simplified: dict
     assert schema == simplified
 
 
-def test_branches_with_different_constants_in_a_required_property_exclude_each_other() -> None:
-    def branch(kind: str) -> dict[str, Any]:
-        return {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
-
-    schema: dict[str, Any] = {"oneOf": [{"$ref": "#/$defs/a"}, branch("b")], "$defs": {"a": branch("a")}}
-    simplify(schema)
-    assert "anyOf" in schema
-
-
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
@@ -323,11 +300,6 @@ def test_a_listed_name_occurs_once_in_any_spelling(schema: dict[str, Any]) -> No
         assert not accepts_text(schema, f'{{{written}, "{name}": "x"}}')
         assert not accepts_text(schema, f'{{{written}, "{name}": 2}}') or "patternProperties" in schema
     assert not accepts_text(schema, f'{{{written}, "\\u000a": "x"}}') or "\n" not in schema.get("properties", {})
-
-
-def test_the_order_of_properties_is_that_of_the_schema() -> None:
-    schema = {"allOf": [{"$ref": "#/$defs/x"}], "properties": {"b": {}, "a": {}}, "$defs": {"x": A}}
-    assert accepted(schema, {"a": 1, "b": "x"}, {"b": "x", "a": 1}) == [{"a": 1, "b": "x"}]
 
 
 def test_control_characters_are_kept_if_further_names_may_have_any_value() -> None:

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from quire.shared.text.grammar_error import GrammarError
 from quire.shared.text.schema import patterns
-from quire.shared.text.schema.conditions import CONDITIONS, write_out
 from quire.shared.text.schema.document import Document
-from quire.shared.text.schema.formats import FORMATS, replace_format
 from quire.shared.text.schema.negation import complement
 from tests.support.schema_checks import accepted, accepts
 
@@ -172,14 +170,6 @@ def test_an_answer_meets_the_condition(schema: dict[str, Any], good: list[Any], 
     assert accepted(schema, *bad) == []
 
 
-def test_no_condition_is_left() -> None:
-    schema: dict[str, Any] = {
-        "not": {"type": "null"}, "if": {"type": "string"}, "then": {"minLength": 1}, "dependentRequired": {"a": ["b"]}
-    }  # fmt: skip
-    write_out(schema, Document(schema))
-    assert not schema.keys() & CONDITIONS
-
-
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
@@ -198,26 +188,6 @@ def test_no_condition_is_left() -> None:
 def test_a_condition_that_cannot_be_followed_is_refused_by_name(schema: dict[str, Any], why: str) -> None:
     with pytest.raises(GrammarError, match=why):
         accepts(schema, None)
-
-
-# --- formats ----------------------------------------------------------------------------------------------------------
-
-
-DATE = FORMATS["date"]
-
-
-@pytest.mark.parametrize(
-    ("schema", "replaced"),
-    [
-        ({"format": "date"}, {"pattern": DATE}),
-        ({"format": "date", "pattern": "^2"}, {"pattern": "^2", "allOf": [{"pattern": DATE}]}),
-        ({"format": "uuid"}, {"format": "uuid"}),
-        ({"format": "my-own"}, {}),
-    ],
-)
-def test_a_format_becomes_a_pattern_or_stays_or_vanishes(schema: dict[str, Any], replaced: dict[str, Any]) -> None:
-    replace_format(schema)
-    assert schema == replaced
 
 
 # --- negation ---------------------------------------------------------------------------------------------------------
