@@ -12,19 +12,16 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from quire.gateway.api import parameters
-from quire.gateway.api.call import Call, Options
+from quire.gateway.api.call import Call
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import read_prompts
-from quire.gateway.api.labels import Labels
-from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import read
+from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.request_schemas import MESSAGES, PROMPT
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, body
 from quire.gateway.features.batches.batch_parameters import BATCHES, MAX_WINDOW_S, expires_after, window_s
 from quire.gateway.features.tokenization.token_requests import read_detokenize, read_tokenize
-from quire.gateway.model.prompt_form import PromptForm
-from quire.gateway.stream.answer_options import AnswerOptions
-from quire.shared.protocol.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.refusals import CHAT, COMPLETIONS, USER, check
 from tests.support.gateway.running import MODEL, RunningGateway, chat_body
@@ -261,7 +258,7 @@ def refused(act: Callable[[], object]) -> dict[str, Any] | None:
 @given(st.dictionaries(names, values, max_size=5))
 def test_any_parameters_are_accepted_or_refused_by_name(given_values: dict[str, Any]) -> None:
     for table in (parameters.CHAT, parameters.COMPLETIONS):
-        refusal = refused(lambda table=table: read_options(given_values, table, {}))
+        refusal = refused(lambda table=table: Call.of(read(given_values, table), {}))
         assert refusal is None or refusal["param"] is not None
 
 
@@ -283,17 +280,17 @@ def test_any_parameters_are_accepted_or_refused_by_name(given_values: dict[str, 
     )
 )
 def test_what_is_accepted_can_be_ranked_and_streamed_as_asked(given_values: dict[str, Any]) -> None:
-    def read() -> Options:
-        return read_options(given_values, parameters.COMPLETIONS, {})
+    def read() -> Call:
+        return Call.of(parameters.read(given_values, parameters.COMPLETIONS), {})
 
     if (refusal := refused(read)) is not None:
         assert refusal["param"] in given_values
         return
-    options = read()
-    sampling = options.sampling
+    accepted = read()
+    sampling = accepted.common
     assert sampling.num_sequences >= sampling.n == given_values.get("n", 1)
-    assert sampling.num_sequences == max(options.counts.values())
-    assert sampling.is_streamed or not options.stream
+    assert sampling.num_sequences == max(accepted.counts.values())
+    assert sampling.is_streamed or not accepted.stream
     assert bool(sampling.beam_width) == given_values.get("use_beam_search", False)
     assert not sampling.beam_width or (sampling.temperature, sampling.stop, sampling.best_of) == (0.0, (), 0)
     request = GenerationRequest("r", "m", (1,), sampling)
@@ -353,24 +350,22 @@ def test_an_expiry_is_a_number_of_seconds() -> None:
 # --- A call becomes one request per prompt, and metadata from which another gateway can render the answer -------------
 
 
-def call(**sampling: object) -> Call:
-    params = SamplingParams(max_tokens=8, **sampling)  # type: ignore[arg-type]
-    options = Options(
-        model="m",
-        stream=True,
-        include_usage=True,
-        cache_salt="salt",
-        background=False,
-        priority="standard",
-        timeout_s=None,
-        max_tokens=8,
-        seed=None,
-        sampling=params,
-        answer=AnswerOptions(echo=True),
-        form=PromptForm(),
-        labels=Labels(metadata=(("a", "b"),), service_tier="flex", prompt_cache_key="k"),
+def call(**more: object) -> Call:
+    given = {"model": "m", "max_tokens": 8, "echo": True, "cache_salt": "salt", "metadata": (("a", "b"),)}
+    given |= {"service_tier": "flex", "prompt_cache_key": "k", "stream_options": parameters.StreamOptions(True)}
+    counts = {"max_num_seqs": 8, "max_n": 8, "max_prompts": 2, "max_choices": 8, "max_tools": 1}
+    limits = RequestLimits(
+        "m",
+        100,
+        vocab_size=10,
+        special_tokens={},
+        sampling_defaults={},
+        max_schema_bytes=1,
+        max_schema_depth=1,
+        system_fingerprint="fp",
+        **counts,
     )
-    return Call(options, ((1, 2, 3), (4,)), (params, params))
+    return Call.of({**given, **more}, {}).with_prompts([("a", [1, 2, 3]), ("b", [4])], limits, None)
 
 
 def test_each_prompt_is_one_request_and_the_first_has_the_id_of_the_call() -> None:
@@ -383,15 +378,38 @@ def test_each_prompt_is_one_request_and_the_first_has_the_id_of_the_call() -> No
 def test_metadata_says_what_another_gateway_needs() -> None:
     metadata = call(stop=("x",), include_stop_str_in_output=True).metadata("chat", 7)
     assert (metadata.dialect, metadata.created, metadata.requests, metadata.prompt_tokens) == ("chat", 7, 2, 4)
-    assert metadata.answer == AnswerOptions(echo=True)
+    assert (metadata.echoes_prompt, metadata.logprobs, metadata.system_fingerprint) == (True, -1, "fp")
     assert (metadata.include_usage, metadata.stop, metadata.include_stop_str_in_output) == (True, ("x",), True)
     labels = (metadata.metadata, metadata.service_tier, metadata.prompt_cache_key)
     assert labels == ((("a", "b"),), "flex", "k")
 
 
 def test_counts_name_the_parameters_that_choose_a_number_of_sequences() -> None:
-    assert call(n=2).options.counts == {"n": 2}
-    assert call(n=2, best_of=4).options.counts == {"n": 2, "best_of": 4}
+    assert call(n=2).counts == {"n": 2}
+    assert call(n=2, best_of=4).counts == {"n": 2, "best_of": 4}
+
+
+@pytest.mark.parametrize(
+    ("length", "side", "room", "expected"),
+    [
+        (None, "left", 2, [1, 2, 3, 4, 5]),
+        (3, "left", 2, [3, 4, 5]),
+        (3, "right", 2, [1, 2, 3]),
+        (5, "left", 2, [1, 2, 3, 4, 5]),
+        (9, "right", 2, [1, 2, 3, 4, 5]),
+        (-1, "left", 2, [4, 5]),
+        (-1, "right", 2, [1, 2]),
+        (-1, "left", 7, [1, 2, 3, 4, 5]),
+        (-1, "left", 0, []),
+        (-1, "left", -3, []),
+        (-1, "right", -3, []),
+    ],
+)
+def test_a_longer_prompt_loses_tokens_on_one_side(
+    length: int | None, side: str, room: int, expected: list[int]
+) -> None:
+    found = call(truncate_prompt_tokens=length, truncation_side=side)
+    assert found.truncated([1, 2, 3, 4, 5], room) == expected
 
 
 # --- The bodies of `/tokenize` and `/detokenize`: defaults and refusals -----------------------------------------------
@@ -401,11 +419,12 @@ TOKEN_REQUESTS_MESSAGES = [{"role": "user", "content": "x"}]
 
 
 def test_special_tokens_are_by_default_for_prompts_only() -> None:
-    assert read_tokenize({"prompt": "x"}).form.add_special_tokens is None
-    assert read_tokenize({"prompt": "x", "add_special_tokens": False}).form.add_special_tokens is False
+    assert read_tokenize({"prompt": "x"}).add_special_tokens is True
+    assert read_tokenize({"prompt": "x", "add_special_tokens": False}).add_special_tokens is False
     chat = read_tokenize({"messages": TOKEN_REQUESTS_MESSAGES, "prompt": None})
-    assert (chat.form.add_generation_prompt, chat.return_token_strs) == (True, False)
     assert chat.conversation is not None
+    assert (chat.conversation.add_generation_prompt, chat.return_token_strs) == (True, False)
+    assert chat.conversation.add_special_tokens is False
     assert chat.conversation.messages == TOKEN_REQUESTS_MESSAGES
 
 

@@ -22,7 +22,7 @@ from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
-from quire.gateway.stream.transcript import Choice
+from quire.gateway.stream.transcript import TextDelta
 from tests.gateway.api.test_conversation import answering
 from tests.gateway.conftest import Start
 from tests.gateway.test_tool_loops import INPUT, TURN
@@ -255,8 +255,9 @@ def test_events_up_to_a_number_are_dropped(model: ServedModel) -> None:
 def test_the_last_event_has_the_whole_response(model: ServedModel) -> None:
     form = ResponseEvents("a" * 32, model, ABOUT_CALL)
     last = data(rendered(form)[-2])
-    [whole] = ResponseEvents("a" * 32, model, ABOUT_CALL).full([Choice("", "tool_calls", parts=PARTS)], USAGE)
-    assert last["response"] == json.loads(whole)
+    whole = ResponseEvents("a" * 32, model, ABOUT_CALL)
+    whole.output.add(TextDelta(0, "", "", "tool_calls", 1, parts=PARTS))
+    assert last["response"] == json.loads(whole.body.ended(whole.output, USAGE))
 
 
 @pytest.mark.parametrize("error", [Cancelled("c"), DeadlinePassed("late"), GenerationFailed("broken")])
