@@ -22,7 +22,8 @@ def main() -> int:
 def dead_letters() -> int:
     """`quire-dead`: look at requests that were given up. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()
-    from quire.gateway.server.commands import DEAD_LETTERS, GATEWAY
+    from quire.gateway.features.admin.commands import DEAD_LETTERS
+    from quire.gateway.server.commands import GATEWAY
     from quire.shared.config.command_line import run_script
 
     return run_script("quire-dead", DEAD_LETTERS, known=[GATEWAY.settings])
@@ -31,7 +32,8 @@ def dead_letters() -> int:
 def parking() -> int:
     """`quire-parking`: park requests and queue them again. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()
-    from quire.gateway.server.commands import GATEWAY, PARKING
+    from quire.gateway.features.parking.commands import PARKING
+    from quire.gateway.server.commands import GATEWAY
     from quire.shared.config.command_line import run_script
 
     return run_script("quire-parking", PARKING, known=[GATEWAY.settings])
@@ -40,7 +42,8 @@ def parking() -> int:
 def api_keys() -> int:
     """`quire-keys`: make and limit API keys. The settings of the gateway may be in its environment."""
     end_at_ctrl_c()
-    from quire.gateway.server.commands import GATEWAY, KEYS
+    from quire.gateway.features.keys.commands import KEYS
+    from quire.gateway.server.commands import GATEWAY
     from quire.shared.config.command_line import run_script
 
     return run_script("quire-keys", KEYS, known=[GATEWAY.settings])

@@ -14,14 +14,24 @@ from quire.kernels.cpu.library import (
 )
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.gpu.cuda import PinningFailed
+from quire.kernels.gpu.start import triton_ops
 from quire.kernels.gpu.supported import max_head_dim as max_triton_head_dim
 from quire.kernels.gpu.triton_support import TritonFailure, outdated_assembler, outdated_triton, triton_failure
 from quire.kernels.interrupt import Interrupt, StepInterrupted
 from quire.kernels.mkl_warmup import warm_up_mkl
 from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.reference import ReferenceOps
-from quire.kernels.select import latent_ops, select_ops, triton_ops
-from quire.kernels.self_test.cases import KernelFault, ReplaceableKernels, SelfTestReport, WrongKernel
+from quire.kernels.select import latent_ops, select_ops
+from quire.kernels.self_test.cases import (
+    KernelFault,
+    ReplaceableKernels,
+    SelfTestReport,
+    WrongKernel,
+    replace_kernels,
+    replaced_mask,
+)
+from quire.kernels.self_test.devices import RecordGraph
+from quire.kernels.self_test.registry import run_self_test
 from quire.kernels.unavailable import KernelsUnavailable
 
 __all__ = [
@@ -32,6 +42,7 @@ __all__ = [
     "Ops",
     "PackedLinear",
     "PinningFailed",
+    "RecordGraph",
     "ReferenceOps",
     "ReplaceableKernels",
     "SelfTestReport",
@@ -45,7 +56,10 @@ __all__ = [
     "num_threads",
     "outdated_assembler",
     "outdated_triton",
+    "replace_kernels",
+    "replaced_mask",
     "report_builds",
+    "run_self_test",
     "select_ops",
     "set_num_threads",
     "triton_failure",

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.k_quant_weight import KQuantWeight
-from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.moe import Routing
 from quire.kernels.quantization import QuantizedWeight
+from quire.kernels.weights import LinearWeight
 
 if TYPE_CHECKING:
     from quire.kernels.ops import PackedLinear

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.kernels.linear_weight import LinearWeight
+from quire.kernels.weights import LinearWeight
 
 # Activations of gates. GELU, with the approximation by tanh, is that of Gemma's MLPs and experts.
 SILU, GELU, CLAMPED = "silu", "gelu_tanh", "clamped"

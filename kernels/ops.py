@@ -11,6 +11,8 @@ prefill chunk or as a decode row.
 
 Errors: TypeError for a wrong dtype, ValueError for a wrong shape, layout, device or parameter, IndexError for an id,
 slot, position or block that is out of range.
+
+Modules outside of kernels import the records of arguments from here, those of adapters and of experts too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,9 +23,25 @@ import torch
 from torch import Tensor
 
 from quire.kernels.interrupt import Interrupt
-from quire.kernels.linear_weight import LinearWeight, WeightRows
-from quire.kernels.lora import AdapterBatch, LoraLayer, PackedAdapter
-from quire.kernels.moe import ExpertNorms, ExpertWeights, PackedMoE, Routing
+from quire.kernels.lora import MAX_RANK, NO_ADAPTER, AdapterBatch, LoraLayer, LoraPart, PackedAdapter
+from quire.kernels.moe import (
+    CLAMPED,
+    CLAMPED_ALPHA,
+    CLAMPED_LIMIT,
+    GELU,
+    SILU,
+    ExpertNorms,
+    ExpertWeights,
+    PackedMoE,
+    Routing,
+)
+from quire.kernels.weights import LinearWeight, WeightRows
+
+__all__ = [
+    "CLAMPED", "CLAMPED_ALPHA", "CLAMPED_LIMIT", "GELU", "MAX_RANK", "NO_ADAPTER", "SILU", "AdapterBatch",
+    "AllReduceGroup", "CacheStack", "DecoderLayer", "ExpertNorms", "ExpertWeights", "LayerStack", "LoraLayer",
+    "LoraPart", "Ops", "PackedAdapter", "PackedLinear", "PackedMoE", "PerLayerInput", "Routing",
+]  # fmt: skip
 
 
 class PackedLinear(Protocol):

@@ -6,6 +6,7 @@ values in -8..7. Products have the scales of a channel as integers times one flo
 stay exact over all input features.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +85,28 @@ class QuantizedLinear:
     def nbytes(self) -> int:
         quantized = self.weight.values.nbytes + self.weight.scales.nbytes
         return quantized + (self.bias.nbytes if self.bias is not None else 0)
+
+
+def quantized_part(weight: QuantizedWeight, part: tuple[slice, ...]) -> QuantizedWeight | None:
+    """Return the rows and input features of a rank; None if they cut a group of 4-bit weights."""
+    if not part:
+        return weight
+    values, (rows, columns) = weight.values, part if len(part) == 2 else (part[0], slice(None))
+    first, last, _ = columns.indices(values.shape[1])
+    scales = weight.scales[rows]
+    if weight.bits == 4:
+        if first % INT4_GROUP or (last % INT4_GROUP and last < values.shape[1]):
+            return None
+        scales = scales[:, first // INT4_GROUP : -(-last // INT4_GROUP)]
+    return QuantizedWeight(values[rows, columns].contiguous(), scales.contiguous(), weight.bits)
+
+
+def quantized_rows(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Return layers of the same bits and input features as one, along their output channels."""
+    if len(weights) == 1:
+        return weights[0]
+    values = torch.cat([weight.values for weight in weights])
+    return QuantizedWeight(values, torch.cat([weight.scales for weight in weights]), weights[0].bits)
 
 
 def quantize(weight: Tensor, bits: int) -> QuantizedWeight:

@@ -18,13 +18,13 @@ from quire.kernels.grouped_weight import KINDS, GroupedWeight
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.k_quant_weight import K_QUANTS, KQuantWeight
 from quire.kernels.layers import run_layers
-from quire.kernels.linear_weight import LinearWeight, WeightRows, whole
 from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales, route
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.quantization import QuantizedLinear, QuantizedWeight, quantized_linear
 from quire.kernels.reference_linear import ReferenceLinear, ReferenceMoE, ReferencePacked, reference_moe
 from quire.kernels.stack import Caches, Stack
+from quire.kernels.weights import LinearWeight, WeightRows, whole
 
 
 class ReferenceOps:

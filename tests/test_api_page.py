@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import quire.gateway.pages.engine_page
+import quire.gateway.features.pages.engine_page
 from quire.gateway.admission.admission_options import REQUEST_TIMEOUT
 from quire.gateway.api.embeddings import EMBEDDINGS
 from quire.gateway.api.headers import CLIENT_ID_HEADER, IDEMPOTENCY_KEY, NO_EFFECT_HEADER, SERVER_ID_HEADER
@@ -22,10 +22,10 @@ from quire.gateway.api.responses.output_items import ItemStatus
 from quire.gateway.api.resume import LAST_EVENT_ID
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest
 from quire.gateway.errors.message_errors import error_type
+from quire.gateway.features.admin.model_cards import CAPABILITIES
+from quire.gateway.features.pages import static_files
 from quire.gateway.model.served_model import load_model
 from quire.gateway.output.tools import ToolMode
-from quire.gateway.pages import static_files
-from quire.gateway.pages.model_cards import CAPABILITIES
 from quire.gateway.server.app import create_app
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
@@ -227,7 +227,7 @@ def subclasses(cls: type[ApiError]) -> set[type[ApiError]]:
 
 def codes_of_the_source() -> dict[str, int]:
     """Every code that a gateway's source names, with its status."""
-    assert quire.gateway.pages.engine_page  # its class is one of them
+    assert quire.gateway.features.pages.engine_page  # its class is one of them
     found = {
         cls.code: cls.status for cls in subclasses(ApiError) if cls.code and cls.__module__.startswith("quire.gateway.")
     }

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from quire.gateway.admin.api_keys import run
-from quire.gateway.admin.key_settings import CreateKey
+from quire.gateway.features.keys.api_keys import run
+from quire.gateway.features.keys.key_settings import CreateKey
 from tests.conftest import QuireProcess
 from tests.support.checkpoints import make_checkpoint
 from tests.support.collector import running_collector

@@ -11,34 +11,30 @@ from pathlib import Path
 import torch
 
 from quire import kernels
-from quire.shared.model.adapter_names import parse_adapters
 from quire.shared.process.errors import StartError
 from quire.worker.capacity import GIB, choose_limits, log_limits
-from quire.worker.device import backend, devices, graph_capture, memory_plan
+from quire.worker.device import backend, cuda, devices
 from quire.worker.device.cache_range import warn_of_saturation
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import GraphBucket
 from quire.worker.device.out_of_step import reason
 from quire.worker.device.self_test import OFF, check_kernels, level_of, warn_of_assembler
 from quire.worker.device.slow_choices import slow_choices
-from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.grammars import Grammars
+from quire.worker.engine.features.grammars import Grammars
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.runner import Runner
 from quire.worker.inspect import fingerprint
 from quire.worker.model_texts import ModelTexts, read_texts
+from quire.worker.models import choice
 from quire.worker.models.choice import Checkpoint, choose_model
 from quire.worker.models.files.loader import resolve
 from quire.worker.models.native.config import ModelConfig
-from quire.worker.models.native.decoder import Decoder
-from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.progress import LoadingLog, progress
-from quire.worker.queue.pinned_prefixes import PrefixError, pin_prefixes
-from quire.worker.ranks.leader import Followers, LeadingDecoder, LeadingTransformersModel, recorder
+from quire.worker.queue.adapter_loader import load_adapters
+from quire.worker.ranks.leader import Followers, lead
+from quire.worker.ranks.number import check_ranks, choose_ranks
 from quire.worker.settings import WorkerSettings
 from quire.worker.warm_up import warm_up
 
@@ -54,8 +50,8 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     path = resolve(settings.model)
     progress.phase("reading the configuration")
     config = choose_model(path, settings.model_impl)
-    settings = devices.choose_ranks(settings, device, config)
-    devices.check_ranks(settings, device, config)
+    settings = choose_ranks(settings, device, config)
+    check_ranks(settings, device, config)
     texts = read_texts(settings, path)
     devices.check_quantization(settings, device, config)
     has_integers = devices.has_integers(settings, device, config)
@@ -99,28 +95,10 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         if not isinstance(failed, torch.OutOfMemoryError):
             raise
         raise StartError(
-            f"out of the GPU's memory at start, with {memory_plan.free_memory(device) / GIB:.2f} GiB of it free: end "
+            f"out of the GPU's memory at start, with {devices.free_memory(device) / GIB:.2f} GiB of it free: end "
             f"what else uses it, lower --gpu-memory-utilization (now {settings.gpu_memory_utilization:g}) or "
             "--max-num-batched-tokens, or take a smaller model"
         ) from error
-
-
-def load_adapters(settings: WorkerSettings, name: str, model: PagedModel) -> list[Adapter]:
-    """Load the adapters of --lora. Raises StartError, CheckpointError.
-
-    name: the served name of the model.
-    """
-    folders = parse_adapters(settings.lora, name)
-    if (folders or settings.lora_dir) and (fault := model.why_no_adapters):
-        raise StartError(f"{'--lora' if folders else '--lora-dir'}: {fault}")
-    if settings.lora_dir and not Path(settings.lora_dir).is_dir():
-        raise StartError(f"--lora-dir {settings.lora_dir} is not a folder; create it, or correct the path")
-    if len(folders) > settings.max_loras:
-        raise StartError(f"--lora has {len(folders)} adapters, and --max-loras is {settings.max_loras}; raise it")
-    adapters = [model.load_adapter(one, folder, settings.max_lora_rank) for one, folder in folders.items()]
-    for adapter in adapters:
-        log.info("adapter %s: rank %d, %d bytes, digest %s", adapter.name, adapter.rank, adapter.nbytes, adapter.digest)
-    return adapters
 
 
 def raise_in_one_line(error: Exception) -> None:
@@ -141,19 +119,13 @@ def load_model(
 
     cpus: those that all ranks together may use; by default the CPUs of this process.
     """
-    if isinstance(config, TransformersConfig):
-        logs = LoadingLog(), LoadingLog("packed", "packing weights")
-        if settings.num_ranks == 1:
-            bits = devices.quantized_bits(settings)
-            return TransformersModel.load(config, ops, device, settings.max_model_len, *logs, bits=bits)
-        followers = Followers(settings, path, ops, cpus=cpus)
-        return LeadingTransformersModel.lead(followers, config, ops, device, settings.max_model_len, *logs)
-    limit_torch_threads(ops)
-    bits = devices.quantized_bits(settings)
+    if isinstance(config, ModelConfig):
+        limit_torch_threads(ops)
+    read, packed, bits = LoadingLog(), LoadingLog("packed", "packing weights"), devices.quantized_bits(settings)
     if settings.num_ranks == 1:
-        return Decoder.load(path, ops, ops.dtype, device, settings.max_model_len, LoadingLog(), bits=bits)
+        return choice.load_model(path, config, ops, device, settings.max_model_len, read, packed, bits=bits)
     followers = Followers(settings, path, ops, cpus=cpus)
-    return LeadingDecoder.lead(followers, path, ops, ops.dtype, device, settings.max_model_len, LoadingLog(), bits)
+    return lead(followers, path, config, ops, device, settings.max_model_len, read, packed, bits)
 
 
 def limit_torch_threads(ops: kernels.Ops) -> None:
@@ -177,7 +149,7 @@ def make_engine(
     runner = (
         Runner
         if device.type == "cpu"
-        else partial(DeviceRunner, graph_buckets=graph_buckets(settings, limits), record=recorder(model))
+        else partial(cuda.DeviceRunner, graph_buckets=graph_buckets(settings, limits), record=cuda.recorder(model))
     )
     eos_token_ids = model.config.eos_token_ids
     if texts.eos_token_id is not None and texts.eos_token_id < model.vocab_size:
@@ -186,20 +158,17 @@ def make_engine(
     engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner, grammars=grammars)
     progress.phase("warming up")
     warm_up(engine)
-    graph_capture.capture_graphs(engine)
+    cuda.capture_graphs(engine)
     if settings.itl_target_ms:
         limit = min(settings.max_prefill_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
         engine.pacer = PrefillPacer(settings.itl_target_ms / 1000, limits.block_size, limit)
-    try:
-        pin_prefixes(engine, texts.prefixes)
-    except PrefixError as error:
-        raise StartError(str(error)) from error
+    texts.pin_prefixes(engine)
     return engine
 
 
-def graph_buckets(settings: WorkerSettings, limits: EngineLimits) -> list[GraphBucket]:
+def graph_buckets(settings: WorkerSettings, limits: EngineLimits) -> list[cuda.GraphBucket]:
     """The CUDA graphs to capture; none if they are switched off."""
-    if not memory_plan.uses_graphs(settings):
+    if not devices.uses_graphs(settings):
         log.info("steps are launched kernel by kernel, without CUDA graphs")
         return []
-    return graph_capture.graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)
+    return cuda.graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens)

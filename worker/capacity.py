@@ -7,11 +7,11 @@ import logging
 import torch
 
 from quire.shared.process.errors import StartError
-from quire.worker.device import devices, memory_plan
+from quire.worker.device import devices
+from quire.worker.device.cuda import plan_cuda_memory, recorder
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.host_memory import available_memory
-from quire.worker.ranks.leader import recorder
 from quire.worker.settings import SNAPSHOT_TOKENS, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
     bytes_on_all_ranks = bytes_per_block * settings.num_ranks
     if device.type == "cpu":
         bytes_per_block = bytes_on_all_ranks
-    sequences, tokens = memory_plan.max_num_seqs(settings, device), memory_plan.max_num_batched_tokens(settings, device)
+    sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
     if device.type == "cuda":
-        budget, free, tokens = memory_plan.plan_cuda_memory(settings, model, max_model_len, recorder(model))
+        budget, free, tokens = plan_cuda_memory(settings, model, max_model_len, recorder(model))
         fp8 = "take --kv-cache-dtype fp8, " if settings.kv_cache_dtype == "auto" and devices.has_fp8(device) else ""
         remedy = f"raise --gpu-memory-utilization, {fp8}lower --max-num-batched-tokens (now {tokens})"
         num_state_slots = 0

@@ -79,10 +79,8 @@ def serve(settings: WorkerSettings) -> None:
     from quire.worker.device.backend import arithmetic_labels
     from quire.worker.inspect.fingerprint import of_results
     from quire.worker.models.files.loader import resolve
-    from quire.worker.queue.adapter_loader import AdapterSettings
     from quire.worker.queue.leases import check_name
     from quire.worker.queue.model_registrar import read_registration
-    from quire.worker.ranks.leader import num_ranks
     from quire.worker.service import LeaseTimes, WorkerService
 
     started = time.perf_counter()
@@ -109,8 +107,9 @@ def serve(settings: WorkerSettings) -> None:
         listener=listener,
         leases=LeaseTimes(settings.lease_s, settings.beat_s, settings.watchdog_s, settings.orphan_s),
         tracer=tracer,
-        arithmetic=arithmetic_labels(model, num_ranks(model)) | digests,
-        adapters=AdapterSettings(Path(settings.lora_dir) if settings.lora_dir else None, settings.max_lora_rank),
+        arithmetic=arithmetic_labels(model, model.num_ranks) | digests,
+        adapter_folder=Path(settings.lora_dir) if settings.lora_dir else None,
+        max_adapter_rank=settings.max_lora_rank,
         registration=read_registration(resolve(settings.model), name, aliases),
         num_replaced_kernels=len(report.faults),
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from quire.shared.model.files import read_json
-from quire.shared.process.errors import StartError
 from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
-from quire.worker.queue.pinned_prefixes import PinnedPrompt, PrefixError, load_prefixes
+from quire.worker.engine.engine import Engine
+from quire.worker.pinned_prefixes import PinnedPrompt, load_prefixes, pin_prefixes
 from quire.worker.settings import WorkerSettings
 
 
@@ -21,6 +21,10 @@ class ModelTexts:
     tokenizer: Tokenizer
     eos_token_id: int | None
     prefixes: list[PinnedPrompt]
+
+    def pin_prefixes(self, engine: Engine) -> None:
+        """Compute and pin the prefixes. Raises StartError."""
+        pin_prefixes(engine, self.prefixes)
 
 
 def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
@@ -37,8 +41,5 @@ def read_texts(settings: WorkerSettings, path: Path) -> ModelTexts:
     template = load_chat_template(path, config, special_tokens)
     declared = read_json(path / "config.json", required=True).get("vocab_size")
     vocab_size = declared if type(declared) is int else tokenizer.get_vocab_size()
-    try:
-        file = Path(settings.pinned_prefixes).expanduser()
-        return ModelTexts(tokenizer, eos, load_prefixes(file, tokenizer, template, vocab_size))
-    except PrefixError as error:
-        raise StartError(str(error)) from error
+    file = Path(settings.pinned_prefixes).expanduser()
+    return ModelTexts(tokenizer, eos, load_prefixes(file, tokenizer, template, vocab_size))

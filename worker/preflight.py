@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from quire.shared.process.errors import StartError
-from quire.worker.device import memory_plan
+from quire.worker.device import devices
 from quire.worker.models.choice import Checkpoint
-from quire.worker.models.files.gguf.quantization import GGUFQuantization
+from quire.worker.models.files.formats import kept_bytes
 from quire.worker.models.native.config import ModelConfig
 from quire.worker.settings import WorkerSettings
 
@@ -18,7 +18,7 @@ GIB = 1024**3
 
 def check_settings(settings: WorkerSettings, device: torch.device) -> None:
     """Raise StartError for settings that contradict each other."""
-    tokens, sequences = memory_plan.max_num_batched_tokens(settings, device), memory_plan.max_num_seqs(settings, device)
+    tokens, sequences = devices.max_num_batched_tokens(settings, device), devices.max_num_seqs(settings, device)
     if tokens < sequences:
         raise StartError(
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {sequences}: each running sequence needs one "
@@ -50,8 +50,8 @@ def check_weights(
     is_rounded_later = not isinstance(config, ModelConfig)
     bits = 0 if is_rounded_later else bits
     quantization = config.quantization if isinstance(config, ModelConfig) else None
-    of_gguf = quantization if isinstance(quantization, GGUFQuantization) else None
-    if quantization is not None and of_gguf is None and quantization.rounds_activations and dtype is torch.float32:
+    known = kept_bytes(quantization, has_integers=dtype is torch.float32)
+    if quantization is not None and known is None and quantization.rounds_activations and dtype is torch.float32:
         bits = bits or 8
     is_narrow = isinstance(config, ModelConfig) and (config.dtype in ("bfloat16", "float16") or quantization)
     if device.type == "cpu" and is_narrow:
@@ -60,9 +60,9 @@ def check_weights(
     if quantization is not None and not bits:
         least_bits = LEAST_QUANTIZED_BITS
     needed = config.least_weight_bytes(kept) * least_bits // (8 * kept.itemsize)
-    if of_gguf is not None:
-        needed = of_gguf.kept_bytes(has_integers=dtype is torch.float32)
-    free = memory_plan.free_memory(device)
+    if known is not None:
+        needed = known
+    free = devices.free_memory(device)
     if device.type == "cuda":  # each rank has a GPU of its own
         needed //= ranks
     if needed > free:
@@ -71,8 +71,8 @@ def check_weights(
         can_round = device.type == "cpu" and quantization is None and not is_rounded_later
         narrower += ", take --quantization int4" if can_round and bits != 4 else ""
         types = (
-            of_gguf.label
-            if of_gguf
+            quantization.label
+            if quantization is not None and known is not None
             else str(bits)
             if isinstance(bits, str)
             else f"int{bits}"

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -23,8 +24,7 @@ from quire.shared.redis.lane_client import LaneClient
 from quire.shared.telemetry.internal_server import InternalServer
 from quire.shared.telemetry.loop_lag import LoopLag
 from quire.worker.engine.engine import Engine
-from quire.worker.inspect.admin_server import WorkerAdminServer
-from quire.worker.inspect.metrics import WorkerMetrics
+from quire.worker.inspect.admin_server import admin_server
 from quire.worker.inspect.publisher import ViewPublisher
 from quire.worker.progress import progress
 from quire.worker.queue.adapter_loader import AdapterLoader, AdapterSettings
@@ -97,19 +97,21 @@ class WorkerService:
         leases: LeaseTimes = LeaseTimes(),
         tracer: Tracer | None = None,
         arithmetic: Mapping[str, str] = {},
-        adapters: AdapterSettings | None = None,
+        adapter_folder: Path | None = None,
+        max_adapter_rank: int = 64,
         registration: Registration | None = None,
         num_replaced_kernels: int = 0,
     ) -> None:
         """arithmetic: labels that say how the engine computes (`backend.arithmetic_labels`).
 
+        adapter_folder: of the LoRA adapters that may be loaded; None forbids loading at run time.
         num_replaced_kernels: by the self-test at start. registration: what gateways without the model folder need; None
         registers nothing.
         """
         self._registration = registration
         self._arithmetic = arithmetic
         self._num_replaced_kernels = num_replaced_kernels
-        self._adapter_settings = adapters or AdapterSettings()
+        self._adapter_settings = AdapterSettings(adapter_folder, max_adapter_rank)
         self._leases = leases
         self._tracer = tracer
         self._model_name = model_name
@@ -181,8 +183,9 @@ class WorkerService:
         watch, lag, internal = Watchdog(engine, self._leases.watchdog_s), LoopLag(), None
         if self._listener is not None:
             info = {"model": lane, **self._arithmetic}
-            metrics = WorkerMetrics(engine, broker, consumer.claims, committer, lag, info, self._num_replaced_kernels)
-            internal = WorkerAdminServer(engine, self._listener, metrics).server
+            internal = admin_server(
+                engine, self._listener, broker, consumer.claims, committer, lag, info, self._num_replaced_kernels
+            )
         return WorkerParts(
             commands, blocking, broker, committer, consumer, reader, engine, died, loader, watch, lag, internal
         )

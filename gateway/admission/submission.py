@@ -12,12 +12,10 @@ from functools import partial
 from redis.exceptions import WatchError
 
 from quire.gateway.admission.canceller import Canceller
-from quire.gateway.admission.limit_errors import error_of
-from quire.gateway.admission.reached_limits import ReachedLimits
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import WorkerRegistry
-from quire.gateway.errors.api_errors import IdempotencyKeyReused, MemoryIsFull, QueueIsFull
+from quire.gateway.errors.api_errors import ApiError, IdempotencyKeyReused, MemoryIsFull, QueueIsFull
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.protocol.broker import Broker, IdempotencyConflict, NoRoom, QueueBounds, QueueFull
 from quire.shared.protocol.broker.lane import text
@@ -68,14 +66,15 @@ class Submission:
         worker_registry: WorkerRegistry,
         retry: RetryPolicy,
         is_wanted: Callable[[str], bool],
-        reached_limits: ReachedLimits,
+        refusal: Callable[[LimitReached, Charge | None], ApiError],
     ) -> None:
+        """refusal: returns the error for a call that a limit of its key refuses."""
         self._broker = broker
         self._gateway_id = gateway_id
         self._bounds = bounds
         self._worker_registry = worker_registry
         self._retry = retry
-        self._reached_limits = reached_limits
+        self._refusal = refusal
         self.canceller = Canceller(broker, gateway_id, is_wanted)
 
     async def submit(self, requests: Sequence[GenerationRequest], metadata: bytes, options: AdmissionOptions) -> str:
@@ -123,8 +122,7 @@ class Submission:
         except NoRoom as error:
             raise memory_is_full(error, options.bounds or self._bounds) from error
         except LimitReached as error:
-            self._reached_limits.note(error, options.charge)
-            raise error_of(error) from error
+            raise self._refusal(error, options.charge) from error
         except IdempotencyConflict as error:
             raise IdempotencyKeyReused(
                 "The Idempotency-Key stands for a call with another body. Send the same body, or choose another key."

@@ -5,12 +5,13 @@ from __future__ import annotations
 from aiohttp import web
 
 from quire.gateway.api import body_budget, headers
-from quire.gateway.api.authentication import authentication
 from quire.gateway.api.cors import CorsOrigins
-from quire.gateway.api.openapi import document
-from quire.gateway.batches.batch_service import BATCHES, BatchService
 from quire.gateway.errors import error_responses
-from quire.gateway.pages import routes as pages
+from quire.gateway.features.admin import admin_routes
+from quire.gateway.features.batches.batch_service import BATCHES, BatchService
+from quire.gateway.features.openapi import document
+from quire.gateway.features.pages import routes as pages
+from quire.gateway.features.several_models.discovery import DISCOVERY, ModelDiscovery
 from quire.gateway.routes import completion_routes, embedding_routes, message_routes, responses, tokenization
 from quire.gateway.server.http_server import add_headers
 from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Served
@@ -31,7 +32,7 @@ def create_app(models: Served) -> web.Application:
             error_responses.middleware,
             headers.middleware,
             origins.middleware(),
-            authentication(lambda secret: process.key_ring.caller(secret), settings.is_open),
+            process.keys.authentication(),
         ],
         client_max_size=settings.max_body_bytes,
     )
@@ -41,6 +42,10 @@ def create_app(models: Served) -> web.Application:
     app.on_startup.append(batches.open)
     app.on_startup.append(_start)
     app.on_startup.append(batches.start)
+    if directory.is_discovering:
+        discovery = app[DISCOVERY] = ModelDiscovery(directory)
+        app.on_startup.append(discovery.start)
+        app.on_cleanup.append(discovery.close)
     # Before the directory: its connections are used until then.
     app.on_cleanup.append(batches.close)
     app.add_routes(
@@ -51,6 +56,7 @@ def create_app(models: Served) -> web.Application:
             *tokenization.routes(directory),
             *responses.routes(directory),
             *batches.routes(),
+            *admin_routes.routes(directory),
             web.get("/openapi.json", document.handler(directory.title)),
         ]
     )

@@ -13,11 +13,10 @@ from dataclasses import replace
 
 import uvloop
 
-from quire.gateway.admin.server import GatewayAdminServer
+from quire.gateway.features.admin.internal_server import GatewayAdminServer
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.server.app import create_app
 from quire.gateway.server.http_server import GatewayRunner, start_site
-from quire.gateway.server.start_check import check_start
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway, GatewayProcess
 from quire.gateway.settings import GatewaySettings
@@ -69,8 +68,8 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     model = None if settings.discover_models else await asyncio.to_thread(_load, settings)
     tracer = start_tracing("gateway", settings.gateway_id, settings.otlp_endpoint, os.environ)
     server = await check_redis(settings.redis_url, model.name if model else REGISTRY_LANE)
-    await check_start(settings)
     process = GatewayProcess(settings, tracer)
+    await process.keys.check_start()
     directory = ModelDirectory(process, Gateway(settings, model, process=process) if model else None)
     runner = GatewayRunner(create_app(directory))
     await runner.setup()

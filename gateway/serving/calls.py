@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 from aiohttp import web
 
 from quire.gateway.admission.admission_options import read_admission_options
-from quire.gateway.admission.parking import ParkingState
 from quire.gateway.admission.retry import down
 from quire.gateway.api import resume as stored
 from quire.gateway.api.body_budget import release_body
@@ -282,27 +281,16 @@ async def unpark(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
 
 async def park_call(gateway: Gateway, prefix: str, call_id: str, known: StoredCall) -> web.Response:
     """Parks a call that was found. Raises ParkingIsFull or BrokerDown."""
-    return _parking(prefix + call_id, await gateway.parking.park(_requests(call_id, known)))
+    return (await gateway.parking.park(_requests(call_id, known))).answer(prefix + call_id)
 
 
 async def unpark_call(
     gateway: Gateway, prefix: str, call_id: str, known: StoredCall, request: web.Request
 ) -> web.Response:
     """Queues a call that was found again. Raises ApiError."""
-    accounts = caller_of(request).accounts
-    return _parking(prefix + call_id, await gateway.parking.unpark(_requests(call_id, known), accounts))
+    state = await gateway.parking.unpark(_requests(call_id, known), caller_of(request))
+    return state.answer(prefix + call_id)
 
 
 def _requests(call_id: str, known: StoredCall) -> list[str]:
     return [request_id(call_id, index) for index in range(known.metadata.requests)]
-
-
-def _parking(public_id: str, state: ParkingState) -> web.Response:
-    return web.json_response(
-        {
-            "id": public_id,
-            "parked": state.is_parked,
-            "ended": state.has_ended,
-            "expires_at": None if state.until is None else int(state.until),
-        }
-    )

@@ -40,7 +40,7 @@ def by_body(directory: ModelDirectory, handler: ModelHandler, *, is_charged: boo
         settings = directory.process.settings
         try:
             if is_charged and IDEMPOTENCY_KEY not in request.headers:
-                directory.process.reached_limits.check(caller_of(request).accounts)
+                directory.process.keys.check_reached(caller_of(request))
             body = request[BODY] = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
             gateway = directory.choose(body.get("model"), caller_of(request))
             del body  # the handler drops it before the answer is written

@@ -8,39 +8,22 @@ LoRA adapter: `names` of each model has all of them, and here is the one place w
 from __future__ import annotations
 
 import asyncio
-import logging
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from aiohttp import web
-from redis.exceptions import RedisError
+from redis.asyncio import Redis
 
 from quire.gateway.api.caller import ANONYMOUS, Caller
-from quire.gateway.api.key_policy import check_model, may_use
 from quire.gateway.errors.api_errors import ApiKeyWrong, BrokerDown, InvalidRequest, ModelNotFound
-from quire.gateway.serving.registered_model import RegistrationFault, load_registered
 from quire.gateway.serving.service import Gateway, GatewayProcess
 from quire.gateway.stream.buffer import ClosedOutcome, RevokedOutcome
-from quire.shared.accounts.usage import UsageRow, read_usage
 from quire.shared.config.validators import shown
-from quire.shared.process.backoff import Backoff
 from quire.shared.process.tasks import end_tasks
-from quire.shared.protocol.broker.models import ModelRegistry
-from quire.shared.protocol.keys import BEAT_S, REGISTRY_LANE, AccountKeys
-from quire.shared.protocol.messages import MessageError
-from quire.shared.protocol.messages.manifest import ModelManifest
 from quire.shared.redis.cancellation import check_cancelled
-from quire.shared.redis.clients import command_client
-from quire.shared.redis.url import parse_redis_url
-
-log = logging.getLogger("gateway")
 
 # Names of models that an error lists.
 MAX_LISTED = 16
-# Time after which a registration that cannot be served is tried again, and the longest after repeated faults: a file
-# may have been lost with the data of Redis, and a trial takes processor time.
-FIRST_RETRY_S, LAST_RETRY_S = 15.0, 3600.0
 # Time between two looks at the API keys of open calls.
 LOOK_S = 2.0
 # Time that streams get for their last event before the process cuts them, and its largest share of --drain-s.
@@ -52,37 +35,23 @@ LEAVING = (
 )
 
 
-@dataclass(slots=True)
-class Fault:
-    """Why a registered model is not served. data: the message of its manifest. retry_at: on the loop's clock."""
-
-    data: bytes
-    why: str
-    retry_at: float
-    backoff: Backoff
-
-
 class ModelDirectory:
-    """The models of one process. Between `start` and `close` it follows the registrations, if it discovers models."""
+    """The models of one process."""
 
     def __init__(self, process: GatewayProcess, folder_model: Gateway | None = None) -> None:
-        """folder_model: the model of the gateway's folder; None to discover models in Redis."""
+        """folder_model: the model of the gateway's folder; None if a feature finds models and calls `serve`."""
         self.process = process
         self._folder_model = folder_model
-        self._is_cluster = parse_redis_url(process.settings.redis_url).kind == "cluster"
-        # By served name, each with the message of its manifest; empty for the model of the folder.
-        self._models: dict[str, tuple[Gateway, bytes]] = {}
+        # By served name.
+        self._models: dict[str, Gateway] = {}
         if folder_model is not None:
-            self._models[folder_model.model.name] = (folder_model, b"")
+            self._models[folder_model.model.name] = folder_model
         # Models that were replaced or forgotten, and still have open calls.
         self._leaving: list[Gateway] = []
-        # Registrations that cannot be served, by name.
-        self.faults: dict[str, Fault] = {}
-        self._task: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
-        # Set once the registrations were read for the first time.
-        self.looked = asyncio.Event()
+        # What the feature that finds models knows: whether Redis answers, and how many models it cannot serve.
         self.redis_answers = folder_model is not None
+        self.num_refused = 0
 
     @classmethod
     def of(cls, models: Gateway | ModelDirectory) -> ModelDirectory:
@@ -94,18 +63,34 @@ class ModelDirectory:
         self._background.add(asyncio.create_task(self._close_streams_of_revoked_keys()))
         if self._folder_model is not None:
             await self._folder_model.start()
-            return
-        self._client = command_client(self.process.settings.redis_url, REGISTRY_LANE, connections=2)
-        self._registry = ModelRegistry(self._client)
-        self._task = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
-        if self._task is not None:
-            await end_tasks(self._task)
-            await self._client.aclose()
         await end_tasks(*self._background)
         await self.process.close()
         for gateway in (*self.gateways, *self._leaving):
+            await gateway.close()
+
+    # --- models that come and go --------------------------------------------------------------------------------------
+
+    @property
+    def is_discovering(self) -> bool:
+        """True if the gateway has no model of a folder, and serves those that workers register."""
+        return self._folder_model is None
+
+    def serve(self, name: str, gateway: Gateway) -> None:
+        """Serve a started model under its name; a model that it replaces ends with its open calls."""
+        self.remove(name)
+        self._models[name] = gateway
+
+    def remove(self, name: str) -> None:
+        """Serve a model no longer; its open calls go on."""
+        if (gateway := self._models.pop(name, None)) is not None:
+            self._leaving.append(gateway)
+
+    async def close_left(self) -> None:
+        """Close the models that were removed and have no open calls any more."""
+        for gateway in [one for one in self._leaving if not one.router.calls]:
+            self._leaving.remove(gateway)
             await gateway.close()
 
     # --- which model --------------------------------------------------------------------------------------------------
@@ -113,7 +98,7 @@ class ModelDirectory:
     @property
     def gateways(self) -> list[Gateway]:
         """All models, in the order of their names."""
-        return [gateway for _, (gateway, _) in sorted(self._models.items())]
+        return [gateway for _, gateway in sorted(self._models.items())]
 
     @property
     def live(self) -> list[Gateway]:
@@ -123,7 +108,7 @@ class ModelDirectory:
     def find(self, name: str) -> Gateway | None:
         """Return the model that has this name. A served name has precedence over aliases and adapters of others."""
         if (found := self._models.get(name)) is not None:
-            return found[0]
+            return found
         return next((one for one in self.gateways if name in one.names), None)
 
     def choose(self, name: Any, caller: Caller = ANONYMOUS) -> Gateway:
@@ -134,14 +119,14 @@ class ModelDirectory:
         one that does not exist, so that neither the error nor the check of the body tells of it.
         """
         gateway = self._choose(name, caller)
-        check_model(caller, name if type(name) is str else gateway.model.name)
+        self.process.keys.check_model(caller, name if type(name) is str else gateway.model.name)
         return gateway
 
     def _choose(self, name: Any, caller: Caller) -> Gateway:
         models = self.gateways
         if self._folder_model is not None:
             return self._folder_model
-        if type(name) is str and may_use(caller, name) and (found := self.find(name)) is not None:
+        if type(name) is str and self.process.keys.may_use(caller, name) and (found := self.find(name)) is not None:
             return found
         if type(name) is str or not models:
             what = f"There is no model {shown(name)} here" if type(name) is str else "There is no model here yet"
@@ -157,7 +142,7 @@ class ModelDirectory:
 
     def _listed(self, caller: Caller) -> str:
         live = [name for gateway in self.live for name in gateway.names]
-        names = [name for name in live if may_use(caller, name)]
+        names = [name for name in live if self.process.keys.may_use(caller, name)]
         if live and not names:
             return "your API key may use none of the models of this server"
         if not names:
@@ -172,16 +157,10 @@ class ModelDirectory:
         found = await asyncio.gather(*(one.retry(partial(_has, one, call_id)) for one in models))
         return next((one for one, has in zip(models, found, strict=True) if has), models[0])
 
-    async def usage(self, days: int, owner: str = "") -> list[UsageRow]:
-        """Return the usage of the last days by day, key and model. Raises RedisError or OSError.
-
-        owner: the id of a key; all keys by default. In a cluster each lane counts the usage of its model.
-        """
-        if not self._is_cluster:
-            return await read_usage(self.process.account_client, AccountKeys().prefix, days, owner)
-        lanes = (read_usage(one.broker.client, one.key_limits.prefix, days, owner) for one in self.gateways)
-        rows = [row for found in await asyncio.gather(*lanes) for row in found]
-        return sorted(rows, key=lambda row: (row.date, row.key, row.model))
+    @property
+    def clients(self) -> dict[str, Redis]:
+        """The connection of each model, by its lane."""
+        return {one.model.name: one.broker.client for one in self.gateways}
 
     @property
     def title(self) -> str:
@@ -214,84 +193,11 @@ class ModelDirectory:
             for gateway in (*self.gateways, *self._leaving):
                 for owner in gateway.router.owners:
                     try:
-                        await self.process.key_ring.owner(owner)
+                        await self.process.keys.ring.owner(owner)
                     except ApiKeyWrong as error:
                         gateway.router.close_streams(RevokedOutcome(ClosedOutcome.NAME, error.message), owner)
                     except BrokerDown:
                         check_cancelled()
-
-    # --- discovery ----------------------------------------------------------------------------------------------------
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                registered = await self._registry.registered()
-                self.redis_answers = True
-                await self._update(registered)
-            except (RedisError, OSError) as error:
-                if self.redis_answers:
-                    log.warning("the registered models cannot be read: %s", error)
-                self.redis_answers = False
-            self.looked.set()
-            check_cancelled()
-            await asyncio.sleep(BEAT_S)
-
-    async def _update(self, registered: dict[str, bytes]) -> None:
-        """Load models that are new or have changed, one after the other, and forget those that are not registered."""
-        for gateway in [one for one in self._leaving if not one.router.calls]:
-            self._leaving.remove(gateway)
-            await gateway.close()
-        self.faults = {name: fault for name, fault in self.faults.items() if name in registered}
-        for name in self._models.keys() - registered.keys():
-            self._leaving.append(self._models.pop(name)[0])
-            log.info("model %s is no longer registered", name)
-        now = asyncio.get_running_loop().time()
-        # Models that were never tried go first: faults delay no other model.
-        for name, data in sorted(registered.items(), key=lambda item: item[0] in self.faults):
-            known, fault = self._models.get(name), self.faults.get(name)
-            if known is not None and known[1] == data:
-                continue
-            if known is None and len(self._models) >= self.process.settings.max_models:
-                self._note_fault(name, b"", "this gateway has as many models as --max-models allows")
-                continue
-            if fault is not None and fault.data == data and now < fault.retry_at:
-                continue
-            try:
-                gateway = await self._load(name, data)
-            except RegistrationFault as error:
-                self._note_fault(name, data, str(error))
-                continue
-            if known is not None:
-                self._leaving.append(known[0])
-            self._models[name] = (gateway, data)
-            self.faults.pop(name, None)
-            log.info("model %s is served: %s", name, ", ".join(gateway.names))
-
-    async def _load(self, name: str, data: bytes) -> Gateway:
-        """Return the started gateway of a registered model. Raises RegistrationFault, RedisError or OSError."""
-        try:
-            manifest = ModelManifest.decode(data)
-        except MessageError as error:
-            raise RegistrationFault(str(error)) from error
-        if manifest.model != name:
-            raise RegistrationFault("the manifest has the name of another model")
-        model = await load_registered(self._registry, manifest, self.process.settings)
-        gateway = Gateway(self.process.settings, model, process=self.process)
-        try:
-            await gateway.start()
-        except BaseException:
-            await gateway.close()
-            raise
-        return gateway
-
-    def _note_fault(self, name: str, data: bytes, why: str) -> None:
-        before = self.faults.get(name)
-        if before is not None and (before.data, before.why) == (data, why):
-            backoff = before.backoff
-        else:
-            backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
-            log.error("the registered model %.200s is not served: %s", shown(name), why)
-        self.faults[name] = Fault(data, why, asyncio.get_running_loop().time() + backoff.next(), backoff)
 
 
 async def _has(gateway: Gateway, call_id: str) -> bool:

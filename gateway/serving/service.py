@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from quire.gateway.admission.account_retry import AccountRetry
-from quire.gateway.admission.key_limits import KeyLimits, read_prices
-from quire.gateway.admission.key_ring import KeyRing
-from quire.gateway.admission.parking import Parking
-from quire.gateway.admission.reached_limits import ReachedLimits
-from quire.gateway.admission.retry import RetryPolicy
+from prometheus_client.metrics_core import Metric
+
+from quire.gateway.admission.retry import AccountRetry, RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.features.keys.service import Keys
+from quire.gateway.features.parking.service import Parking
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.settings import GatewaySettings
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
-from quire.gateway.telemetry.batch_meter import BatchMeter
 from quire.gateway.telemetry.request_meter import RequestMeters
-from quire.shared.accounts.store import AccountStore
 from quire.shared.protocol.broker import Broker, QueueBounds, new_id
-from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client, pubsub_client
 from quire.shared.telemetry.loop_lag import LoopLag
 
@@ -39,7 +35,7 @@ CANCEL_TIMEOUT_S = 3.0
 
 
 class GatewayProcess:
-    """The parts of a gateway that do not depend on a model. Between `start` and `close` it reads API keys from Redis.
+    """The parts of a gateway that do not depend on a model, until `close`.
 
     Raises StartError for a wrong price.
     """
@@ -54,20 +50,18 @@ class GatewayProcess:
         self.is_leaving = False
         self.user_hash_key = settings.user_hash_key.encode() or secrets.token_bytes(32)
         self.meters = RequestMeters()
-        self.batch_meter = BatchMeter()
-        self.prices = read_prices(settings.prices)
-        self.reached_limits = ReachedLimits()
+        # What features add to /metrics.
+        self.metrics: list[Callable[[], Iterable[Metric]]] = []
+        self.retry = AccountRetry()
+        self.keys = Keys(settings, self.retry)
 
     def start(self) -> None:
         self.loop_lag = LoopLag()
         self.loop_lag.start()
-        self.account_client = command_client(self.settings.redis_url, ACCOUNTS_TAG, connections=2)
-        self.retry = AccountRetry()
-        self.key_ring = KeyRing(AccountStore(self.account_client, "admin API"), self.retry)
 
     async def close(self) -> None:
         await self.loop_lag.close()
-        await self.account_client.aclose()
+        await self.keys.close()
 
 
 class Gateway:
@@ -93,13 +87,7 @@ class Gateway:
         self.started = self.process.started
         self.user_hash_key = self.process.user_hash_key
         self.meters = self.process.meters
-        self.key_limits = KeyLimits(
-            settings.redis_url,
-            model.name,
-            self.process.prices,
-            settings.parking_retention_s if settings.park_on_budget else 0,
-            settings.prefix_cache_scope,
-        )
+        self.key_limits = self.process.keys.limits_of(model.name)
 
     @property
     def draining(self) -> bool:
@@ -145,7 +133,7 @@ class Gateway:
             self.worker_registry,
             self.retry,
             self.router.has,
-            self.process.reached_limits,
+            self.process.keys.refusal,
         )
         self.canceller = self.submission.canceller
         self.parking = Parking(
@@ -156,6 +144,7 @@ class Gateway:
             settings.parking_retention_s,
             settings.max_parked_requests,
             settings.max_key_parked_requests,
+            self.process.keys.refusal,
         )
         # 3) The background tasks.
         self.router.silence.start()

@@ -1,4 +1,4 @@
-"""The counts of a gateway: a `CallMeter` per call, and their sums, which `gateway/admin/metrics.py` exports.
+"""The counts of a gateway: a `CallMeter` per call, and their sums, which `gateway/features/admin/metrics.py` exports.
 
 Each call is counted once, when it ends, under one outcome: the outcome of its generation, `refused` if it was not
 accepted, `parked` if its request was parked, `closed` if the gateway ended its stream, or `gone` if the client left

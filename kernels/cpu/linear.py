@@ -13,9 +13,9 @@ from quire.kernels.cpu import library
 from quire.kernels.cpu.memory import Arena
 from quire.kernels.grouped_weight import BITS, FP8, GROUP, MXFP4, UINT4, UINT8, GroupedWeight, packed_words
 from quire.kernels.k_quant_weight import BLOCK, K_QUANT4, K_QUANT6, K_QUANTS, KQuantWeight, k_quant_words
-from quire.kernels.linear_weight import LinearWeight, Ranges, RowsDiffer, WeightRows
 from quire.kernels.moe import CLAMPED, GELU, SILU
 from quire.kernels.quantization import INT4_GROUP, QuantizedWeight, group_multipliers
+from quire.kernels.weights import LinearWeight, Ranges, RowsDiffer, WeightRows
 
 _PANEL = 32  # columns, `kPanel` in gemm.h
 _UNIT = 128  # bytes, [32 columns][4 bytes]

@@ -25,12 +25,12 @@ from quire.kernels.grouped_weight import KINDS
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.layers import run_layers
-from quire.kernels.linear_weight import LinearWeight, WeightRows
 from quire.kernels.lora import AdapterBatch, LoraLayer
 from quire.kernels.moe import GELU, SILU, ExpertWeights, PackedMoE, Routing, check_experts, check_scales
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.reference import penalise
 from quire.kernels.stack import Caches, Stack
+from quire.kernels.weights import LinearWeight, WeightRows
 
 _ACT, _FLOAT = 0, 1  # `Output` in gemm.h
 _SILU_MUL, _GELU_MUL = GATES[SILU], GATES[GELU]

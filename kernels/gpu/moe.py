@@ -20,8 +20,8 @@ from quire.kernels.gpu.grouped_matmul import load_group
 from quire.kernels.gpu.linear import TritonLinear
 from quire.kernels.gpu.tile_sizes import MatmulTiles, dot_precision, grouped_tiles, power_of_2, tiles_of_codes
 from quire.kernels.grouped_weight import BITS, GroupedWeight, packed_words
-from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.moe import CLAMPED, CLAMPED_ALPHA, CLAMPED_LIMIT, GELU, ExpertWeights, Routing
+from quire.kernels.weights import LinearWeight
 
 BLOCK = 1024  # columns of one program that adds up outputs
 PLAIN = ""  # the kind of weights that are no codes

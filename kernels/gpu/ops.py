@@ -36,11 +36,11 @@ from quire.kernels.gpu.stack import TritonCaches, TritonStack
 from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
 from quire.kernels.grouped_weight import KINDS, GroupedWeight
 from quire.kernels.interrupt import Interrupt
-from quire.kernels.linear_weight import LinearWeight, WeightRows, whole
 from quire.kernels.lora import AdapterBatch, LoraLayer
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales
 from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.stack import Caches, Stack
+from quire.kernels.weights import LinearWeight, WeightRows, whole
 
 
 class TritonOps:

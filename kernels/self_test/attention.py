@@ -15,7 +15,7 @@ from quire.kernels.ops import Ops
 from quire.kernels.reference import ReferenceOps, indexable
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import FULL, CaseInputs
-from quire.kernels.self_test.uses import AttentionUse
+from quire.kernels.uses import AttentionUse
 
 # In units of the type of activations. Weights are rounded before the product with the values, and so is the result.
 # Right kernels deviate by one at most; without one of 700 keys, a row in bfloat16 deviates by more than three.

@@ -12,7 +12,7 @@ from quire.kernels.ops import AllReduceGroup
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import CaseInputs
 from quire.kernels.self_test.layers import DECODES, LayerInputs
-from quire.kernels.self_test.uses import KernelUses
+from quire.kernels.uses import KernelUses
 
 GRAPH = "graph"
 NOWHERE = -1  # the slot of a token whose keys and values are not kept

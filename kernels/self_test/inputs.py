@@ -11,10 +11,10 @@ from torch import Tensor
 
 from quire.kernels.fp8_rows import FP8_DYNAMIC
 from quire.kernels.grouped_weight import BITS, FP8, GROUP, MAX_ZEROS, GroupedWeight, to_fp8
-from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
 from quire.kernels.quantization import quantize
 from quire.kernels.self_test.cases import UNITS
+from quire.kernels.weights import LinearWeight
 
 QUICK, FULL = "quick", "full"
 SEED = 20

@@ -16,7 +16,7 @@ from quire.kernels.reference import ReferenceOps, indexable
 from quire.kernels.self_test.attention import AttentionInputs, Sequences, fit
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import CaseInputs
-from quire.kernels.self_test.uses import AttentionUse, KernelUses
+from quire.kernels.uses import AttentionUse, KernelUses
 
 # In units of the type of activations: each part rounds, and a difference passes through all later parts. A key next to
 # the middle of two numbers of a narrow cache may become either.

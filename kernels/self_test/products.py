@@ -11,14 +11,14 @@ from torch import Tensor
 
 from quire.kernels.fp8_rows import FP8_DYNAMIC, MULTIPLE, fp8_linear
 from quire.kernels.grouped_weight import KINDS, GroupedWeight
-from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.moe import SILU, ExpertWeights, route
 from quire.kernels.ops import PackedLinear
 from quire.kernels.quantization import QuantizedWeight, quantized_linear
 from quire.kernels.reference_linear import ReferenceLinear, ReferenceMoE, ReferencePacked, reference_moe
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import FULL, CaseInputs
-from quire.kernels.self_test.uses import ExpertsUse, LinearUse
+from quire.kernels.uses import ExpertsUse, LinearUse
+from quire.kernels.weights import LinearWeight
 
 # In units of the type of activations: one rounding, three in a gated activation, and more in experts.
 LINEAR, GATED, EXPERTS = 1.5, 5, 8

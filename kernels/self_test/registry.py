@@ -6,14 +6,24 @@ from collections.abc import Iterator
 
 from quire.kernels.ops import AllReduceGroup, Ops
 from quire.kernels.self_test.attention import attention_cases
-from quire.kernels.self_test.cases import KernelCase
+from quire.kernels.self_test.cases import KernelCase, SelfTestReport, run_cases
 from quire.kernels.self_test.devices import RecordGraph, all_reduce_case, graph_case
 from quire.kernels.self_test.inputs import CaseInputs
 from quire.kernels.self_test.layers import block_cases, layer_cases
 from quire.kernels.self_test.logits import logits_cases
 from quire.kernels.self_test.products import experts_cases, linear_cases, logits_case
 from quire.kernels.self_test.rows import rotation_cases, row_cases
-from quire.kernels.self_test.uses import KernelUses
+from quire.kernels.uses import KernelUses
+
+
+def run_self_test(
+    ops: Ops, uses: KernelUses, level: str, record: RecordGraph | None = None, ranks: AllReduceGroup | None = None
+) -> SelfTestReport:
+    """Test the kernels that a model uses, and replace those with wrong results. Arguments of `cases_of`.
+
+    Raises WrongKernel.
+    """
+    return run_cases(ops, cases_of(ops, uses, level, record, ranks))
 
 
 def cases_of(

@@ -14,7 +14,7 @@ from quire.kernels.ops import Ops
 from quire.kernels.reference import ReferenceOps
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import CaseInputs
-from quire.kernels.self_test.uses import AttentionUse
+from quire.kernels.uses import AttentionUse
 
 # In units of the type of activations. A key next to the middle of two numbers of a narrow cache may become either.
 NORM, ROTATION = 3, 3

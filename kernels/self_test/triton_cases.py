@@ -15,7 +15,7 @@ from quire.kernels.gpu.tile_sizes import AttentionTiles, prefill_tiles
 from quire.kernels.self_test.attention import MIXED, NEW, TOLERANCE, AttentionInputs, Sequences, attention_case, fit
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import CaseInputs
-from quire.kernels.self_test.uses import AttentionUse
+from quire.kernels.uses import AttentionUse
 
 FOLDED_TILES = 5  # of keys
 # Two and three chunks of keys, a context that is too short to be cut, and a decode row.

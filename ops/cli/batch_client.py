@@ -31,7 +31,7 @@ class BatchClient:
         self.url = server.shown
 
     def upload(self, path: Path, progress: Callable[[int, int], None]) -> str:
-        """Upload a file of calls; returns its id. progress: called with the bytes sent and those in all."""
+        """Upload a file of calls, and return its id. progress: called with the bytes sent and those in all."""
         boundary = secrets.token_hex(16)
         name = "".join(char if char.isprintable() and char not in '"\\' else "_" for char in path.name)[:255]
         head = (
@@ -70,11 +70,11 @@ class BatchClient:
 
     def all(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest batches."""
-        found: list[dict[str, Any]] = self._json("GET", f"/batches?limit={limit}")["data"]
-        return found
+        batches: list[dict[str, Any]] = self._json("GET", f"/batches?limit={limit}")["data"]
+        return batches
 
     def download(self, file_id: str, to: BinaryIO) -> int:
-        """Write the content of a file; returns its bytes."""
+        """Write the content of a file, and return the number of its bytes."""
         connection = self._connect()
         try:
             response = self._request(connection, "GET", f"/files/{quote(file_id, safe='')}/content", None, {})
@@ -95,14 +95,14 @@ class BatchClient:
         connection = self._connect()
         try:
             response = self._request(connection, method, path, body, headers or {})
-            found = json.loads(response.read())
+            answer = json.loads(response.read())
         except ValueError as error:
             raise CommandError(f"{self.url}{self._path}{path} sent no JSON; is it an OpenAI API?") from error
         finally:
             connection.close()
-        if not isinstance(found, dict):
+        if not isinstance(answer, dict):
             raise CommandError(f"{self.url}{self._path}{path} sent no object; is it an OpenAI API?")
-        return found
+        return answer
 
     def _connect(self) -> http.client.HTTPConnection:
         cls = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection

@@ -27,26 +27,26 @@ MAX_FIRST_LINE = 64 * 1024 * 1024
 
 
 def batch(settings: BatchCommandSettings, environ: Mapping[str, str]) -> int:
-    """Carry out one action. Returns 0, or 1 for a batch that did not complete. Raises CommandError."""
+    """Carry out an action. Return 0, or 1 for a batch that did not complete. Raise CommandError."""
     raise_at_ctrl_c()
     client = BatchClient(settings.url, settings.api_key)
     action = settings.action
     if action == "list":
-        for one in client.all(LISTED):
-            print(json.dumps(one) if settings.json else summary(one))
+        for record in client.all(LISTED):
+            print(json.dumps(record) if settings.json else summary(record))
         return 0
     if action == "submit":
         return _submit(client, settings)
     if action == "cancel":
-        found = client.cancel(_id(settings))
+        record = client.cancel(_id(settings))
     else:
-        found = client.show(_id(settings))
+        record = client.show(_id(settings))
         if settings.wait:
-            found = follow(client, found, sys.stderr)
+            record = follow(client, record, sys.stderr)
     if action == "fetch":
-        return _fetch(client, settings, found)
-    print(json.dumps(found) if settings.json else summary(found))
-    return _report(found)
+        return _fetch(client, settings, record)
+    print(json.dumps(record) if settings.json else summary(record))
+    return _report(record)
 
 
 def _submit(client: BatchClient, settings: BatchCommandSettings) -> int:
@@ -57,28 +57,28 @@ def _submit(client: BatchClient, settings: BatchCommandSettings) -> int:
     bar = ProgressLine(sys.stderr)
     file_id = client.upload(path, lambda sent, size: bar.show(f"uploading {_share(sent, size)}"))
     bar.end()
-    found = client.create(file_id, endpoint, settings.completion_window, _metadata(settings.metadata))
-    print(json.dumps(found) if settings.json and not settings.wait else found["id"], flush=True)
+    record = client.create(file_id, endpoint, settings.completion_window, _metadata(settings.metadata))
+    print(json.dumps(record) if settings.json and not settings.wait else record["id"], flush=True)
     if not settings.wait:
         return 0
-    found = follow(client, found, sys.stderr)
+    record = follow(client, record, sys.stderr)
     if settings.json:
-        print(json.dumps(found))
-    return _report(found)
+        print(json.dumps(record))
+    return _report(record)
 
 
-def _fetch(client: BatchClient, settings: BatchCommandSettings, found: dict[str, Any]) -> int:
+def _fetch(client: BatchClient, settings: BatchCommandSettings, record: dict[str, Any]) -> int:
     """Write output and errors of a batch that has ended to files, or the output to standard output."""
-    if found["status"] not in ENDED:
-        raise CommandError(f"{found['id']} has not ended ({found['status']}); wait, or pass --wait")
-    for file_id, path in ((found["output_file_id"], settings.output), (found["error_file_id"], settings.errors)):
+    if record["status"] not in ENDED:
+        raise CommandError(f"{record['id']} has not ended ({record['status']}); wait, or pass --wait")
+    for file_id, path in ((record["output_file_id"], settings.output), (record["error_file_id"], settings.errors)):
         if path and path != "-":
             _write(client, file_id, Path(path))
         elif file_id and path:
             client.download(file_id, sys.stdout.buffer)
-    if found["error_file_id"] and not settings.errors:
-        print(f"{found['request_counts']['failed']} lines have failed; --errors FILE fetches them", file=sys.stderr)
-    return _report(found)
+    if record["error_file_id"] and not settings.errors:
+        print(f"{record['request_counts']['failed']} lines have failed; --errors FILE fetches them", file=sys.stderr)
+    return _report(record)
 
 
 def _write(client: BatchClient, file_id: str | None, path: Path) -> None:
@@ -96,33 +96,33 @@ def _write(client: BatchClient, file_id: str | None, path: Path) -> None:
     print(f"{path}: {size} bytes", file=sys.stderr)
 
 
-def _report(found: dict[str, Any]) -> int:
-    """Print the errors of a validation. Returns the exit code for the status of a batch."""
-    for one in (found.get("errors") or {}).get("data") or ():
-        place = f"line {one['line']}: " if one.get("line") else ""
-        print(f"{place}{one['message']}", file=sys.stderr)
-    return 1 if found["status"] in ("failed", "expired") else 0
+def _report(record: dict[str, Any]) -> int:
+    """Print the errors of a validation. Return the exit code for the status of a batch."""
+    for error in (record.get("errors") or {}).get("data") or ():
+        place = f"line {error['line']}: " if error.get("line") else ""
+        print(f"{place}{error['message']}", file=sys.stderr)
+    return 1 if record["status"] in ("failed", "expired") else 0
 
 
-def follow(client: BatchClient, found: dict[str, Any], to: TextIO) -> dict[str, Any]:
-    """Show the progress of a batch until it has ended; returns it then."""
-    bar, started, before = ProgressLine(to), time.monotonic(), found["request_counts"]["completed"]
+def follow(client: BatchClient, record: dict[str, Any], to: TextIO) -> dict[str, Any]:
+    """Show the progress of a batch until it has ended, and return it then."""
+    bar, started, before = ProgressLine(to), time.monotonic(), record["request_counts"]["completed"]
     while True:
-        counts = found["request_counts"]
+        counts = record["request_counts"]
         done = counts["completed"] + counts["failed"]
         rate = (done - before) / max(0.001, time.monotonic() - started)
-        text = f"{found['status']} {_share(done, counts['total'])}"
+        text = f"{record['status']} {_share(done, counts['total'])}"
         if counts["failed"]:
             text += f", {counts['failed']} failed"
-        if rate > 0 and found["status"] == "in_progress":
+        if rate > 0 and record["status"] == "in_progress":
             text += f", {rate:.1f} lines/s, {_time((counts['total'] - done) / rate)} left"
-        is_over = found["status"] in ENDED
+        is_over = record["status"] in ENDED
         bar.show(text, is_last=is_over)
         if is_over:
             bar.end()
-            return found
+            return record
         time.sleep(POLL_S)
-        found = client.show(found["id"])
+        record = client.show(record["id"])
 
 
 class ProgressLine:
@@ -153,41 +153,41 @@ class ProgressLine:
             self._width = 0
 
 
-def summary(found: dict[str, Any]) -> str:
+def summary(record: dict[str, Any]) -> str:
     """Return a batch as one line."""
-    counts = found["request_counts"]
+    counts = record["request_counts"]
     done = f"{counts['completed']} of {counts['total']} lines completed, {counts['failed']} failed"
     files = "".join(
-        f", {name} {found[field]}"
+        f", {name} {record[field]}"
         for name, field in (("output", "output_file_id"), ("errors", "error_file_id"))
-        if found[field]
+        if record[field]
     )
-    return f"{found['id']}  {found['status']}  {found['endpoint']}  {done}{files}"
+    return f"{record['id']}  {record['status']}  {record['endpoint']}  {done}{files}"
 
 
 def first_url(path: Path) -> str:
-    """Return the `url` of the first line of a file: the endpoint of the batch. Raises CommandError."""
+    """Return the `url` of the first line of a file: the endpoint of the batch. Raise CommandError."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.readline(MAX_FIRST_LINE))["url"]
+            url = json.loads(file.readline(MAX_FIRST_LINE))["url"]
     except OSError as error:
         raise CommandError(f"--file {path} cannot be read: {error.strerror or error}; give a JSONL file") from error
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(
             f"--file {path}: the first line is no JSON object with a `url`; correct it, or give --endpoint"
         ) from error
-    return str(found)
+    return str(url)
 
 
 def _metadata(text: str) -> dict[str, str]:
-    """Read `KEY=VALUE`, separated by commas. Raises CommandError."""
-    found = {}
+    """Read `KEY=VALUE`, separated by commas. Raise CommandError."""
+    metadata = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not equals or not key:
             raise CommandError(f"--metadata: {part!r} is not KEY=VALUE")
-        found[key] = value
-    return found
+        metadata[key] = value
+    return metadata
 
 
 def _id(settings: BatchCommandSettings) -> str:
@@ -197,7 +197,7 @@ def _id(settings: BatchCommandSettings) -> str:
 
 
 def _share(done: int, total: int) -> str:
-    """A bar with numbers: `[#####.....] 50% 5/10`."""
+    """Return a bar with numbers: `[#####.....] 50% 5/10`."""
     share = done / total if total else 0.0
     filled = round(BAR * share)
     return f"[{'#' * filled}{'.' * (BAR - filled)}] {100 * share:.0f}% {done}/{total}"

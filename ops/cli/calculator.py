@@ -40,7 +40,7 @@ class CalculatorError(ValueError):
 
 
 def run_call(name: str, arguments: str) -> str:
-    """The result of a tool call: a number, or `error: ` and the reason, which the model reads instead.
+    """Return the result of a tool call: a number, or `error: ` and the reason, which the model reads instead.
 
     arguments: the text that the model wrote, perhaps not even JSON.
     """
@@ -53,9 +53,9 @@ def run_call(name: str, arguments: str) -> str:
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression as a decimal number, exact if it is whole.
+    """Return the value of an expression as a decimal number, exact if it is whole.
 
-    Time and memory are bounded by the length of the expression: there are no powers. Raises CalculatorError.
+    Time and memory are bounded by the length of the expression: there are no powers. Raise CalculatorError.
     """
     if len(expression) > MAX_LENGTH:
         raise CalculatorError(f"the expression is longer than {MAX_LENGTH} characters")
@@ -95,14 +95,14 @@ class _Parser:
         self._at = self._nesting = 0
 
     def value(self) -> Fraction:
-        """The value of the whole expression. Raises CalculatorError."""
+        """Return the value of the whole expression. Raise CalculatorError."""
         value = self._sum()
         if token := self._next():
             raise CalculatorError(f"{token!r} is at a wrong place")
         return value
 
     def _next(self, *wanted: str) -> str:
-        """Consume the next token if it is one of `wanted`, or if nothing is wanted. Returns it, or an empty text."""
+        """Consume the next token if it is one of `wanted`, or if nothing is wanted. Return it, or an empty text."""
         token = self._tokens[self._at] if self._at < len(self._tokens) else ""
         if wanted and token not in wanted:
             return ""

@@ -35,7 +35,7 @@ Message = dict[str, Any]
 def chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
     """Answer one prompt from the settings or a pipe, or else hold a conversation.
 
-    Returns the exit code. Raises CommandError.
+    Return the exit code. Raise CommandError.
     """
     raise_at_ctrl_c()
     client = ChatClient(settings.url, settings.api_key)
@@ -93,7 +93,7 @@ class ChatSession:
     def ask(self, text: str) -> bool:
         """Stream the answer to `text`, run the tool calls in it, and keep all in the conversation.
 
-        Returns False if the user stopped the answer. Raises CommandError.
+        Return False if the user stopped the answer. Raise CommandError.
         """
         start = len(self._messages)
         self._messages.append({"role": "user", "content": text})
@@ -115,7 +115,7 @@ class ChatSession:
         return not stopped
 
     def _stream(self, answer: StreamedAnswer, tool_round: int) -> bool:
-        """Stream one answer to the terminal. Returns whether the user stopped it. Raises CommandError."""
+        """Stream one answer to the terminal. Return whether the user stopped it. Raise CommandError."""
         request: dict[str, Any] = {"model": self._model, "messages": self.messages, **self._sampling}
         pieces = self._client.stream({**request, **self._tool_parameters(tool_round)}, answer)
         stopped, last_kind, calls = False, "", 0
@@ -139,14 +139,14 @@ class ChatSession:
         return stopped
 
     def _tool_parameters(self, tool_round: int) -> dict[str, Any]:
-        """The parameters of a request about tools. tool_round: the number of rounds of tool calls before it."""
+        """Return the parameters of a request about tools. tool_round: the number of rounds of tool calls before it."""
         if not self._tools:
             return {}
         choice = self._tool_choice if tool_round == 0 else "auto" if tool_round < MAX_TOOL_ROUNDS else "none"
         return {"tools": [CALCULATOR], "tool_choice": choice, "parallel_tool_calls": False}
 
     def _run_calls(self, answer: StreamedAnswer) -> None:
-        """Run the tool calls of an answer, and add calls and results to the conversation. Raises CommandError."""
+        """Run the tool calls of an answer, and add calls and results to the conversation. Raise CommandError."""
         if answer.finish_reason == "length":
             raise CommandError("a tool call was cut at the token limit; raise --max-tokens")
         calls = [call.as_json() for call in answer.calls]
@@ -191,7 +191,7 @@ class ChatSession:
 
 
 def _shown(message: Message) -> str:
-    """The content of a message and its tool calls, as Markdown."""
+    """Return the content of a message and its tool calls, as Markdown."""
     functions = [call["function"] for call in message.get("tool_calls", ())]
     calls = [f"`{function['name']} {function['arguments']}`" for function in functions]
     return "\n\n".join([*([message["content"]] if message["content"] else []), *calls])
@@ -207,12 +207,12 @@ def _read_all(stream: TextIO) -> str:
 
 
 def dim(text: str, stream: TextIO | None = None) -> str:
-    """`text` in grey if the stream is a terminal. The default stream is standard output."""
+    """Return `text` in grey if the stream is a terminal. The default stream is standard output."""
     return f"\x1b[2m{text}\x1b[0m" if _has_styles(stream or sys.stdout) else text
 
 
 def _has_styles(stream: TextIO) -> bool:
-    """Return True if grey and bold text may be written: to a terminal, unless NO_COLOR is set (no-color.org)."""
+    """Return whether grey and bold text may be written: to a terminal, unless NO_COLOR is set (no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR")
 
 

@@ -1,4 +1,4 @@
-"""The subcommands of `quire`: the table of them, and `run`, which finds the one that was asked for and runs it.
+"""The subcommands of `quire`: the table of them, and `run`, which finds the command that was asked for and runs it.
 
 A command imports what it needs when it runs: `quire --help` is instant, and `quire gateway` never loads torch.
 """
@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire.gateway.server.commands import DEAD_LETTERS, GATEWAY, KEYS, PARKING, USAGE
+from quire.gateway.features.admin.commands import DEAD_LETTERS
+from quire.gateway.features.keys.commands import KEYS, USAGE
+from quire.gateway.features.parking.commands import PARKING
+from quire.gateway.server.commands import GATEWAY
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import (
     ALL_SETTINGS,
@@ -82,19 +85,19 @@ def _bench(settings: BenchSettings, environ: Mapping[str, str]) -> int:
 
 
 def _dead(settings: DeadSettings, environ: Mapping[str, str]) -> int:
-    from quire.ops.cli.dead_letters import dead
+    from quire.ops.cli.redis_commands import dead
 
     return dead(settings, environ)
 
 
 def _parking(settings: ParkedSettings, environ: Mapping[str, str]) -> int:
-    from quire.ops.cli.parked_requests import parking
+    from quire.ops.cli.redis_commands import parking
 
     return parking(settings, environ)
 
 
 def _keys(settings: KeysOfStateFolder, environ: Mapping[str, str]) -> int:
-    from quire.ops.cli.api_keys import keys
+    from quire.ops.cli.redis_commands import keys
 
     return keys(settings, environ)
 
@@ -205,19 +208,19 @@ COMMANDS: dict[str, Command[Any] | CommandGroup] = {
 
 def single_commands() -> dict[str, Command[Any]]:
     """Return every command by its words after `quire`, such as `keys create`."""
-    found: dict[str, Command[Any]] = {}
+    commands: dict[str, Command[Any]] = {}
     for name, command in COMMANDS.items():
         if isinstance(command, CommandGroup):
-            found |= {f"{name} {inner}": one for inner, one in command.commands.items()}
+            commands |= {f"{name} {inner}": subcommand for inner, subcommand in command.commands.items()}
         else:
-            found[name] = command
-    return found
+            commands[name] = command
+    return commands
 
 
 def run(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run `quire` with these arguments, by default those of the process.
 
-    Returns the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C.
+    Return the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     variables = dict(os.environ if environ is None else environ)

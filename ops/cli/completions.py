@@ -30,7 +30,7 @@ class ToolCall:
     arguments: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The call in the form of the API."""
+        """Return the call in the form of the API."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
@@ -56,7 +56,7 @@ class StreamedAnswer:
         return self.tokens / self.total_s
 
     def add_call(self, delta: dict[str, Any]) -> str:
-        """Add a piece of a tool call; returns its text to show. Raises Interrupted if it belongs to no call."""
+        """Add a piece of a tool call, and return its text to show. Raise Interrupted if it belongs to no call."""
         function = delta.get("function") or {}
         name, arguments = function.get("name") or "", function.get("arguments") or ""
         index = delta.get("index", 0)
@@ -81,7 +81,7 @@ class ChatClient:
         self.url = server.shown
 
     def first_model(self) -> str:
-        """The name of the server's first model."""
+        """Return the name of the server's first model."""
         connection = self._connect()
         try:
             response = self._request(connection, "GET", "/models", None)
@@ -98,7 +98,7 @@ class ChatClient:
         return models[0]
 
     def stream(self, request: dict[str, Any], answer: StreamedAnswer) -> Generator[tuple[str, str], None, None]:
-        """Send a chat completion. Yields (kind, text) as they arrive; the kind is `reasoning`, `content` or `call`.
+        """Send a chat completion. Yield (kind, text) as they arrive; the kind is `reasoning`, `content` or `call`.
 
         Closing the iterator closes the connection, which stops the answer on the server.
         """
@@ -173,7 +173,7 @@ class ChatClient:
         return f"{self.url} refused with {response.status}: {with_remedy(message, remedy)}"
 
     def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        """The JSON of each server-sent event, up to `[DONE]`. Raises Interrupted if the stream ends before it."""
+        """Yield the JSON of each server-sent event, up to `[DONE]`. Raise Interrupted if the stream ends before it."""
         try:
             for raw in response:
                 line = raw.decode(errors="replace").rstrip("\r\n")

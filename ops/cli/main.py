@@ -13,7 +13,7 @@ from quire.shared.process import interrupts
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
     """Run `quire` with the arguments `argv`; None: the arguments of the process, which ends after this call.
 
-    Returns the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C.
+    Return the exit code: 0, 1 for a failure, 2 for a wrong setting, 130 for Ctrl-C.
     """
     interrupts.end_at_ctrl_c()
     try:

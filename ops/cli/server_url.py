@@ -25,7 +25,7 @@ class ServerUrl:
 
 
 def parse_url(url: str, flag: str = "--url") -> ServerUrl:
-    """Parse a URL. `flag`: the flag that the URL came from, for errors. Raises CommandError with the remedy."""
+    """Parse a URL. `flag`: the flag that the URL came from, for errors. Raise CommandError with the remedy."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port

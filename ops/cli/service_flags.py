@@ -13,7 +13,7 @@ from quire.worker.settings import WorkerSettings
 def lift_service_flags(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Turn flags that only the gateway or the worker has into environment variables for these processes.
 
-    Returns the arguments that are left for `quire serve`, and the environment with the variables. Raises SettingError
+    Return the arguments that are left for `quire serve`, and the environment with the variables. Raise SettingError
     for an unknown flag or a wrong value.
     """
     own = {flag for item in options(ServeSettings) for flag in item.flags}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.gateway.admin.dead_letter_settings import DeadLetterSettings
-from quire.gateway.admin.key_settings import KeyRedis
-from quire.gateway.admin.parking_settings import ParkingSettings
+from quire.gateway.features.admin.commands import DeadLetterSettings
+from quire.gateway.features.keys.key_settings import KeyRedis
+from quire.gateway.features.parking.commands import ParkingSettings
 from quire.gateway.settings import GatewaySettings
 from quire.ops.loadgen.settings import BenchSettings
 from quire.shared.config.service_settings import CommonSettings, DeviceSettings, ListenSettings
@@ -118,8 +118,8 @@ class KeysOfStateFolder(KeyRedis):
 
 def of_state_folder(settings: type[KeyRedis]) -> type[KeyRedis]:
     """Return the settings of a command on keys, with the Redis of a state folder as the default."""
-    found = type(settings.__name__, (KeysOfStateFolder, settings), {"__doc__": settings.__doc__})
-    return dataclass(frozen=True, kw_only=True)(found)
+    combined = type(settings.__name__, (KeysOfStateFolder, settings), {"__doc__": settings.__doc__})
+    return dataclass(frozen=True, kw_only=True)(combined)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ class EventParser:
         self._rest = b""
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Yields the data of each line that `piece` completes. Raises ValueError for an endless line."""
+        """Yield the data of each line that `piece` completes. Raise ValueError for an endless line."""
         lines = (self._rest + piece).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > BUFFER_LENGTH:
@@ -95,7 +95,7 @@ class EventParser:
 
 
 def new_session(timeout_s: float | None, api_key: str = "", keep_alive: bool = True) -> aiohttp.ClientSession:
-    """A session with any number of connections.
+    """Return a session with any number of connections.
 
     timeout_s: limit of a whole request; None for no limit. keep_alive: False opens a connection for each request.
     """
@@ -164,7 +164,7 @@ async def _read(content: aiohttp.StreamReader, record: RequestRecord) -> None:
 
 
 def _has_token(event: dict[str, Any]) -> bool:
-    """Return True if the event stands for tokens.
+    """Return whether the event stands for tokens.
 
     An event with an empty text counts (a part of a character, a special token). An event that only names the role or
     the finish reason does not.
@@ -183,7 +183,7 @@ def _has_token(event: dict[str, Any]) -> bool:
 
 
 def refusal(text: str) -> str:
-    """The message in the body of an error response."""
+    """Return the message in the body of an error response."""
     try:
         error = json.loads(text)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

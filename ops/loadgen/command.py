@@ -30,9 +30,9 @@ CALIBRATION_MARGIN = 16
 
 
 def bench(settings: BenchSettings, environ: Mapping[str, str]) -> int:
-    """Run a benchmark. Returns the exit code: 0, 1 if a request failed, 130 after Ctrl-C.
+    """Run a benchmark. Return the exit code: 0, 1 if a request failed, 130 after Ctrl-C.
 
-    Raises SettingError and CommandError.
+    Raise SettingError and CommandError.
     """
     raise_at_ctrl_c()
     plan = make_plan(settings)
@@ -92,7 +92,7 @@ def _check_context(plan: Plan, context: int | None) -> None:
 
 
 def _status(run: Run) -> str:
-    """A progress bar, with the numbers of finished, open and failed requests."""
+    """Return a progress bar, with the numbers of finished, open and failed requests."""
     plan = run.plan
     if plan.requests is not None:
         share, total = run.ended / (plan.requests * len(run.servers)), f"/{plan.requests * len(run.servers)}"

@@ -36,7 +36,7 @@ svg text.title { font-size: 12px; fill: #222; font-weight: 600; }
 
 
 def page(run: Run, result: dict[str, Any]) -> str:
-    """The whole page. `result`: the result as in the JSON."""
+    """Return the whole page. `result`: the result as in the JSON."""
     servers, sides = result["servers"], summaries(run)
     labels = [server["label"] for server in servers]
     parts = [
@@ -57,11 +57,11 @@ def page(run: Run, result: dict[str, Any]) -> str:
     if result["comparison"]:
         rows = [
             [
-                one["name"],
-                *(words.number(one[key]) for key in ("first", "second")),
-                *(f"{one[key]:.2f}" for key in ("ratio", "least", "most")),
+                measure["name"],
+                *(words.number(measure[key]) for key in ("first", "second")),
+                *(f"{measure[key]:.2f}" for key in ("ratio", "least", "most")),
             ]
-            for one in result["comparison"]
+            for measure in result["comparison"]
         ]
         parts += [
             "<h2>Second to first</h2>",
@@ -72,12 +72,12 @@ def page(run: Run, result: dict[str, Any]) -> str:
         parts += ["<h2>Latency in ms</h2>", _table(["", *SHARES], rows)]
     errors = [(server["label"], error) for server in servers for error in server["errors"]]
     if errors:
-        rows = [[url, str(one["count"]), one["kind"], one["first_message"]] for url, one in errors]
+        rows = [[url, str(error["count"]), error["kind"], error["first_message"]] for url, error in errors]
         parts += ["<h2>Errors</h2>", _table(["server", "number", "kind", "first message"], rows)]
     parts += ["<h2>Plots</h2>", f'<div class="plots">{"".join(_plots(run))}</div>']
     facts = words.facts(result, run.plan.slo)
-    for title, found in (("Run", facts), ("Settings", words.settings(result["settings"]))):
-        parts += [f"<h2>{title}</h2>", _table((), found, text=True)]
+    for title, pairs in (("Run", facts), ("Settings", words.settings(result["settings"]))):
+        parts += [f"<h2>{title}</h2>", _table((), pairs, text=True)]
     return "".join([*parts, "</body></html>\n"])
 
 
@@ -91,7 +91,7 @@ def _about(server: dict[str, Any]) -> str:
 
 
 def _throughput(sides: Sequence[Summary]) -> list[list[str]]:
-    """The rows that have a value for at least one server."""
+    """Return the rows that have a value for at least one server."""
     rows: list[tuple[str, Callable[[Summary], float | None]]] = [
         ("requests/s", lambda side: side.requests_per_s),
         ("input tokens/s", lambda side: side.input_tokens_per_s),
@@ -101,10 +101,10 @@ def _throughput(sides: Sequence[Summary]) -> list[list[str]]:
         ("open requests, mean", lambda side: side.mean_concurrency),
         ("failed requests", lambda side: side.failed),
     ]
-    found = [(title, [value(side) for side in sides]) for title, value in rows]
+    valued = [(title, [value(side) for side in sides]) for title, value in rows]
     return [
         [title, *("" if value is None else words.number(value) for value in values)]
-        for title, values in found
+        for title, values in valued
         if any(value is not None for value in values)
     ]
 
@@ -112,10 +112,13 @@ def _throughput(sides: Sequence[Summary]) -> list[list[str]]:
 def _latencies(labels: Sequence[str], sides: Sequence[Summary]) -> Iterable[list[str]]:
     for name, meaning in words.LATENCIES.items():
         for label, side in zip(labels, sides, strict=True):
-            found: Distribution | None = getattr(side, f"{name}_ms")
-            if found is not None:
+            latency: Distribution | None = getattr(side, f"{name}_ms")
+            if latency is not None:
                 where = f", {label}" if len(labels) > 1 else ""
-                yield [f"{name.upper()}, {meaning}{where}", *(words.number(getattr(found, share)) for share in SHARES)]
+                yield [
+                    f"{name.upper()}, {meaning}{where}",
+                    *(words.number(getattr(latency, share)) for share in SHARES),
+                ]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> str:
@@ -136,7 +139,7 @@ def _plots(run: Run) -> Iterable[str]:
         return [Series(name, points(records)) for name, records in zip(names, done, strict=True)]
 
     def distributions(title: str, y_name: str, values: Callable[[list[RequestRecord]], list[float]]) -> str:
-        """Cumulative distributions, with marked percentiles."""
+        """Plot cumulative distributions, with marked percentiles."""
         series = []
         for name, records in zip(names, done, strict=True):
             ordered = sorted(values(records))
@@ -163,14 +166,14 @@ def _plots(run: Run) -> Iterable[str]:
 
 
 def cdf(seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """Points (milliseconds, share of values up to it), at most CDF_POINTS + 1."""
+    """Return points (milliseconds, share of values up to it), at most CDF_POINTS + 1."""
     ordered = sorted(seconds)
     steps = min(CDF_POINTS, max(1, len(ordered) - 1))
     return [(1000 * percentile(ordered, i / steps), i / steps) for i in range(steps + 1)] if ordered else []
 
 
 def output_over_time(records: Sequence[RequestRecord], started: float, end_s: float) -> list[tuple[float, float]]:
-    """Points (second, tokens per second) of TIME_BINS intervals. An answer's tokens are spread over its chunks."""
+    """Return points (second, tokens per second), TIME_BINS of them. An answer's tokens are spread over its chunks."""
     if end_s <= 0:
         return []
     width = end_s / TIME_BINS
@@ -183,11 +186,11 @@ def output_over_time(records: Sequence[RequestRecord], started: float, end_s: fl
 
 
 def open_over_time(records: Sequence[RequestRecord], started: float, end_s: float) -> list[tuple[float, float]]:
-    """Points (second, open requests at that time), TIME_BINS of them."""
+    """Return points (second, open requests at that time), TIME_BINS of them."""
     moments = [(i + 0.5) * end_s / TIME_BINS for i in range(TIME_BINS)] if end_s > 0 else []
     return [(at, float(sum(r.sent - started <= at < r.ended - started for r in records))) for at in moments]
 
 
 def thin(records: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
-    """At most about MOST_POINTS evenly chosen records, so that the page stays small."""
+    """Return at most about MOST_POINTS evenly chosen records, so that the page stays small."""
     return records[:: max(1, -(-len(records) // MOST_POINTS))]

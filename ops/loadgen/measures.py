@@ -105,7 +105,7 @@ class Comparison:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The percentile of sorted values at `share` (0 to 1), interpolated linearly between ranks."""
+    """Return the percentile of sorted values at `share` (0 to 1), interpolated linearly between ranks."""
     at = share * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
@@ -113,7 +113,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def distribution(seconds: Sequence[float]) -> Distribution | None:
-    """The distribution of times in seconds, in milliseconds; None without values."""
+    """Return the distribution of times in seconds, in milliseconds; None without values."""
     if not seconds:
         return None
     ordered = sorted(1000 * value for value in seconds)
@@ -122,7 +122,7 @@ def distribution(seconds: Sequence[float]) -> Distribution | None:
 
 
 def is_good(record: RequestRecord, slo: dict[str, float]) -> bool:
-    """Return True if a request completed within every limit. The limit `itl` is compared with the longest gap."""
+    """Return whether a request completed within every limit. The limit `itl` is compared with the longest gap."""
     if not record.ok:
         return False
     measured = {
@@ -135,7 +135,7 @@ def is_good(record: RequestRecord, slo: dict[str, float]) -> bool:
 
 
 def summarise(blocks: Sequence[Block], slo: dict[str, float]) -> Summary:
-    """The results of some blocks of one server."""
+    """Return the results of some blocks of one server."""
     records = [record for block in blocks for record in block.records]
     cut = [record for record in records if was_cut(record)]
     finished = [record for record in records if not was_cut(record)]
@@ -184,12 +184,12 @@ def summarise(blocks: Sequence[Block], slo: dict[str, float]) -> Summary:
 
 
 def was_cut(record: RequestRecord) -> bool:
-    """Return True if the run was stopped before the request ended or was sent."""
+    """Return whether the run was stopped before the request ended or was sent."""
     return record.error == "cut short" or not record.ended
 
 
 def summaries(run: Run) -> list[Summary]:
-    """The results of each server."""
+    """Return the results of each server."""
     return [summarise(blocks_of(run, server), run.plan.slo) for server in range(len(run.servers))]
 
 
@@ -205,22 +205,22 @@ def compare(run: Run) -> list[Comparison]:
         sides = [summarise([b], run.plan.slo) for b in sorted(run.blocks, key=lambda b: b.server) if b.index == index]
         if len(sides) == 2:
             pairs.append(sides)
-    found = []
+    comparisons = []
     for name, value, more_is_better in _COMPARED:
         a, b = value(first), value(second)
         if not a or b is None:
             continue
-        ratios = [y / x for x, y in ((value(one), value(other)) for one, other in pairs) if x and y is not None]
+        ratios = [y / x for x, y in ((value(left), value(right)) for left, right in pairs) if x and y is not None]
         ratio = b / a
         least, most = min(ratios, default=ratio), max(ratios, default=ratio)
-        found.append(Comparison(name, a, b, ratio, least, most, len(ratios), more_is_better))
-    return found
+        comparisons.append(Comparison(name, a, b, ratio, least, most, len(ratios), more_is_better))
+    return comparisons
 
 
 def _latency(field: str, share: str) -> Callable[[Summary], float | None]:
     def value(summary: Summary) -> float | None:
-        found = getattr(summary, field)
-        return None if found is None else getattr(found, share)
+        latency = getattr(summary, field)
+        return None if latency is None else getattr(latency, share)
 
     return value
 
@@ -239,7 +239,7 @@ _COMPARED: tuple[tuple[str, Callable[[Summary], float | None], bool], ...] = (
 
 
 def client_figures(run: Run) -> dict[str, float]:
-    """The lateness of the client in milliseconds: of its timers (lag), and of its requests to their plan (slip)."""
+    """Return the lateness of the client in milliseconds: of its timers (lag), and of its requests (slip)."""
     lag = distribution(run.lag_s)
     slip = distribution([max(0.0, r.sent - r.due) for block in run.blocks for r in block.records if r.sent])
     return {
@@ -251,44 +251,46 @@ def client_figures(run: Run) -> dict[str, float]:
 
 
 def warnings(run: Run) -> list[str]:
-    """Reasons to doubt the results, as sentences."""
-    found = []
+    """Return reasons to doubt the results, as sentences."""
+    reasons = []
     if run.stopped:
-        found.append("the run was stopped; the figures cover the time until then")
+        reasons.append("the run was stopped; the figures cover the time until then")
     client = client_figures(run)
     sides = summaries(run)
     lag_ms, slip_ms = client.get("lag_p99_ms", 0.0), client.get("slip_p99_ms", 0.0)
     shortest = min((s.itl_ms.p50 for s in sides if s.itl_ms), default=0.0)
     if lag_ms > 1000 * MOST_LAG_S or (lag_ms > 2 and lag_ms > LAG_SHARE_OF_ITL * shortest):
-        found.append(
+        reasons.append(
             f"the client was late itself (timers by {lag_ms:.1f} ms at p99): its machine is too busy for it, and some "
             "of the latency is its own"
         )
     if slip_ms > 1000 * MOST_SLIP_S:
-        found.append(f"requests left {slip_ms:.0f} ms after they were due (p99): the client cannot send that fast")
+        reasons.append(f"requests left {slip_ms:.0f} ms after they were due (p99): the client cannot send that fast")
     for number, (server, side) in enumerate(zip(run.servers, sides, strict=True)):
         who = f"{server.label}: " if len(sides) > 1 else ""
         if run.plan.rate is not None and (growth := _growth(run, number)):
-            found.append(f"{who}{growth}")
+            reasons.append(f"{who}{growth}")
         if side.other_length:
-            found.append(f"{who}{side.other_length} answers have another length than was asked for")
+            reasons.append(f"{who}{side.other_length} answers have another length than was asked for")
         if side.completed and side.counted_by != "server":
-            found.append(f"{who}the server does not count tokens; each chunk counts as one")
+            reasons.append(f"{who}the server does not count tokens; each chunk counts as one")
         if side.tokens_per_chunk > 1.05:
-            found.append(
+            reasons.append(
                 f"{who}{side.tokens_per_chunk:.2f} tokens came per chunk (several at once, or some without text): "
                 "ITL is the time between chunks, TPOT that of a token"
             )
         wanted = side.asked_input_tokens
         if wanted and abs(side.input_tokens - wanted) > 0.02 * wanted:
-            found.append(f"{who}the server counted {side.input_tokens} input tokens, not the {wanted} aimed at")
+            reasons.append(f"{who}the server counted {side.input_tokens} input tokens, not the {wanted} aimed at")
     if run.cut_lengths:
-        found.append(f"{run.cut_lengths} requests were longer than the context of {run.context} tokens, and cut to it")
-    return found
+        reasons.append(
+            f"{run.cut_lengths} requests were longer than the context of {run.context} tokens, and cut to it"
+        )
+    return reasons
 
 
 def _growth(run: Run, server: int) -> str:
-    """A warning if an open loop sends more than the server can serve; else empty."""
+    """Return a warning if an open loop sends more than the server can serve; else empty."""
     firsts, lasts = [], []
     for block in blocks_of(run, server):
         done = [record for record in block.records if record.ok and not was_cut(record)]

@@ -46,7 +46,7 @@ class Plan:
         return f"{self.rate:g} requests/s, {kind}"
 
     def block_requests(self, block: int) -> int | None:
-        """The number of requests of a block; None for a closed loop with a duration, which depends on the server."""
+        """Return the number of requests of a block; None for a closed loop with a duration."""
         if self.requests is not None:
             return self.requests * (block + 1) // self.rounds - self.requests * block // self.rounds
         if self.rate is not None and self.block_s is not None:
@@ -60,7 +60,7 @@ class Plan:
 
 
 def make_plan(settings: BenchSettings) -> Plan:
-    """Raises SettingError, which names the setting, its value and the remedy."""
+    """Make the plan of a run. Raise SettingError, which names the setting, its value and the remedy."""
     rate = _rate(settings.rate)
     if rate is not None and settings.concurrency is not None:
         raise SettingError(
@@ -111,7 +111,7 @@ def make_plan(settings: BenchSettings) -> Plan:
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """Seconds by name from `ttft=500ms,tpot=50ms`. Raises SettingError."""
+    """Return the seconds by name from `ttft=500ms,tpot=50ms`. Raise SettingError."""
     limits: dict[str, float] = {}
     for part in filter(None, re.split(r"[,\s]+", text.strip())):
         match = _LIMIT.fullmatch(part.lower())

@@ -33,7 +33,7 @@ class Prompts(Protocol):
     def how(self) -> str: ...
 
     def make(self, tokens: int, draw: random.Random) -> str | list[int]:
-        """A prompt of about `tokens` tokens. All prompts begin with the same shared prefix."""
+        """Return a prompt of about `tokens` tokens. All prompts begin with the same shared prefix."""
         ...
 
 

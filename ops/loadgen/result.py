@@ -19,7 +19,7 @@ SCHEMA = "quire-bench/1"
 
 
 def as_json(run: Run, settings: BenchSettings) -> dict[str, Any]:
-    """All results, the settings without secrets, and facts about the machine and the servers."""
+    """Return all results, the settings without secrets, and facts about the machine and the servers."""
     return {
         "schema": SCHEMA,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -48,13 +48,13 @@ def as_json(run: Run, settings: BenchSettings) -> dict[str, Any]:
             }
             for number, (server, side) in enumerate(zip(run.servers, summaries(run), strict=True))
         ],
-        "comparison": [asdict(one) for one in compare(run)] if len(run.servers) == 2 else [],
+        "comparison": [asdict(comparison) for comparison in compare(run)] if len(run.servers) == 2 else [],
         "warnings": warnings(run),
     }
 
 
 def shown_settings(settings: BenchSettings) -> dict[str, Any]:
-    """All settings except secrets; URLs without passwords."""
+    """Return all settings except secrets; URLs without passwords."""
     shown = {item.name: getattr(settings, item.name) for item in options(BenchSettings) if not item.secret}
     for name in ("url", "against"):
         if shown[name]:
@@ -63,7 +63,7 @@ def shown_settings(settings: BenchSettings) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """The machine of the client."""
+    """Return the machine of the client."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
@@ -85,7 +85,7 @@ def _records(run: Run, server: int) -> list[dict[str, Any]]:
 
 
 def _record(run: Run, block: int, record: RequestRecord) -> dict[str, Any]:
-    """One request. Times are in seconds since the start of the run, chunks in seconds since the request was sent."""
+    """Return a request. Times are seconds since the start of the run; those of chunks, since the request was sent."""
     return {
         "block": block,
         "index": record.index,

@@ -72,7 +72,7 @@ class Run:
     started: float = 0.0
 
     def works(self, server: MeasuredServer, block: int, warmup: bool = False) -> Iterator[ScheduledRequest]:
-        """The requests of a block, equal for each server; endless if the plan has no number of requests."""
+        """Yield the requests of a block, equal for each server; endless if the plan has no number of requests."""
         plan = self.plan
         seed = f"{plan.seed} {'warmup' if warmup else block}"
         count = None if warmup else plan.block_requests(block)
@@ -99,16 +99,16 @@ class Run:
         for server in self.servers:
             gate = asyncio.Semaphore(self.plan.concurrency or requests or 1)
 
-            async def one(
+            async def send(
                 work: ScheduledRequest, server: MeasuredServer = server, gate: asyncio.Semaphore = gate
             ) -> None:
                 async with gate:
                     await stream(session, server.address, work.body, work.record)
 
-            await asyncio.gather(*(one(work) for work in islice(self.works(server, 0, warmup=True), requests)))
+            await asyncio.gather(*(send(work) for work in islice(self.works(server, 0, warmup=True), requests)))
 
     async def measure(self, session: aiohttp.ClientSession, show: Callable[[Run], None] | None = None) -> None:
-        """Run all blocks. The first Ctrl-C ends the run early and keeps its results; a second one ends the command."""
+        """Run all blocks. The first Ctrl-C ends the run early and keeps its results; a second ends the command."""
         loop = asyncio.get_running_loop()
         current: asyncio.Task[None] | None = None
 

@@ -49,7 +49,7 @@ class MeasuredServer:
         return f"{self.url.base}/{'chat/completions' if self.endpoint == 'chat' else 'completions'}"
 
     def body(self, prompt: str | list[int], max_tokens: int) -> bytes:
-        """A streaming request for `max_tokens` tokens."""
+        """Return a streaming request for `max_tokens` tokens."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "stream": True, **self.options}
         if self.endpoint == "chat":
             body["messages"] = [{"role": "user", "content": prompt}]
@@ -71,7 +71,7 @@ async def connect(
     """Connect to the server whose URL was given with `flag`, and send one request to its model.
 
     wanted: name of the model; empty for the server's first. required: refuse a server without that model, instead of
-    using its first. Raises CommandError with the remedy.
+    using its first. Raise CommandError with the remedy.
     """
     url = parse_url(getattr(settings, flag[2:]), flag)
     headers, models = await _models(session, url, flag)
@@ -114,7 +114,7 @@ async def make_prompts(
 ) -> Prompts:
     """Make prompts that all `servers` accept, and whose first `shared` tokens are equal.
 
-    count: counts the tokens of a text; None without a tokenizer. Raises CommandError.
+    count: counts the tokens of a text; None without a tokenizer. Raise CommandError.
     """
     ids_wanted = settings.prompts == "ids" or (settings.prompts == "auto" and count is None)
     if ids_wanted and settings.endpoint == "completions":
@@ -142,7 +142,7 @@ async def make_prompts(
 
 
 def load_tokenizer(path: str) -> Callable[[str], int]:
-    """Load a tokenizer. Returns a function that counts tokens, without special tokens. Raises SettingError."""
+    """Load a tokenizer. Return a function that counts tokens, without special tokens. Raise SettingError."""
     file = Path(path).expanduser()
     file = file / "tokenizer.json" if file.is_dir() else file
     if not file.is_file():
@@ -184,7 +184,7 @@ async def _models(session: aiohttp.ClientSession, url: ServerUrl, flag: str) -> 
 
 
 async def _version(session: aiohttp.ClientSession, url: ServerUrl) -> str:
-    """The version from `/version`, which vLLM has; empty if the server has no such page."""
+    """Return the version from `/version`, which vLLM has; empty if the server has no such page."""
     try:
         timeout = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
         async with session.get(url.base.removesuffix("/v1") + "/version", timeout=timeout) as response:
@@ -196,7 +196,7 @@ async def _version(session: aiohttp.ClientSession, url: ServerUrl) -> str:
 
 
 async def _accepted_ids(session: aiohttp.ClientSession, server: MeasuredServer) -> int:
-    """The largest of VOCAB_SIZES whose ids the server accepts; 0 if it accepts no token ids."""
+    """Return the largest of VOCAB_SIZES whose ids the server accepts; 0 if it accepts no token ids."""
     for size in VOCAB_SIZES:
         record = await server.ask(session, [size - 1, size - 2])
         counted = record.prompt_tokens

@@ -1,13 +1,13 @@
 """Lengths of prompts and answers, and when requests arrive: published traces, synthesised from one seed.
 
-Lengths of a trace are lognormal between a least and a most, and scaled so that their mean is the published one:
+Lengths of a trace are lognormal between a least and a most, and scaled so that their mean is the published mean:
 
 - sharegpt, alpaca: means of the PagedAttention paper (section 6.1), spreads as in `ops/benchmarks/paper/workloads.py`.
 - azure-chat, azure-code: the Azure LLM inference traces of 2023 (conversation: 19,366 requests, code: 8,819). Means and
   longest are theirs, spreads are those of the logarithms of their lengths.
 
 Each block of requests takes the distribution at evenly spaced quantiles, in random order, so that a short run has the
-same lengths as a long one: the mean of 64 requests is within a few percent of the published one.
+same lengths as a long run: the mean of 64 requests is within a few percent of the published mean.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Lengths:
         return math.sqrt(low * high)
 
     def at(self, quantile: float) -> int:
-        """The length that the share `quantile` (0 to 1, both excluded) of all requests stays below."""
+        """Return the length that the share `quantile` (0 to 1, both excluded) of all requests stays below."""
         if not self.sigma:
             return round(self.mean)
         value = self._scale * math.exp(self.sigma * NormalDist().inv_cdf(quantile))
@@ -76,7 +76,7 @@ SHAPES = {
 
 
 def lengths(shape: WorkloadShape, count: int | None, seed: str) -> Iterator[tuple[int, int]]:
-    """Tokens of the prompt (with the shared prefix) and of the answer; `count` pairs, or without end if None."""
+    """Yield the tokens of prompt (with the shared prefix) and answer; `count` pairs, or without end if None."""
     draw = random.Random(f"lengths {seed}")
     block = min(count or BLOCK, BLOCK)
     left = count
@@ -93,7 +93,7 @@ def lengths(shape: WorkloadShape, count: int | None, seed: str) -> Iterator[tupl
 
 
 def arrivals(count: int, rate: float, burstiness: float, seed: str) -> list[float]:
-    """Seconds at which `count` requests are sent: the first at 0, then `rate` per second.
+    """Return the seconds at which `count` requests are sent: the first at 0, then `rate` per second.
 
     The gaps are gamma-distributed with shape `burstiness` (1 is Poisson, less is bursts, more is regular) and scaled so
     that the rate is exactly that asked for, also of a few. An infinite rate is all of them at once.

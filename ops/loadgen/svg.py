@@ -39,10 +39,10 @@ class Series:
 
 
 def plot(title: str, x_name: str, y_name: str, series: Sequence[Series], *, lines: bool = True) -> str:
-    """An `<svg>` whose axes start at 0. Texts are escaped."""
-    right = _round_up(max((x for one in series for x, _ in one.points), default=0.0))
-    most = _round_up(max((y for one in series for _, y in one.points), default=0.0))
-    marked = [(COLOURS[index % len(COLOURS)], one.marks) for index, one in enumerate(series) if one.marks]
+    """Return an `<svg>` whose axes start at 0. Texts are escaped."""
+    right = _round_up(max((x for curve in series for x, _ in curve.points), default=0.0))
+    most = _round_up(max((y for curve in series for _, y in curve.points), default=0.0))
+    marked = [(COLOURS[index % len(COLOURS)], curve.marks) for index, curve in enumerate(series) if curve.marks]
     top = TOP + (MARKS_LINE * len(marked) + MARKS_GAP if marked else 0)
     bottom = top + AXIS
 
@@ -60,12 +60,12 @@ def plot(title: str, x_name: str, y_name: str, series: Sequence[Series], *, line
             f'<text class="tick" x="{LEFT - 5}" y="{y + 4:.1f}" text-anchor="end">{most * tick / TICKS:g}</text>',
             f'<text class="tick" x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{right * tick / TICKS:g}</text>',
         ]
-    for index, one in enumerate(series):
+    for index, curve in enumerate(series):
         colour = COLOURS[index % len(COLOURS)]
-        places = [place(x, y) for x, y in one.points]
+        places = [place(x, y) for x, y in curve.points]
         if lines and places:
             path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-            parts.append(f'<path class="line" stroke="{colour}" d="M{path}"><title>{escape(one.name)}</title></path>')
+            parts.append(f'<path class="line" stroke="{colour}" d="M{path}"><title>{escape(curve.name)}</title></path>')
         else:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}" opacity=".6"/>' for x, y in places]
     for line, (colour, marks) in enumerate(marked):
@@ -94,7 +94,7 @@ def plot(title: str, x_name: str, y_name: str, series: Sequence[Series], *, line
 
 
 def _round_up(value: float) -> float:
-    """The next 1, 2 or 5 times a power of ten, so that ticks are short numbers."""
+    """Return the next 1, 2 or 5 times a power of ten, so that ticks are short numbers."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

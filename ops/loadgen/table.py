@@ -12,12 +12,12 @@ SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def render(run: Run) -> str:
-    """The whole result as text; warnings come last."""
+    """Return the whole result as text; warnings come last."""
     sides = summaries(run)
     lines = [words.headline(server.label, side) for server, side in zip(run.servers, sides, strict=True)]
     lines += ["", words.load(run.plan), f"prompts: {run.prompts.how}", ""]
     for server, side in zip(run.servers, sides, strict=True):
-        lines += [" ".join(f"{server.label} {server.model} {server.software}".split()), *_one(run, side), ""]
+        lines += [" ".join(f"{server.label} {server.model} {server.software}".split()), *_results(run, side), ""]
     if len(sides) == 2:
         lines += [*_compared(run), ""]
     lines += [f"client: {text}" for text in words.lateness(client_figures(run))]
@@ -25,7 +25,7 @@ def render(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _one(run: Run, side: Summary) -> list[str]:
+def _results(run: Run, side: Summary) -> list[str]:
     counts = f"{side.completed} of {side.requests} requests completed in {side.seconds:.2f} s"
     if side.failed:
         counts += f", {side.failed} failed"
@@ -45,17 +45,26 @@ def _one(run: Run, side: Summary) -> list[str]:
         lines.append(f"  goodput: {text}")
     rows = [["ms", *SHARES]]
     for name in words.LATENCIES:
-        found: Distribution | None = getattr(side, f"{name}_ms")
-        if found is not None:
-            rows.append([name.upper(), *(_number(getattr(found, share)) for share in SHARES)])
+        latency: Distribution | None = getattr(side, f"{name}_ms")
+        if latency is not None:
+            rows.append([name.upper(), *(_number(getattr(latency, share)) for share in SHARES)])
     return lines + columns(rows)
 
 
 def _compared(run: Run) -> list[str]:
     rows = [["", "first", "second", "ratio", "blocks", ""]]
-    for one in compare(run):
-        spread = f"{one.least:.2f} to {one.most:.2f}"
-        rows.append([one.name, _number(one.first), _number(one.second), f"{one.ratio:.2f}", spread, one.better])
+    for comparison in compare(run):
+        spread = f"{comparison.least:.2f} to {comparison.most:.2f}"
+        rows.append(
+            [
+                comparison.name,
+                _number(comparison.first),
+                _number(comparison.second),
+                f"{comparison.ratio:.2f}",
+                spread,
+                comparison.better,
+            ]
+        )
     return ["second to first; the last column names the better one if all blocks agree", *columns(rows)]
 
 

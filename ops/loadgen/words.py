@@ -17,7 +17,7 @@ LATENCIES = {
 
 
 def number(value: float) -> str:
-    """Three significant digits, and whole numbers in full: `0.548`, `1.50`, `12.3`, `1,235`."""
+    """Return a number with three significant digits, and whole numbers in full: `0.548`, `1.50`, `12.3`, `1,235`."""
     rounded = float(f"{value:.3g}") if abs(value) < 1000 else value
     size = abs(rounded)
     if rounded == int(rounded) or size >= 100:
@@ -26,36 +26,36 @@ def number(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """A time in milliseconds with its unit: `0.07 ms`, `8.21 ms`, `120 ms`, `2.50 s`."""
+    """Return a time in milliseconds with its unit: `0.07 ms`, `8.21 ms`, `120 ms`, `2.50 s`."""
     if value >= 1000:
         return f"{number(value / 1000)} s"
     return f"{number(value)} ms" if value >= 1 else f"{value:.2f} ms"
 
 
 def limits(slo: Mapping[str, float]) -> str:
-    """Limits in seconds as text: `TTFT at most 2 s and TPOT at most 100 ms`."""
+    """Return the limits in seconds as text: `TTFT at most 2 s and TPOT at most 100 ms`."""
     return enumeration([f"{name.upper()} at most {milliseconds(1000 * limit)}" for name, limit in slo.items()])
 
 
 def enumeration(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Return an enumeration: `a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 request`, `2 requests`."""
+    """Return a count with its noun: `1 request`, `2 requests`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def load(plan: Plan) -> str:
-    """The load, in one line."""
+    """Return the load, in one line."""
     much = counted(plan.requests, "request") if plan.requests is not None else f"{plan.duration_s:g} s"
     rounds = f", {plan.rounds} blocks each" if plan.rounds > 1 else ""
     return f"{plan.shape.name}, {much}{rounds}, {plan.load}, seed {plan.seed}"
 
 
 def headline(name: str, side: Summary) -> str:
-    """The main figures of one server as a sentence."""
+    """Return the main figures of one server as a sentence."""
     if not side.completed:
         return f"{name}: none of {counted(side.requests, 'request')} completed."
     text = f"{name}: {number(side.output_tokens_per_s)} output tokens/s, {number(side.requests_per_s)} requests/s"
@@ -69,7 +69,7 @@ def headline(name: str, side: Summary) -> str:
 
 
 def goodput(side: Summary, slo: Mapping[str, float]) -> str:
-    """The requests that met the limits, as text; empty without limits."""
+    """Return the requests that met the limits, as text; empty without limits."""
     if side.good is None or side.good_share is None or side.good_per_s is None:
         return ""
     return (
@@ -79,7 +79,7 @@ def goodput(side: Summary, slo: Mapping[str, float]) -> str:
 
 
 def lateness(figures: Mapping[str, float]) -> list[str]:
-    """The lateness of the client itself, as sentences."""
+    """Return the lateness of the client itself, as sentences."""
     said = []
     for key, what in (("lag", "timers were late by"), ("slip", "requests left later than planned by")):
         if f"{key}_p50_ms" in figures:
@@ -89,10 +89,10 @@ def lateness(figures: Mapping[str, float]) -> list[str]:
 
 
 def facts(result: Mapping[str, Any], slo: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Facts about a run, by name: the load, the date, the machine and lateness of the client."""
+    """Return facts about a run, by name: the load, the date, the machine and lateness of the client."""
     load, machine = result["load"], result["environment"]
     context = load["context"]
-    found = [
+    listed = [
         ("when", result["when"]),
         ("shape of the load", load["shape"]),
         ("arrivals", load["arrivals"]),
@@ -104,11 +104,11 @@ def facts(result: Mapping[str, Any], slo: Mapping[str, float]) -> list[tuple[str
         ("machine of the client", f"{machine['processor']}, {counted(machine['cores'] or 1, 'core')}"),
         ("system", f"{machine['system']}, Python {machine['python']}"),
     ]
-    return [(name, text) for name, text in found if text]
+    return [(name, text) for name, text in listed if text]
 
 
 def settings(given: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Flags and values of the settings that are set."""
+    """Return the flags and values of the settings that are set."""
     shown = []
     for name, value in given.items():
         if value is None or value == "":

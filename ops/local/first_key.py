@@ -13,12 +13,12 @@ from quire.shared.process.errors import StartError
 
 
 def first_key(gateway: GatewaySettings, serve: ServeSettings, redis_url: str, output: TextIO) -> str:
-    """Make an API key if calls need one and there is none. Returns its secret, or an empty text.
+    """Make an API key if calls need a key and Redis holds none. Return its secret, or an empty text.
 
     output: where the caller shows the secret. If it is no terminal but a file or a journal, no key is made.
-    Raises CommandError.
+    Raise CommandError.
     """
-    from quire.gateway.server.start_check import has_keys, make_first_key, needs_key, no_key
+    from quire.gateway.features.keys.start_check import has_keys, make_first_key, needs_key, no_key
 
     try:
         if not needs_key(gateway) or asyncio.run(has_keys(redis_url)):
@@ -31,7 +31,7 @@ def first_key(gateway: GatewaySettings, serve: ServeSettings, redis_url: str, ou
 
 
 def _create(serve: ServeSettings) -> str:
-    """How to make a key while this `quire serve` does not run."""
+    """Return how to make a key while this `quire serve` does not run."""
     if serve.redis_url:
         return "`quire keys create` and the same --redis-url"
     return f"`quire keys create{f' --state-dir {shlex.quote(serve.state_dir)}' if serve.state_dir else ''}`"

@@ -13,9 +13,9 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def of_worker(index: int, workers: int, each: int, environ: Mapping[str, str], driver: Path = DRIVER) -> dict[str, str]:
-    """The environment that assigns `each` GPUs to the worker `index`.
+    """Return the environment that assigns `each` GPUs to the worker `index`.
 
-    Empty if there is a single worker, which uses all GPUs, or if there are too few GPUs for separate ones.
+    Empty if there is a single worker, which uses all GPUs, or if there are too few GPUs for all.
     """
     gpus = _gpus(environ, driver)
     if workers == 1 or len(gpus) < workers * each:

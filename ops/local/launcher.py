@@ -40,7 +40,7 @@ POLLS_PER_PROBE = 3
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit code. Raises CommandError and SettingError before anything runs.
+    """Serve until SIGINT or SIGTERM, and return the exit code. Raise CommandError or SettingError before anything runs.
 
     environ: may hold settings of the gateway and the workers; both get these settings.
     """
@@ -77,7 +77,7 @@ class Launcher:
         self._gateways: list[ServiceProgram] = []
 
     def run(self) -> int:
-        """Start, serve and stop. Returns the exit code. Raises CommandError if the start fails."""
+        """Start, serve and stop. Return the exit code. Raise CommandError if the start fails."""
         signal.signal(signal.SIGINT, self._on_stop)
         signal.signal(signal.SIGTERM, self._on_stop)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
@@ -96,7 +96,7 @@ class Launcher:
     # --- start --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> bool:
-        """Start everything and wait until it serves; False if told to stop meanwhile. Raises CommandError."""
+        """Start everything and wait until it serves; False if told to stop meanwhile. Raise CommandError."""
         redis_url = self._settings.redis_url
         if self._redis is None:
             check_redis(redis_url)
@@ -146,14 +146,14 @@ class Launcher:
         return False
 
     def _all_ready(self) -> bool:
-        """Return True if a gateway is ready, and serves every model if there are several."""
+        """Return whether a gateway is ready, and serves every model if there are several."""
         models = self._services.models
         if len(models) > 1:
             return {model.name for model in models} <= listed_models(self.url)
         return answers(self.url, "/readyz")
 
     def _all_listen(self) -> bool:
-        """Return True if every gateway listens: a probe of their common port reaches only one of them."""
+        """Return whether every gateway listens: a probe of their common port reaches only one of them."""
         return all(gateway.phase().phase == READY for gateway in self._gateways)
 
     def _announce(self) -> None:
@@ -194,7 +194,7 @@ class Launcher:
     # --- stop ---------------------------------------------------------------------------------------------------------
 
     def _stop(self) -> int:
-        """End gateways, workers and Redis, in this order. Returns the exit code."""
+        """End gateways, workers and Redis, in this order. Return the exit code."""
         self._progress.say("Stopping (Ctrl-C again: at once)")
         for prefix in ("gateway", "worker", "redis"):
             group = [child for child in self._children if child.name.startswith(prefix)]

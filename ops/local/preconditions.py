@@ -24,7 +24,7 @@ SHORT_HOLD_S = 10.0
 
 
 def lock_state_dir(state_dir: Path) -> FileLock:
-    """Lock the state folder. Raises CommandError if it cannot be written, or if another server holds it."""
+    """Lock the state folder. Raise CommandError if it cannot be written, or if another server holds it."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
         lock = FileLock(state_dir / "lock")
@@ -43,13 +43,13 @@ def lock_state_dir(state_dir: Path) -> FileLock:
 
 
 def read_holder(text: str) -> tuple[str, str, str]:
-    """Pid, URL and Redis URL that a `quire serve` wrote into its lock as `text`; parts not yet written are empty."""
+    """Return the pid, URL and Redis URL that a `quire serve` wrote into its lock; parts not yet written are empty."""
     pid, url, redis_url = [*text.split(), "", "", ""][:3]
     return pid, url, redis_url
 
 
 def find_redis(state_dir: Path) -> str | None:
-    """URL of the Redis of the `quire serve` that runs with this state folder; None if none is known to run."""
+    """Return the URL of the Redis of the `quire serve` that runs with this state folder; None if none is known."""
     try:
         pid, _, redis_url = read_holder((state_dir / "lock").read_text())
         if not pid.isdigit() or not is_running(int(pid)):
@@ -68,7 +68,7 @@ class RedisOf(NamedTuple):
 
 
 def redis_of(state_dir: Path) -> RedisOf:
-    """The Redis of the `quire serve` that runs with this state folder, else the one at DEFAULT_REDIS_URL."""
+    """Return the Redis of the `quire serve` that runs with this state folder, else that at DEFAULT_REDIS_URL."""
     if url := find_redis(state_dir):
         where = f"the Redis of the `quire serve` with the state folder {state_dir} does not answer"
         return RedisOf(url, where, "wait until that `quire serve` is ready")
@@ -82,20 +82,21 @@ def redis_of(state_dir: Path) -> RedisOf:
 
 @contextmanager
 def held_port(host: str, port: int) -> Iterator[int]:
-    """Yield a port to listen on: `port`, or any if it is 0. Raises CommandError.
+    """Yield a port to listen on: `port`, or any if it is 0. Raise CommandError.
 
-    A port that the system chose is kept from other programs until the end of the block, also while nobody listens. The
-    gateway gets it because servers set SO_REUSEADDR, with which Linux lets a port be shared until one of them listens.
+    A port that the system chose is kept from other programs until the end of the block, also while no server listens.
+    The gateway gets it because servers set SO_REUSEADDR, with which Linux lets a port be shared until one of them
+    listens.
     """
     with _bound(host, port) as holder:
-        found = int(holder.getsockname()[1])
+        chosen = int(holder.getsockname()[1])
         if port or sys.platform != "linux":
             holder.close()
-        yield found
+        yield chosen
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to a port on which nobody listens: `port`, or any if it is 0."""
+    """Return a socket that is bound to a port on which no server listens: `port`, or any if it is 0."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -123,7 +124,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def check_redis(url: str) -> None:
-    """Raises CommandError if no usable Redis answers at `url`."""
+    """Raise CommandError if no usable Redis answers at `url`."""
     from quire.shared.redis.check import check_redis
     from quire.shared.redis.url import BrokerUnavailable
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, hurry: Callable[[], bool]) -> bool:
-    """Wait until all processes have ended. Returns False after `timeout_s`, or as soon as `hurry()` is true."""
+    """Wait until all processes have ended. Return False after `timeout_s`, or as soon as `hurry()` is true."""
     deadline = time.monotonic() + timeout_s
     while any(process.poll() is None for process in processes):
         if time.monotonic() > deadline or hurry():
@@ -21,7 +21,7 @@ def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float, hur
 
 
 def is_running(pid: int) -> bool:
-    """Return True if a process with this pid exists, of any user."""
+    """Return whether a process with this pid exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -42,7 +42,7 @@ class FileLock:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def acquire(self, timeout_s: float = 0.0) -> bool:
-        """Try to take the lock for `timeout_s`. Returns True if this process holds it now."""
+        """Try to take the lock for `timeout_s`. Return whether this process holds it now."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:

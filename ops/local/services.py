@@ -48,7 +48,7 @@ class Services:
             self._environ["QUIRE_DISCOVER_MODELS"] = "true"
         if not self._environ.get("QUIRE_FILES_DIR") and not self._environ.get("QUIRE_FILES_BUCKET"):
             self._environ["QUIRE_FILES_DIR"] = str(state_dir / "files")
-        # The settings of each gateway, but for the Redis.
+        # The settings of each gateway, without the URL of Redis.
         self.gateway_settings = load(GatewaySettings, [], self._environ, prog="quire gateway", known=ALL_SETTINGS)
         self._worker = load(WorkerSettings, [], self._environ, prog="quire worker", known=ALL_SETTINGS)
         self.model_name = ", ".join(model.name for model in self.models)
@@ -89,7 +89,7 @@ class Services:
             check_separate(self.count, self._worker.num_ranks, self._environ)
 
     def gateway(self, index: int, redis_url: str) -> ServiceProgram:
-        """The gateway with this index, counted from 0. The internal ports of gateways follow those of the workers."""
+        """Return the gateway with this index, from 0. The internal ports of gateways follow those of the workers."""
         place = self.count + index
         if self.num_gateways == 1:
             return self._program("gateway", "gateway", redis_url, place, {})
@@ -99,7 +99,7 @@ class Services:
         return self._program("gateway", f"gateway-{index + 1}", redis_url, place, own)
 
     def worker(self, index: int, redis_url: str) -> ServiceProgram:
-        """The worker with this index, counted from 0."""
+        """Return the worker with this index, counted from 0."""
         settings = self._worker
         gpus: Mapping[str, str] = {}
         if settings.device != "cpu":
@@ -114,7 +114,7 @@ class Services:
         return self._program("worker", f"worker-{index + 1}", redis_url, index, own)
 
     def _program(self, command: str, name: str, redis_url: str, index: int, own: Mapping[str, str]) -> ServiceProgram:
-        # Processes cannot share a port: each takes the given one plus its index.
+        # Processes cannot share a port: each takes the given port plus its index.
         port = self._worker.internal_port and self._worker.internal_port + index
         environ = {**self._environ, **own, "QUIRE_REDIS_URL": redis_url, "QUIRE_INTERNAL_PORT": str(port)}
         # -P: modules in the working directory are not ours.
@@ -133,7 +133,7 @@ class Services:
 
 
 def _service_environ(settings: ServeSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of gateway and workers: settings of `quire serve` take precedence over variables."""
+    """Return the environment of gateway and workers: settings of `quire serve` take precedence over variables."""
     own = {item.variable for item in options(ServeSettings)}
     theirs = {item.variable for cls in (GatewaySettings, WorkerSettings) for item in options(cls)}
     decided = {name: text for name, text in to_environ(settings).items() if name in theirs}

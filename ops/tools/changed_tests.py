@@ -5,7 +5,7 @@ folder above it.
 
     python -m quire.ops.tools.changed_tests [COMMIT]
 
-COMMIT is by default the one at which this branch left its upstream, or HEAD if it has none.
+COMMIT is by default the commit at which this branch left its upstream, or HEAD if it has none.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def place_of(path: str) -> str:
     if place.name.startswith("test_") and (PROJECT_ROOT / place).is_file():
         return path
     for folder in (place, *place.parents):
-        if found := ELSEWHERE.get(str(folder)):
-            return found
+        if listed := ELSEWHERE.get(str(folder)):
+            return listed
     for folder in place.parents:
         tests = folder if folder.parts[:1] == ("tests",) else "tests" / folder
         # The helpers of the tests belong to all of them.
@@ -49,8 +49,10 @@ def place_of(path: str) -> str:
 
 def chosen(paths: Iterable[str]) -> list[str]:
     """Return the tests of files, without those inside of others."""
-    found = {tests for path in paths if (tests := place_of(path))}
-    return sorted(one for one in found if not any(str(parent) in found for parent in PurePosixPath(one).parents))
+    places = {tests for path in paths if (tests := place_of(path))}
+    return sorted(
+        place for place in places if not any(str(parent) in places for parent in PurePosixPath(place).parents)
+    )
 
 
 def changed(commit: str) -> list[str]:

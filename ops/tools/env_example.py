@@ -21,7 +21,7 @@ HEADER = """\
 
 
 def render() -> str:
-    """The text of the file. Settings that several commands share come first."""
+    """Return the text of the file. Settings that several commands share come first."""
     users: dict[str, list[str]] = {}
     first: dict[str, Option] = {}
     for name, command in single_commands().items():

@@ -62,11 +62,11 @@ def quantized(values: Array, kind: str) -> Array:
 
 
 def fitting(values: Array, kind: str) -> str:
-    """Return the type of a matrix: `kind` if its blocks fit the rows, else one with smaller blocks."""
-    for one in (kind, "Q8_0"):
-        block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[one]]
+    """Return the type of a matrix: `kind` if its blocks fit the rows, else a type with smaller blocks."""
+    for type_name in (kind, "Q8_0"):
+        block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
         if values.shape[-1] % block == 0:
-            return one
+            return type_name
     return "F16"
 
 
@@ -137,7 +137,7 @@ def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> list[tu
     """Return the tensors of a checkpoint in float32, by the names and in the order of rows of llama.cpp."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
     weights = Weights(folder)
-    found = []
+    tensors = []
     for name in sorted(weights._tensors):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
@@ -148,11 +148,11 @@ def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> list[tu
             values = _alternated(values, config["num_key_value_heads"])
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
-        found.append((stored, values))
+        tensors.append((stored, values))
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") == "llama3":
-        found.append(("rope_freqs.weight", _rope_divisors(config, rope)))
-    return found
+        tensors.append(("rope_freqs.weight", _rope_divisors(config, rope)))
+    return tensors
 
 
 def _alternated(values: Array, heads: int) -> Array:

@@ -26,7 +26,7 @@ from quire.shared.text.grammar_error import GrammarError
 
 DRAFT = Path("tests") / "draft2020-12"
 VOCABULARY = grammar.GrammarVocabulary({}, (256,), 257)
-# Bytes of an answer; a longer one is given up.
+# Bytes of an answer; a longer answer is given up.
 MAX_ANSWER = 400
 END = 256
 # Bytes that end a part of an answer, and the end token.
@@ -147,9 +147,10 @@ def main() -> None:
     for name, count in refused.most_common():
         print(f"{count:4} refused of {name}")
     print(
-        f"{len(results)} schemas: {sum(refused.values())} refused, {sum(len(one.wrong) for one in results)} wrong, "
-        f"{sum(len(one.missing) for one in results)} valid values missing, "
-        f"{sum(one.answers for one in results)} answers"
+        f"{len(results)} schemas: {sum(refused.values())} refused, "
+        f"{sum(len(result.wrong) for result in results)} wrong, "
+        f"{sum(len(result.missing) for result in results)} valid values missing, "
+        f"{sum(result.answers for result in results)} answers"
     )
 
 

@@ -16,18 +16,18 @@ BLOCK = 256
 
 
 def q2_k(values: Array) -> Array:
-    d, dmin, scales, offsets, found = _with_offsets(values, 16, 3, 15)
-    quarters = found.reshape(-1, 2, 4, 32)
+    d, dmin, scales, offsets, integers = _with_offsets(values, 16, 3, 15)
+    quarters = integers.reshape(-1, 2, 4, 32)
     packed = (quarters << np.arange(0, 8, 2, dtype=np.uint8)[:, None]).sum(axis=2, dtype=np.uint8)
     return _joined(values, scales | (offsets << 4), packed.reshape(-1, 64), d, dmin)
 
 
 def q3_k(values: Array) -> Array:
-    d, scales, found = _symmetric(values, 4, 32)
-    scales, found = (scales + 32).astype(np.uint8), (found + 4).astype(np.uint8)
-    quarters = (found & 3).reshape(-1, 2, 4, 32)
+    d, scales, integers = _symmetric(values, 4, 32)
+    scales, integers = (scales + 32).astype(np.uint8), (integers + 4).astype(np.uint8)
+    quarters = (integers & 3).reshape(-1, 2, 4, 32)
     low = (quarters << np.arange(0, 8, 2, dtype=np.uint8)[:, None]).sum(axis=2, dtype=np.uint8)
-    bits = (found >> 2).reshape(-1, 8, 32)
+    bits = (integers >> 2).reshape(-1, 8, 32)
     high = (bits << np.arange(8, dtype=np.uint8)[:, None]).sum(axis=1, dtype=np.uint8)
     halves = (scales[:, :8] & 15) | ((scales[:, 8:] & 15) << 4)
     tops = ((scales >> 4).reshape(-1, 4, 4) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]).sum(axis=1, dtype=np.uint8)
@@ -35,27 +35,27 @@ def q3_k(values: Array) -> Array:
 
 
 def q4_k(values: Array) -> Array:
-    d, dmin, scales, offsets, found = _with_offsets(values, 32, 15, 63)
-    pairs = found.reshape(-1, 4, 2, 32)
+    d, dmin, scales, offsets, integers = _with_offsets(values, 32, 15, 63)
+    pairs = integers.reshape(-1, 4, 2, 32)
     return _joined(
         values, d, dmin, _six_bits(scales, offsets), (pairs[:, :, 0] | (pairs[:, :, 1] << 4)).reshape(-1, 128)
     )
 
 
 def q5_k(values: Array) -> Array:
-    d, dmin, scales, offsets, found = _with_offsets(values, 32, 31, 63)
-    bits = (found >> 4).reshape(-1, 8, 32)
+    d, dmin, scales, offsets, integers = _with_offsets(values, 32, 31, 63)
+    bits = (integers >> 4).reshape(-1, 8, 32)
     high = (bits << np.arange(8, dtype=np.uint8)[:, None]).sum(axis=1, dtype=np.uint8)
-    pairs = (found & 15).reshape(-1, 4, 2, 32)
+    pairs = (integers & 15).reshape(-1, 4, 2, 32)
     low = (pairs[:, :, 0] | (pairs[:, :, 1] << 4)).reshape(-1, 128)
     return _joined(values, d, dmin, _six_bits(scales, offsets), high, low)
 
 
 def q6_k(values: Array) -> Array:
-    d, scales, found = _symmetric(values, 32, 128)
-    found = (found + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
-    low = (found[:, :, :2] & 15) | ((found[:, :, 2:] & 15) << 4)
-    high = ((found >> 4) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]).sum(axis=2, dtype=np.uint8)
+    d, scales, integers = _symmetric(values, 32, 128)
+    integers = (integers + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
+    low = (integers[:, :, :2] & 15) | ((integers[:, :, 2:] & 15) << 4)
+    high = ((integers >> 4) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]).sum(axis=2, dtype=np.uint8)
     return _joined(values, low.reshape(-1, 128), high.reshape(-1, 64), scales.view(np.uint8), d)
 
 
@@ -75,8 +75,8 @@ def _symmetric(values: Array, levels: int, scale_levels: int) -> tuple[Array, Ar
     wanted = largest / -levels
     d = (np.abs(wanted).max(axis=1, keepdims=True) / (scale_levels - 1)).astype(np.float16)
     scales = np.clip(np.round(_divided(wanted, d)), -scale_levels, scale_levels - 1)
-    found = np.clip(np.round(_divided(groups, (d * scales)[..., None])), -levels, levels - 1)
-    return d.view(np.uint8), scales.astype(np.int8), found.astype(np.int8)
+    integers = np.clip(np.round(_divided(groups, (d * scales)[..., None])), -levels, levels - 1)
+    return d.view(np.uint8), scales.astype(np.int8), integers.astype(np.int8)
 
 
 def _with_offsets(values: Array, size: int, levels: int, scale_levels: int) -> tuple[Array, Array, Array, Array, Array]:
@@ -88,8 +88,8 @@ def _with_offsets(values: Array, size: int, levels: int, scale_levels: int) -> t
     dmin = ((-lowest).max(axis=1, keepdims=True) / scale_levels).astype(np.float16)
     scales = np.clip(np.round(_divided(wanted, d)), 0, scale_levels)
     offsets = np.clip(np.round(_divided(-lowest, dmin)), 0, scale_levels)
-    found = np.clip(np.round(_divided(groups + (dmin * offsets)[..., None], (d * scales)[..., None])), 0, levels)
-    return d.view(np.uint8), dmin.view(np.uint8), *(part.astype(np.uint8) for part in (scales, offsets, found))
+    integers = np.clip(np.round(_divided(groups + (dmin * offsets)[..., None], (d * scales)[..., None])), 0, levels)
+    return d.view(np.uint8), dmin.view(np.uint8), *(part.astype(np.uint8) for part in (scales, offsets, integers))
 
 
 def _divided(values: Array, by: Array) -> Array:

@@ -8,9 +8,9 @@ from quire.ops.paths import PROJECT_ROOT
 
 
 def with_tables(text: str, tables: Mapping[str, str]) -> str:
-    """The document `text` with these tables between their markers, each by the name in its markers.
+    """Return the document `text` with these tables between their markers, each by the name in its markers.
 
-    Raises ValueError if a table does not have exactly one place.
+    Raise ValueError if a table does not have exactly one place.
     """
     for name, table in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
@@ -22,7 +22,7 @@ def with_tables(text: str, tables: Mapping[str, str]) -> str:
 
 
 def update_page(name: str, tables: Mapping[str, str]) -> None:
-    """Writes the tables into `docs/NAME`, and prints whether the page has changed."""
+    """Write the tables into `docs/NAME`, and print whether the page has changed."""
     page = PROJECT_ROOT / "docs" / name
     before = page.read_text()
     after = with_tables(before, tables)

@@ -23,14 +23,18 @@ SECTIONS = {
 AS_IN_A_CHAT = "as in a chat"
 
 
-def _of_two(first: str, one: Mapping[str, Parameter], second: str, other: Mapping[str, Parameter]) -> str:
+def _of_two(
+    first: str, first_parameters: Mapping[str, Parameter], second: str, second_parameters: Mapping[str, Parameter]
+) -> str:
     """Return one item per parameter of two calls."""
     items = []
-    for name in dict.fromkeys(["model", "messages", "prompt", *one, *other]):
-        found = [(of, table[name]) for of, table in ((first, one), (second, other)) if name in table]
-        if len(found) == 2 and found[0][1] is found[1][1]:
-            found = [("", found[0][1])]
-        items += [_item(name, of, parameter) for of, parameter in found]
+    for name in dict.fromkeys(["model", "messages", "prompt", *first_parameters, *second_parameters]):
+        entries = [
+            (of, table[name]) for of, table in ((first, first_parameters), (second, second_parameters)) if name in table
+        ]
+        if len(entries) == 2 and entries[0][1] is entries[1][1]:
+            entries = [("", entries[0][1])]
+        items += [_item(name, of, parameter) for of, parameter in entries]
     return "".join(items)
 
 
@@ -72,12 +76,14 @@ def _linked(table: str, page: str) -> str:
 
 
 def _without(names: Mapping[str, Parameter], table: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    return {name: one for name, one in table.items() if name not in names}
+    return {name: parameter for name, parameter in table.items() if name not in names}
 
 
 def tables() -> dict[str, dict[str, str]]:
     """Return the tables by the name of their page in docs/api/ and the name in their markers."""
-    no_effect = "".join(f"| `{name}` | {one.documented_kind} | {one.help} |\n" for name, one in NO_EFFECT.items())
+    no_effect = "".join(
+        f"| `{name}` | {parameter.documented_kind} | {parameter.help} |\n" for name, parameter in NO_EFFECT.items()
+    )
     pages = {
         "chat.md": {
             "parameters": _of_two("chat", _without(NO_EFFECT, CHAT), "completions", _without(NO_EFFECT, COMPLETIONS)),
@@ -85,11 +91,14 @@ def tables() -> dict[str, dict[str, str]]:
         },
         "messages.md": {
             "message-parameters": "".join(
-                _also_in_chats(name, "" if name in COUNT_TOKENS else "messages", one) for name, one in CREATE.items()
+                _also_in_chats(name, "" if name in COUNT_TOKENS else "messages", parameter)
+                for name, parameter in CREATE.items()
             ),
         },
         "embeddings.md": {
-            "embedding parameters": "".join(_also_in_chats(name, "", one) for name, one in EMBEDDINGS.items()),
+            "embedding parameters": "".join(
+                _also_in_chats(name, "", parameter) for name, parameter in EMBEDDINGS.items()
+            ),
             "token-parameters": _of_two("tokenize", TOKENIZE, "detokenize", DETOKENIZE),
         },
     }

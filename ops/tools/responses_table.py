@@ -21,13 +21,17 @@ def _filled(text: str, indent: str = "") -> str:
 
 def tables() -> dict[str, str]:
     """Return the tables by the name in their markers. Parameters of chats are only named."""
-    shared = [name for name, one in RESPONSES.items() if name in CHAT and _shown(CHAT[name]) == _shown(one)]
+    shared = [name for name, parameter in RESPONSES.items() if name in CHAT and _shown(CHAT[name]) == _shown(parameter)]
     lines = []
-    for name, one in RESPONSES.items():
+    for name, parameter in RESPONSES.items():
         if name not in shared:
-            meaning = _LINK.sub(r"\1", one.help)
-            default = f"; default {one.documented_default}" if one.documented_default not in ("", "required") else ""
-            lines.append(_filled(f"- `{name}` ({one.documented_kind}{default}): {meaning}", "  "))
+            meaning = _LINK.sub(r"\1", parameter.help)
+            default = (
+                f"; default {parameter.documented_default}"
+                if parameter.documented_default not in ("", "required")
+                else ""
+            )
+            lines.append(_filled(f"- `{name}` ({parameter.documented_kind}{default}): {meaning}", "  "))
     refused = ["| parameter | instead |", "|---|---|"]
     refused += [f"| `{name}` | {instead} |" for name, instead in REFUSED.items()]
     return {

@@ -51,17 +51,17 @@ QUANTITIES: Schema = {
 
 
 def count(minimum: int, maximum: int | None = None) -> Schema:
-    """An integer from `minimum` to `maximum`."""
+    """Return an integer from `minimum` to `maximum`."""
     return {"type": "integer", "minimum": minimum} | ({} if maximum is None else {"maximum": maximum})
 
 
 def group(**properties: Schema) -> Schema:
-    """An object that allows only these keys. All keys are optional."""
+    """Return an object that allows only these keys. All keys are optional."""
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def setting(item: Option) -> Schema:
-    """The schema of a setting. The value is a string, because helm would write the number 2000000 as 2e+06."""
+    """Return the schema of a setting. The value is a string, because helm would write the number 2000000 as 2e+06."""
     schema: Schema = {"type": "string", "description": item.help}
     if item.kind is bool:
         return schema | {"enum": ["true", "false"]}
@@ -75,10 +75,10 @@ def setting(item: Option) -> Schema:
 
 
 def settings(*classes: Any) -> Schema:
-    """The settings that all of these classes have, except those that the chart sets itself."""
-    found = [{item.variable: item for item in options(cls)} for cls in classes]
-    names = set.intersection(*(set(entry) for entry in found)) - DECIDED
-    return group(**{name: setting(found[0][name]) for name in sorted(names)})
+    """Return the settings that all of these classes have, except those that the chart sets itself."""
+    by_variable = [{item.variable: item for item in options(cls)} for cls in classes]
+    names = set.intersection(*(set(entry) for entry in by_variable)) - DECIDED
+    return group(**{name: setting(by_variable[0][name]) for name in sorted(names)})
 
 
 def image() -> Schema:
@@ -165,7 +165,7 @@ def redis() -> Schema:
 
 
 def schema() -> Schema:
-    """The whole schema. Helm itself adds the key `global`."""
+    """Return the whole schema. Helm itself adds the key `global`."""
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart quire; made by python -m quire.ops.tools.values_schema",
@@ -194,7 +194,7 @@ def schema() -> Schema:
 
 
 def render() -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     return json.dumps(schema(), indent=2) + "\n"
 
 

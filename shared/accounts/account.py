@@ -27,7 +27,7 @@ _FIELDS = {"name", "parent", "created", "limits", "digest", "old_digest", "old_u
 
 
 def check_name(parameter: str, name: Any) -> str:
-    """Return a name of an organisation, a project or a key. Raises InvalidValue."""
+    """Return a name of an organisation, a project or a key. Raise InvalidValue."""
     if type(name) is not str or not _NAME.fullmatch(name):
         raise InvalidValue(parameter, f"must have 1 to {MAX_NAME} characters of a-z, 0-9, '.', '_' and '-'")
     return name
@@ -66,7 +66,7 @@ class Account:
         return above[self.kind] + self.parent if self.parent else ""
 
     def fault(self, digest: str, now: float) -> str:
-        """Return why a key with this digest is not valid now; empty if it is. Compares in constant time."""
+        """Return why a key with this digest is not valid now; empty if it is. Compare in constant time."""
         is_current = hmac.compare_digest(digest, self.digest)
         is_old = hmac.compare_digest(digest, self.old_digest) and now < self.old_until
         if not (is_current or is_old):
@@ -76,7 +76,7 @@ class Account:
         return "expired" if self.expires and now >= self.expires else ""
 
     def encode(self) -> str:
-        """The account as JSON."""
+        """Return the account as JSON."""
         values = {name: getattr(self, name) for name in _FIELDS - {"limits"}}
         return json.dumps(
             {name: value for name, value in values.items() if value} | {"limits": self.limits.given()}, sort_keys=True
@@ -84,7 +84,7 @@ class Account:
 
     @classmethod
     def decode(cls, place: str, data: str) -> Account:
-        """Read an account from its field and its JSON. Raises InvalidValue."""
+        """Read an account from its field and its JSON. Raise InvalidValue."""
         kind, _, account_id = place.partition(":")
         if kind not in KINDS or len(data) > MAX_ACCOUNT_BYTES:
             raise InvalidValue("account", "has an unknown kind or is too long")
@@ -106,7 +106,7 @@ class Account:
         return cls(kind=kind, id=account_id, limits=limits, **values)
 
     def shown(self) -> dict[str, Any]:
-        """The account for operators, without digests."""
+        """Return the account for operators, without digests."""
         about: dict[str, Any] = {"id": self.id, "object": self.kind, "name": self.name}
         if self.kind == "key":
             organisation, _, project = self.parent.partition("/")

@@ -1,7 +1,7 @@
 """Backup and restore of the accounts: the only data in Redis that must outlive it.
 
 A backup is JSON: all accounts (API keys with the digests of their secrets), the audit log, and the usage of each day.
-What accounts have spent today and this month is computed again from the usage, so a backup of a running system is
+A restore computes the spending of today and of this month from the usage. A backup of a running system is therefore
 exact: the reservations of requests that have not ended are not in it.
 """
 
@@ -26,7 +26,7 @@ DAY_MS = DAY_S * 1000
 async def back_up(client: Redis) -> dict[str, Any]:
     """Return the accounts, the audit log and the usage as they are at one moment, as values of JSON.
 
-    client: made for the lane ACCOUNTS_TAG. Raises redis-py's RedisError.
+    client: made for the lane ACCOUNTS_TAG. Raise redis-py's RedisError.
     """
     keys = AccountKeys()
     today = await _now_ms(client) // DAY_MS
@@ -48,7 +48,7 @@ async def back_up(client: Redis) -> dict[str, Any]:
 async def restore(client: Redis, saved: Any, actor: str) -> int:
     """Write a backup into a Redis without accounts, and return the number of API keys in it.
 
-    Raises InvalidValue if `saved` is no backup, or if there are accounts already; nothing is changed then.
+    Raise InvalidValue if `saved` is no backup, or if there are accounts already; nothing is changed then.
     """
     accounts, audit, usage = _checked(saved)
     keys = AccountKeys()
@@ -78,7 +78,7 @@ async def restore(client: Redis, saved: Any, actor: str) -> int:
 
 
 def _checked(saved: Any) -> tuple[dict[str, Account], list[tuple[str, dict[Any, Any]]], dict[int, dict[Any, Any]]]:
-    """Return accounts by place, audit entries, and usage by day. Raises InvalidValue."""
+    """Return accounts by place, audit entries, and usage by day. Raise InvalidValue."""
     if type(saved) is not dict or saved.keys() != {"format", "accounts", "audit", "usage"} or saved["format"] != FORMAT:
         raise InvalidValue("file", f"must be a backup of `quire keys backup`, format {FORMAT}")
     try:
@@ -95,7 +95,7 @@ def _checked(saved: Any) -> tuple[dict[str, Account], list[tuple[str, dict[Any, 
 def _spent(accounts: dict[str, Account], usage: dict[int, dict[Any, Any]], today: int) -> dict[str, dict[Any, Any]]:
     """Return the fields of `spent:<account>` by account: tokens and costs of this day and month."""
     month = _month(today)
-    found: dict[str, dict[Any, Any]] = {}
+    totals: dict[str, dict[Any, Any]] = {}
     for day, amounts in usage.items():
         for name, amount in amounts.items():
             owner, what = name.partition(" ")[0], name.rpartition(" ")[2]
@@ -104,11 +104,11 @@ def _spent(accounts: dict[str, Account], usage: dict[int, dict[Any, Any]], today
             kind = "cost" if what == "cost" else "tokens"
             account = accounts.get(f"key:{owner}")
             while account is not None:
-                spent = found.setdefault(account.place, {"day": today, "month": month})
+                spent = totals.setdefault(account.place, {"day": today, "month": month})
                 for period in ("month", "day") if day == today else ("month",):
                     spent[f"{period}_{kind}"] = spent.get(f"{period}_{kind}", 0) + amount
                 account = accounts.get(account.parent_place)
-    return found
+    return totals
 
 
 def _month(day: int) -> int:

@@ -47,7 +47,7 @@ class AccountLimits:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AccountLimits:
-        """Read limits as a client writes them: costs are decimal numbers. Raises InvalidValue."""
+        """Read limits as a client writes them: costs are decimal numbers. Raise InvalidValue."""
         if unknown := sorted(given.keys() - set(LIMITS)):
             raise InvalidValue(unknown[0][:80], f"must be one of {', '.join(LIMITS)}")
         values = {name: nanos(name, value) if name in COSTS else value for name, value in given.items()}
@@ -55,18 +55,18 @@ class AccountLimits:
 
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> AccountLimits:
-        """Read limits as Redis has them. Raises InvalidValue."""
+        """Read limits as Redis has them. Raise InvalidValue."""
         if unknown := sorted(values.keys() - set(LIMITS)):
             raise InvalidValue(unknown[0][:80], "is not a limit")
-        checks = {one.name: one.metadata["check"] for one in fields(cls)}
+        checks = {field.name: field.metadata["check"] for field in fields(cls)}
         return cls(**{name: checks[name](name, value) for name, value in values.items()})
 
     def given(self) -> dict[str, Any]:
         """Return the limits that are set, as `stored` reads them."""
         return {
-            one.name: list(value) if isinstance(value, tuple) else value
-            for one in fields(self)
-            if (value := getattr(self, one.name))
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in fields(self)
+            if (value := getattr(self, field.name))
         }
 
     def shown(self) -> dict[str, Any]:
@@ -74,11 +74,11 @@ class AccountLimits:
         return {name: money(value) if name in COSTS else value for name, value in self.given().items()}
 
 
-LIMITS = tuple(one.name for one in fields(AccountLimits))
+LIMITS = tuple(field.name for field in fields(AccountLimits))
 
 
 def nanos(name: str, value: Any, most: int = MAX_MONEY) -> int:
-    """Return an amount of money, a number or its text, in billionths. Raises InvalidValue."""
+    """Return an amount of money, a number or its text, in billionths. Raise InvalidValue."""
     try:
         amount = Decimal(str(value)) if type(value) in (int, float, str) and len(str(value)) < 40 else Decimal("NaN")
     except InvalidOperation:

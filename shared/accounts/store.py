@@ -38,10 +38,12 @@ class AuditEntry:
 
 
 class AccountStore:
-    """All accounts of one Redis. Raises redis-py's RedisError when Redis fails."""
+    """All accounts of one Redis. Raises redis-py's RedisError when Redis fails.
+
+    client: made for the lane ACCOUNTS_TAG. actor: the name of the caller in the audit log.
+    """
 
     def __init__(self, client: Redis, actor: str) -> None:
-        """client: made for the lane ACCOUNTS_TAG. actor: the name of the caller in the audit log."""
         self.client = client
         self.keys = AccountKeys()
         self.actor = actor
@@ -56,11 +58,11 @@ class AccountStore:
         return int(await self.now()) + life_s if life_s else 0
 
     async def has_keys(self) -> bool:
-        """True if an API key was ever made."""
+        """Return whether an API key was ever made."""
         return bool(await self.client.hlen(self.keys.accounts))
 
     async def chain(self, key_id: str, known: tuple[Account, ...] = ()) -> tuple[Account, ...]:
-        """Return a key, its project and its organisation; empty if there is no such key. Raises InvalidValue.
+        """Return a key, its project and its organisation; empty if there is no such key. Raise InvalidValue.
 
         known: what an earlier call returned. A key stays in its project, so all accounts are read at once.
         """
@@ -68,29 +70,29 @@ class AccountStore:
             places = [account.place for account in known]
             stored: Any = await self.client.hmget(self.keys.accounts, places)
             if None not in stored:
-                return tuple(Account.decode(place, text(one)) for place, one in zip(places, stored, strict=True))
-        found: list[Account] = []
+                return tuple(Account.decode(place, text(data)) for place, data in zip(places, stored, strict=True))
+        accounts: list[Account] = []
         place = f"key:{key_id}"
         while place:
             data = await self.client.hget(self.keys.accounts, place)
             if data is None:
                 return ()
-            found.append(Account.decode(place, text(data)))
-            place = found[-1].parent_place
-        return tuple(found)
+            accounts.append(Account.decode(place, text(data)))
+            place = accounts[-1].parent_place
+        return tuple(accounts)
 
     async def all(self) -> list[Account]:
-        """Return all accounts, the oldest first; unreadable ones are left out."""
-        found = []
+        """Return all accounts, the oldest first; unreadable accounts are left out."""
+        accounts = []
         for place, data in (await self.client.hgetall(self.keys.accounts)).items():
             try:
-                found.append(Account.decode(text(place), text(data)))
+                accounts.append(Account.decode(text(place), text(data)))
             except InvalidValue:
                 continue
-        return sorted(found, key=lambda account: (account.created, account.place))
+        return sorted(accounts, key=lambda account: (account.created, account.place))
 
     async def get(self, place: str) -> Account:
-        """Return the account in the field `<kind>:<id>`. Raises UnknownAccount and InvalidValue."""
+        """Return the account in the field `<kind>:<id>`. Raise UnknownAccount and InvalidValue."""
         data = await self.client.hget(self.keys.accounts, place)
         if data is None:
             raise UnknownAccount(place.partition(":")[2])
@@ -99,9 +101,9 @@ class AccountStore:
     async def create(
         self, organisation: str, project: str, name: str, limits: AccountLimits, expires: int = 0
     ) -> tuple[Account, str]:
-        """Make an API key, and its project and organisation if they are new. Returns the key and its secret.
+        """Make an API key, and its project and organisation if they are new. Return the key and its secret.
 
-        Raises InvalidValue for a wrong name, and for a weight.
+        Raise InvalidValue for a wrong name, and for a weight.
         """
         _check_weight("key", limits)
         parent = f"{check_name('organisation', organisation)}/{check_name('project', project)}"
@@ -122,19 +124,19 @@ class AccountStore:
             Account(kind="project", id=parent, name=project, parent=organisation, created=now),
         )
         for _ in range(ATTEMPTS):
-            new = [one for one in above if not await self.client.hexists(self.keys.accounts, one.place)]
-            changes = [("", one) for one in (*new, key)]
+            new = [account for account in above if not await self.client.hexists(self.keys.accounts, account.place)]
+            changes = [("", account) for account in (*new, key)]
             if await self._write("create", {"name": name, "limits": limits.shown(), "expires": expires}, changes):
                 return key, secret
         raise TimeoutError("the accounts change all the time")
 
     async def limit(self, place: str, limits: AccountLimits) -> Account:
-        """Replace the limits of an account. Raises UnknownAccount and InvalidValue."""
+        """Replace the limits of an account. Raise UnknownAccount and InvalidValue."""
         _check_weight(place.partition(":")[0], limits)
         return await self._update("limit", place, {"limits": limits.shown()}, limits=limits)
 
     async def revoke(self, key_id: str) -> Account:
-        """Make a key invalid; this cannot be undone. Raises UnknownAccount and InvalidValue."""
+        """Make a key invalid; this cannot be undone. Raise UnknownAccount and InvalidValue."""
         return await self._update("revoke", f"key:{key_id}", {}, revoked=int(await self.now()))
 
     async def rotate(self, key_id: str, grace_s: int = 0) -> tuple[Account, str]:
@@ -151,13 +153,13 @@ class AccountStore:
     async def audit(self, count: int = 100) -> list[AuditEntry]:
         """Return the newest changes, the newest first."""
         entries: Any = await self.client.xrevrange(self.keys.audit, count=count)
-        found = []
+        changes = []
         for _, data in entries:
             fields = {text(name): text(value) for name, value in data.items()}
             at = fields.get("at", "")
             names = ("actor", "action", "accounts", "change")
-            found.append(AuditEntry(int(at) if at.isdecimal() else 0, *(fields.get(name, "") for name in names)))
-        return found
+            changes.append(AuditEntry(int(at) if at.isdecimal() else 0, *(fields.get(name, "") for name in names)))
+        return changes
 
     async def _update(self, action: str, place: str, shown: dict[str, Any], **values: Any) -> Account:
         for _ in range(ATTEMPTS):

@@ -35,7 +35,7 @@ class UsageRow:
     cost: int = 0
 
     def shown(self) -> dict[str, Any]:
-        """The row for clients."""
+        """Return the row for clients."""
         values = (self.date, self.key, self.model, self.requests, self.prompt, self.completion, money(self.cost))
         return dict(zip(COLUMNS, values, strict=True))
 
@@ -43,7 +43,7 @@ class UsageRow:
 async def read_usage(client: Redis, prefix: str, days: int, key: str = "") -> list[UsageRow]:
     """Return the usage of the last `days` days, today included, sorted by day, key and model.
 
-    prefix: of the accounts' keys. key: only this one; all by default.
+    prefix: of the accounts' keys. key: only this key; all by default.
     """
     today = int(await unix_time(client)) // DAY_S
     numbers = range(today - days + 1, today + 1)
@@ -51,8 +51,8 @@ async def read_usage(client: Redis, prefix: str, days: int, key: str = "") -> li
     for number in numbers:
         pipe.hgetall(f"{prefix}usage:{number}")
     rows: dict[tuple[int, str, str], UsageRow] = {}
-    for number, found in zip(numbers, await pipe.execute(), strict=True):
-        for name, amount in found.items():
+    for number, amounts in zip(numbers, await pipe.execute(), strict=True):
+        for name, amount in amounts.items():
             owner, _, rest = text(name).partition(" ")
             model, _, what = rest.rpartition(" ")
             if what not in AMOUNTS or (key and owner != key):

@@ -47,7 +47,7 @@ class Command(Generic[Settings]):
 class CommandGroup:
     """A command of several commands, each with flags of its own, such as `quire keys create`.
 
-    default: the one that runs if none is named. examples: as those of a `Command`.
+    default: the command that runs if none is named. examples: as those of a `Command`.
     """
 
     summary: str
@@ -70,7 +70,7 @@ class CommandGroup:
         )
 
     def find(self, prog: str, arguments: Sequence[str]) -> tuple[str, Command[Any], Sequence[str]]:
-        """Return the command that the arguments name, its full name, and its own arguments. Raises SettingError."""
+        """Return the command that the arguments name, its full name, and its own arguments. Raise SettingError."""
         if not arguments or arguments[0].startswith("-"):
             return f"{prog} {self.default}", self.commands[self.default], arguments
         name = arguments[0]
@@ -88,7 +88,7 @@ def run_command(
     environ: Mapping[str, str],
     known: Iterable[type] = (),
 ) -> int:
-    """Run `command` with `arguments`; returns the exit code.
+    """Run `command` with `arguments`, and return the exit code.
 
     prog: the command's name in help and errors. known: settings classes of other processes, whose variables the
     environment may hold.
@@ -136,7 +136,7 @@ def table(rows: Mapping[str, str]) -> str:
 
 
 def run_script(prog: str, command: Command[Any] | CommandGroup, known: Iterable[type] = ()) -> int:
-    """The body of a console script that is one command: runs it with the process's arguments and environment."""
+    """Run a console script that is one command, with the process's arguments and environment."""
     arguments = sys.argv[1:]
     try:
         if arguments[:1] in (["-V"], ["--version"]):
@@ -148,7 +148,7 @@ def run_script(prog: str, command: Command[Any] | CommandGroup, known: Iterable[
 
 
 def report_failures(prog: str, environ: Mapping[str, str], run: Callable[[], int]) -> int:
-    """Call `run`; returns its exit code, or that of the exception that it raised, after one line on standard error."""
+    """Return the exit code of `run`, or of the exception that it raised, after one line on standard error."""
     try:
         code = _exit_code(prog, environ, run)
         sys.stdout.flush()

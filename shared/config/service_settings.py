@@ -86,7 +86,7 @@ class DeviceSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches a server that listens on `host`."""
+    """Return whether only this machine reaches a server that listens on `host`."""
     if host == "localhost":
         return True
     try:

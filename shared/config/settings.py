@@ -74,7 +74,7 @@ class Option:
         return f"{self.flag} ({self.variable})" if self.variable else self.flag
 
     def parse(self, text: str, source: str) -> Any:
-        """Return the value of `text`. source: the flag or variable that it came from. Raises SettingError."""
+        """Return the value of `text`. source: the flag or variable that it came from. Raise SettingError."""
         if self.optional and self.kind is not str and text.lower() == _NONE:
             return None
         value = self._convert(text, source)
@@ -108,7 +108,7 @@ class Option:
         return text
 
     def joined(self, before: Any, value: Any) -> Any:
-        """Return the value after the flag was given again: the last one, or all if the option is repeatable."""
+        """Return the value after the flag was given again: the last, or all if the option is repeatable."""
         return f"{before},{value}" if self.repeatable and before else value
 
     def format(self, value: Any) -> str:
@@ -182,12 +182,12 @@ def option(
 
 
 def options(cls: Any) -> tuple[Option, ...]:
-    """Return the options of a settings class in the order of its fields, with the `last` ones at the end.
+    """Return the options of a settings class in the order of its fields, those with `last` at the end.
 
-    Raises TypeError for a wrong declaration.
+    Raise TypeError for a wrong declaration.
     """
     hints = get_type_hints(cls)
-    found = []
+    all_options = []
     for field in dataclasses.fields(cls):
         if "option" not in field.metadata:
             raise TypeError(f"{cls.__name__}.{field.name} is not declared with option(...)")
@@ -199,10 +199,10 @@ def options(cls: Any) -> tuple[Option, ...]:
             declared["variable"] = PREFIX + field.name.upper()
         if optional and kind is str and field.default is not None:
             raise TypeError(f"{cls.__name__}.{field.name}: an optional text needs the default None")
-        found.append(Option(name=field.name, kind=kind, optional=optional, default=field.default, **declared))
-    if sum(item.positional for item in found) > 1:
+        all_options.append(Option(name=field.name, kind=kind, optional=optional, default=field.default, **declared))
+    if sum(item.positional for item in all_options) > 1:
         raise TypeError(f"{cls.__name__} has more than one positional option")
-    return tuple(sorted(found, key=lambda item: item.last))
+    return tuple(sorted(all_options, key=lambda item: item.last))
 
 
 def load(
@@ -218,7 +218,7 @@ def load(
     """Read the settings of a process.
 
     known: settings classes, or names of variables, of other processes: their `QUIRE_*` variables are accepted and
-    ignored. `--help` prints the help to standard output and raises SystemExit(0). Raises SettingError.
+    ignored. `--help` prints the help to standard output and raises SystemExit(0). Raise SettingError.
     """
     declared = options(cls)
     if _asks_for_help(argv):
@@ -246,7 +246,7 @@ def check_environment(environ: Mapping[str, str], known: Iterable[Any]) -> None:
 
 
 def refuse_flag(flag: str, known: Iterable[str], prog: str) -> NoReturn:
-    """Raise the SettingError for an unknown flag, and propose the most similar known one."""
+    """Raise the SettingError for an unknown flag, and propose the most similar flag."""
     nearest = difflib.get_close_matches(flag, sorted(known), n=1)
     remedy = f"did you mean {nearest[0]}?" if nearest else f"`{prog} --help` lists the flags"
     raise SettingError(f"unknown flag {flag}: {remedy}")

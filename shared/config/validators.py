@@ -28,7 +28,7 @@ class InvalidValue(ValueError):
 
 
 def shown(value: Any) -> str:
-    """A value as an error message quotes it: short, on one line, and without characters that cannot be encoded."""
+    """Return a value as an error message quotes it: short, on one line, without characters that cannot be encoded."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "an array"
     text = json.dumps(value) if value is None or type(value) is bool else repr(value)
@@ -36,7 +36,7 @@ def shown(value: Any) -> str:
 
 
 def wrong(name: str, expected: object, value: Any) -> InvalidValue:
-    """The error for a value that differs from what `expected` says."""
+    """Return the error for a value that differs from what `expected` says."""
     return InvalidValue(name, f"must be {expected}, not {shown(value)}")
 
 
@@ -57,7 +57,7 @@ class Integer:
 
 
 def _bound(number: int) -> str:
-    """A number as people write it: 2^64-1 rather than its twenty digits."""
+    """Return a number as people write it: 2^64-1 rather than its twenty digits."""
     for power, rest in ((number, ""), (number + 1, "-1")):
         size = abs(power)
         if size > 2**32 and size.bit_count() == 1:
@@ -178,29 +178,29 @@ class TokenIds:
 
 
 def fixed_array(name: str, value: Any, length: int) -> list[Any]:
-    """A list of exactly `length` items. Raises InvalidValue."""
+    """Return a list of exactly `length` items. Raise InvalidValue."""
     if type(value) is not list or len(value) != length:
         raise InvalidValue(name, f"must be an array of {length}, not {shown(value)}")
     return value
 
 
 def short_array(name: str, value: Any, most: int) -> list[Any]:
-    """A list of at most `most` items. Raises InvalidValue."""
+    """Return a list of at most `most` items. Raise InvalidValue."""
     if type(value) is not list or len(value) > most:
         raise InvalidValue(name, f"must be an array of at most {most}, not {shown(value)}")
     return value
 
 
 def checked(check: Check[Any], default: Any = MISSING) -> Any:
-    """Declares a field of a dataclass that `read_map` reads."""
+    """Declare a field of a dataclass that `read_map` reads."""
     return field(default=default, metadata={"check": check})
 
 
 def read_map(cls: type[T], name: str, value: Any) -> T:
-    """A dataclass whose fields have checks, from a map with exactly these fields. Raises InvalidValue."""
+    """Return a dataclass whose fields have checks, from a map with exactly these fields. Raise InvalidValue."""
     if type(value) is not dict:
         raise InvalidValue(name, f"must be a map, not {type(value).__name__}")
-    checks = {one.name: one.metadata["check"] for one in fields(cast(Any, cls))}
+    checks = {declared.name: declared.metadata["check"] for declared in fields(cast(Any, cls))}
     if value.keys() != checks.keys():
         odd = sorted(str(key) for key in value.keys() ^ checks.keys())
         raise InvalidValue(name, f"has unknown or missing fields: {', '.join(odd)[:200]}")

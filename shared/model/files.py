@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.shared.model.gguf.errors import GGUFError
-from quire.shared.model.gguf.model_files import gguf_json, is_gguf
-from quire.shared.process.errors import StartError
+from quire.shared.model.folder import is_gguf
+from quire.shared.model.gguf.model_files import gguf_json
+from quire.shared.process.errors import FileError, StartError
 
 # The size of a file other than weights.
 MAX_FILE_BYTES = 256 << 20
@@ -29,16 +29,24 @@ def check_file(path: Path) -> None:
         raise ModelError(f"{path} has more than {MAX_FILE_BYTES >> 20} MiB; fetch the model again.")
 
 
+def made_json(path: Path) -> dict[str, Any] | None:
+    """Return the object of a JSON file of a GGUF file, made from its metadata; None for a file of a folder.
+
+    Raises FileError.
+    """
+    return gguf_json(path.parent, path.name) if is_gguf(path.parent) else None
+
+
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:
     """Read a JSON object of a model folder. A missing file is an empty object, unless `required`. Raises ModelError.
 
     If the folder is a GGUF file, the object is made from its metadata.
     """
-    if is_gguf(path.parent):
-        try:
-            return gguf_json(path.parent, path.name)
-        except GGUFError as error:
-            raise ModelError(f"{error}.") from error
+    try:
+        if (made := made_json(path)) is not None:
+            return made
+    except FileError as error:
+        raise ModelError(f"{error}.") from error
     check_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer.json", "adapter_config.json"
 TEKKEN, SENTENCE_PIECES = "tekken.json", "tokenizer.model"
+GGUF = ".gguf"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MERGE = "peft's merge_and_unload(), then save_pretrained() of the model and of its tokenizer to a new folder"
 
@@ -79,6 +80,11 @@ def tokenizer_fault(folder: Path) -> ModelFolderFault:
     convert = _python("AutoTokenizer", f"from_pretrained('{folder}')", folder)
     what = f"tokenizer.json is missing: the folder has the tokenizer as {found[0]}, which is not read"
     return ModelFolderFault(folder, what, f"make one: {convert} (pip install {packages})")
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is a GGUF file, by its name."""
+    return path.suffix.lower() == GGUF and path.is_file()
 
 
 def find_gguf(folder: Path) -> Path | None:

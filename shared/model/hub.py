@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from quire.shared.model.folder import find_gguf
-from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.model.folder import find_gguf, is_gguf
 
 
 class HubError(Exception):

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from quire.shared.config.command_line import CommandError
-from quire.shared.model.folder import CONFIG, find_fault, find_gguf
-from quire.shared.model.gguf.errors import GGUFError
-from quire.shared.model.gguf.model_files import gguf_json, is_gguf
+from quire.shared.model.files import made_json
+from quire.shared.model.folder import CONFIG, find_fault, find_gguf, is_gguf
+from quire.shared.process.errors import FileError
 
 # The model that comes with Quire, as a path below the folder of the sources.
 DEFAULT_MODEL = "models/demo"
@@ -56,7 +56,7 @@ def resolve_model(model: str) -> str:
 def _checked_gguf(path: Path) -> str:
     """Return the absolute path of a GGUF file. Raises CommandError if its header or its metadata cannot be served."""
     try:
-        gguf_json(path, CONFIG)
-    except GGUFError as error:
+        made_json(path / CONFIG)
+    except FileError as error:
         raise CommandError(f"model: {error}") from error
     return str(path.absolute())  # not resolved: a link's target may have another suffix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.model.folder import is_gguf
 from quire.shared.process.errors import StartError
 
 # A lane stands inside a Redis hash tag and in channel names: no braces, no white space.

@@ -18,7 +18,7 @@ class Backoff:
         self._next_s = first_s
 
     def next(self) -> float:
-        """Return the delay before the next retry, and double the one after it."""
+        """Return the delay before the next retry, and double the delay after it."""
         delay_s, self._next_s = self._next_s, min(2 * self._next_s, self._limit_s)
         return delay_s * random.uniform(0.5, 1) if self._jitter else delay_s
 

@@ -16,3 +16,14 @@ class CheckpointError(StartError):
 
 class NotSupported(CheckpointError):
     """The checkpoint is valid, but its kind of model is not supported."""
+
+
+AGAIN = "download the file again"
+
+
+class FileError(StartError):
+    """A file of a model cannot be read. The parts are kept, so that callers can raise an error of their own."""
+
+    def __init__(self, where: object, what: str, remedy: str = AGAIN) -> None:
+        super().__init__(" ".join(f"{where}: {what}; {remedy}".split()))
+        self.where, self.what, self.remedy = where, what, remedy

@@ -14,7 +14,7 @@ EXIT_CODE = 130
 
 
 def end_now(number: int, frame: object) -> None:
-    """Signal handler: end the process without cleaning up."""
+    """End the process without cleaning up, as a signal handler."""
     os._exit(EXIT_CODE)
 
 

@@ -16,7 +16,7 @@ READY = "ready"
 
 
 def report_ready(environ: MutableMapping[str, str]) -> None:
-    """Report that the process serves, and close the pipe. Does nothing in a process that has no pipe."""
+    """Report that the process serves, and close the pipe. Do nothing in a process that has no pipe."""
     descriptor = environ.pop(PIPE, "")
     if not descriptor.isdigit():
         return

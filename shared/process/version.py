@@ -16,12 +16,12 @@ _SOURCES = Path(__file__).resolve().parents[2]
 
 @cache  # looking for the metadata of a package reads folders
 def installed_version(default: str) -> str:
-    """The version of the first package of PACKAGES that is installed; `default` when running from bare sources."""
+    """Return the version of the first installed package of PACKAGES; `default` when running from bare sources."""
     return next(filter(None, map(_version, PACKAGES)), default)
 
 
 def install_command(extras: str = SERVING) -> str:
-    """The command that installs the packages of these extras: for a checkout, or for the installed package."""
+    """Return the command that installs the packages of these extras: for a checkout, or for the installed package."""
     if (_SOURCES / "pyproject.toml").is_file():
         return "make setup" if extras == SERVING else f"pip install -c constraints.txt -e '.[{extras}]'"
     package = next(filter(_version, PACKAGES), PACKAGES[0])

@@ -67,7 +67,7 @@ class Charge:
     tokens: RateState | None = None
 
     def encode(self, prompt_tokens: int, *, begins_call: bool) -> bytes:
-        """The charge of one request, as `_limits.lua` reads it."""
+        """Return the charge of a request, as `_limits.lua` reads it."""
         parts: list[Any] = [self.prefix, int(begins_call), prompt_tokens, self.price.prompt, self.price.completion]
         packed: bytes = msgpack.packb(
             [*parts, self.model, self.park_s, *map(_packed, self.accounts)], use_bin_type=True
@@ -75,20 +75,20 @@ class Charge:
         return packed
 
     def encode_accounts(self) -> bytes:
-        """The accounts and their limits, as `unpark` reads them."""
+        """Return the accounts and their limits, as `unpark` reads them."""
         packed: bytes = msgpack.packb(list(map(_packed, self.accounts)), use_bin_type=True)
         return packed
 
     def note(self, states: Sequence[Sequence[int]]) -> None:
         """Keep the tightest of the limits that `submit` returned for each account."""
         for name, at in (("calls", 0), ("tokens", 3)):
-            found = [RateState(*(int(value) for value in state[at : at + 3])) for state in states if int(state[at])]
-            if found:
-                setattr(self, name, min(found, key=lambda state: state.left))
+            rates = [RateState(*(int(value) for value in state[at : at + 3])) for state in states if int(state[at])]
+            if rates:
+                setattr(self, name, min(rates, key=lambda state: state.left))
 
 
 def _packed(account: Account) -> list[Any]:
-    """The name of an account and its limits, as `_limits.lua` reads them."""
+    """Return the name of an account and its limits, as `_limits.lua` reads them."""
     limits = account.limits
     return [
         account.place,

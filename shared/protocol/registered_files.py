@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.shared.model.config import CONTEXT_KEYS, HIDDEN_KEYS
 from quire.shared.model.files import ModelError, check_file, read_json
-from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.model.folder import is_gguf
 from quire.shared.protocol.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 
@@ -31,7 +31,7 @@ _GGUF_FILES = (TOKENIZER_CONFIG, "generation_config.json")
 def read_files(path: Path) -> dict[str, bytes]:
     """Return the files of a model folder or a GGUF file by name, and of config.json the fields that gateways read.
 
-    Raises ModelError for a file that is missing, unreadable, or larger than its limit.
+    Raise ModelError for a file that is missing, unreadable, or larger than its limit.
     """
     files = _of_gguf(path) if is_gguf(path) else _of_folder(path)
     files[CONFIG] = _dump(_reduced(read_json(path / CONFIG, required=True)))
@@ -50,25 +50,25 @@ def manifest_of(model: str, aliases: tuple[str, ...], files: Mapping[str, bytes]
 
 
 def _of_folder(folder: Path) -> dict[str, bytes]:
-    found = {}
+    files = {}
     for name in FILE_LIMITS:
         check_file(folder / name)
         try:
-            found[name] = (folder / name).read_bytes()
+            files[name] = (folder / name).read_bytes()
         except FileNotFoundError:
             continue
         except OSError as error:
             raise ModelError(f"{folder / name} cannot be read: {error}.") from error
-    if TOKENIZER not in found:  # it is made of another file
+    if TOKENIZER not in files:  # it is made of another file
         config = read_json(folder / TOKENIZER_CONFIG)
-        found[TOKENIZER] = load_tokenizer(folder, {}).to_str().encode()
-        found[TOKENIZER_CONFIG] = _dump({**read_special_tokens(folder, config), **config})
-    return found
+        files[TOKENIZER] = load_tokenizer(folder, {}).to_str().encode()
+        files[TOKENIZER_CONFIG] = _dump({**read_special_tokens(folder, config), **config})
+    return files
 
 
 def _of_gguf(path: Path) -> dict[str, bytes]:
-    found = {name: _dump(read_json(path / name)) for name in _GGUF_FILES}
-    return found | {TOKENIZER: load_tokenizer(path, {}).to_str().encode()}
+    files = {name: _dump(read_json(path / name)) for name in _GGUF_FILES}
+    return files | {TOKENIZER: load_tokenizer(path, {}).to_str().encode()}
 
 
 def _reduced(config: Mapping[str, Any]) -> dict[str, Any]:

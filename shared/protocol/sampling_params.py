@@ -70,8 +70,8 @@ class Parameter:
     default: stands for an absent parameter, and for null.
     model_default: the model's generation_config.json may give another default.
     per_prompt: without a value the gateway chooses one for each prompt.
-    requires: the parameter that must be true with this one, unless the value is among `neutral`, which ask for nothing.
-    excludes: parameters that must not be given with this one, with the reason, which may be empty.
+    requires: the parameter that must be true too, unless the value is among `neutral`, which ask for nothing.
+    excludes: parameters that must not be given too, with the reason, which may be empty.
     beam_value: the one value that a beam search takes, and its default there; None if a beam search takes any.
     kind: type and range for the documentation, where the text of `read` does not tell them.
     schema: the JSON schema of the value for /openapi.json, where the class of `read` does not tell it.
@@ -189,7 +189,7 @@ class LogitBias:
 
 
 def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """The pairs of `logit_bias` as a message carries them."""
+    """Return the pairs of `logit_bias` as a message carries them."""
     if type(value) is not list or len(value) > MAX_BIASES:
         raise InvalidValue(name, f"must be an array of at most {MAX_BIASES} pairs")
     if any(type(pair) is not list or len(pair) != 2 for pair in value):
@@ -201,8 +201,8 @@ def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
 def parameter(
     check: Check[Any], help: str = "", *, default: Any = MISSING, read: Check[Any] | None = None, **rest: Any
 ) -> Any:
-    """Declares a field of `SamplingParams`. `check` is of the form in messages; `read`, of the form in JSON, is needed
-    where that is another one. Parameters without `help` are not part of the API under their own name."""
+    """Declare a field of `SamplingParams`. `check` is of the form in messages; `read`, of the form in JSON, is needed
+    where the two differ. Parameters without `help` are not part of the API under their own name."""
     declared = Parameter(read=read or check, help=help, default=None if default is MISSING else default, **rest)
     return field(default=default, metadata={"check": check, "parameter": declared})
 
@@ -399,5 +399,9 @@ class SamplingParams:
         return not self.beam_width and self.best_of in (0, self.n)
 
 
-PARAMETERS: dict[str, Parameter] = {one.name: one.metadata["parameter"] for one in fields(SamplingParams)}
-MODEL_DEFAULTS: dict[str, float] = {name: one.default for name, one in PARAMETERS.items() if one.model_default}
+PARAMETERS: dict[str, Parameter] = {
+    declared.name: declared.metadata["parameter"] for declared in fields(SamplingParams)
+}
+MODEL_DEFAULTS: dict[str, float] = {
+    name: declared.default for name, declared in PARAMETERS.items() if declared.model_default
+}

@@ -18,8 +18,8 @@ COUNTER_UNITS = 10_000
 # Counters of tenants in a class, and of users of a tenant. Beyond it, the counters of those who do not wait are
 # forgotten, and all begin at the least counter again.
 MAX_COUNTERS = 10_000
-# Field of the counters: that of the last one that was taken. The name has more than 64 characters, so that Redis
-# stores the hash as a table from the start: a short hash is a list, which each charge would search.
+# Field of the counters: that of the tenant or user that was taken last. The name has more than 64 characters, so that
+# Redis stores the hash as a table from the start: a short hash is a list, which each charge would search.
 FLOOR = "floor".ljust(65, "-")
 # Life of the counters of a tenant's users after their last change.
 USER_COUNTERS_S = 86_400

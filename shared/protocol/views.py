@@ -67,7 +67,7 @@ class EngineFigures:
     Counters start with the process; they include warm-up and pinned prefixes.
     """
 
-    # Blocks of the device: total = used + cached + free. Pinned and shared blocks are among the used ones.
+    # Blocks of the device: total = used + cached + free. Pinned and shared blocks are among the used blocks.
     blocks_used: int
     blocks_cached: int  # in no block table, kept for the prefix cache
     blocks_free: int
@@ -80,7 +80,7 @@ class EngineFigures:
     # Entries of all block tables less the distinct blocks in them.
     sharing_saved_blocks: int
     host_blocks_used: int
-    # Unfinished sequences by state. Sequences that will fork from the first one of their group count as one with it.
+    # Unfinished sequences by state. Sequences that will fork from the first of their group count as one with it.
     sequences_running: int
     sequences_waiting: int
     sequences_swapped: int
@@ -127,7 +127,7 @@ class Cells(NamedTuple):
 
 
 class SequenceView(NamedTuple):
-    """A sequence and its block table, or the beginning of a long one."""
+    """A sequence and its block table, or the beginning of a long table."""
 
     request: str
     choice: int
@@ -151,7 +151,7 @@ class Row(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A block that was copied to another one. In a swap one of the two is in host memory."""
+    """A block that was copied to another. In a swap one of the two is in host memory."""
 
     kind: str
     source: int
@@ -202,7 +202,7 @@ class View:
 
     @classmethod
     def decode(cls, data: bytes) -> View:
-        """Read a view. Raises MessageError for data that `encode` cannot have written."""
+        """Read a view. Raise MessageError for data that `encode` cannot have written."""
         return decode(data, MAX_BYTES, cls._read)
 
     @classmethod
@@ -210,13 +210,13 @@ class View:
         value = fixed_array("view", message, 14)
         if value[0] != VERSION or type(value[0]) is not int:
             raise InvalidValue("a view", f"must have version {VERSION}, not {value[0]!r:.80}")
-        numbers = [_blocks("limit", one) for one in fixed_array("limits", value[3], len(ViewLimits._fields))]
+        numbers = [_blocks("limit", limit) for limit in fixed_array("limits", value[3], len(ViewLimits._fields))]
         limits = ViewLimits(*numbers)
         if not 1 <= limits.block_size <= 255:
             raise InvalidValue("block_size", f"must be from 1 to 255, not {limits.block_size}")
-        figures = [_count("figure", one) for one in fixed_array("figures", value[4], len(FIGURES))]
+        figures = [_count("figure", figure) for figure in fixed_array("figures", value[4], len(FIGURES))]
         sequences = tuple(map(_sequence, short_array("sequences", value[7], MAX_SEQUENCES)))
-        if sum(len(one.table) for one in sequences) > 4 * MAX_TABLE_ENTRIES:
+        if sum(len(sequence.table) for sequence in sequences) > 4 * MAX_TABLE_ENTRIES:
             raise InvalidValue("the block tables", f"have more than {MAX_TABLE_ENTRIES} entries")
         return cls(
             _worker("worker", value[1]),
@@ -236,7 +236,7 @@ class View:
 
 
 def unpack_table(table: bytes) -> list[int]:
-    """The ids of the physical blocks in a packed table."""
+    """Return the ids of the physical blocks in a packed table."""
     ids = array("I")
     ids.frombytes(table)
     return ids.tolist()

@@ -6,7 +6,7 @@ import asyncio
 
 
 def check_cancelled() -> None:
-    """Raises CancelledError if the current task has been cancelled.
+    """Raise CancelledError if the current task has been cancelled.
 
     redis-py sends within `asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives together with
     the result. A loop that calls Redis calls this after each command.

@@ -15,7 +15,7 @@ MINIMUM_VERSION = (6, 2)
 
 
 async def check_redis(url: str, lane: str = "") -> str:
-    """Return the server's name and version. Raises BrokerUnavailable if it cannot hold the queue."""
+    """Return the server's name and version. Raise BrokerUnavailable if it cannot hold the queue."""
     parsed = parse_redis_url(url)
     client = command_client(url, lane, connections=1)
     try:

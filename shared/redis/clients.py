@@ -52,7 +52,7 @@ def command_client(url: str, lane: str = "", connections: int = 16) -> LaneClien
     """Return a client for commands and scripts. The effect of a failed call is unknown: repeat only repeatable calls.
 
     lane: the lane whose keys are used; in a cluster the client reaches no other keys. connections: largest number of
-    connections for pipelines; commands share one more. Raises BrokerUnavailable for a wrong URL.
+    connections for pipelines; commands share one more. Raise BrokerUnavailable for a wrong URL.
     """
     return _client(place_of(url, lane), COMMAND_TIMEOUT_S, connections)
 
@@ -63,7 +63,7 @@ def blocking_client(url: str, lane: str = "") -> LaneClient:
 
 
 def pubsub_client(url: str, lane: str = "") -> LaneClient:
-    """Return a client for one subscription. Heed subscribe messages: a second one tells that messages were lost."""
+    """Return a client for one subscription. Heed subscribe messages: a second subscribe message tells of a loss."""
     return _client(place_of(url, lane), COMMAND_TIMEOUT_S, 1)
 
 

@@ -24,14 +24,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from quire.shared.redis.places import Place
 from quire.shared.redis.url import Address
 
-# Errors by which a server says that it cannot serve the lane now, and that another one may. Nothing was carried out.
+# Errors by which a server says that it cannot serve the lane now, and that another may. Nothing was carried out.
 _ELSEWHERE = (ReadOnlyError, AskError, TryAgainError, ClusterDownError, MasterDownError)  # MOVED is an AskError
 # Such errors without a class in redis-py, and as Redis 6.2 wraps an error inside a script.
 _ELSEWHERE_TEXTS = ("NOREPLICAS ", "UNBLOCKED ", "READONLY ", "non local key in a cluster")
 
 
 def is_elsewhere(error: ResponseError) -> bool:
-    """True if the error says that this server cannot serve the lane now, and that another one may."""
+    """Return whether the error says that this server cannot serve the lane now, and that another may."""
     return isinstance(error, _ELSEWHERE) or any(text in str(error) for text in _ELSEWHERE_TEXTS)
 
 

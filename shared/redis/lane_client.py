@@ -55,7 +55,7 @@ class LaneClient(Redis):
             raise
 
     async def is_current(self, link: Link) -> bool:
-        """True if a link is open and connected to the lane's server."""
+        """Return whether a link is open and connected to the lane's server."""
         await self._place.recheck()
         connection: Any = link.connection
         return link.is_open and connection.moves == self._place.moves

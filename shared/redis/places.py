@@ -21,7 +21,7 @@ from redis.exceptions import MovedError, RedisError
 
 from quire.shared.redis.url import Address, RedisUrl, parse_redis_url
 
-# Timeout of one Sentinel or node of the cluster, after which the next one is asked.
+# Timeout of one Sentinel or node of the cluster, after which the next is asked.
 ASK_TIMEOUT_S = 1.0
 # Interval at which Sentinels are asked again without any failure. After a planned failover the old master accepts
 # writes for many seconds, until the Sentinels make it a replica; these writes are lost.
@@ -43,7 +43,7 @@ class Place:
         self._nodes = list(url.nodes)
 
     async def locate(self) -> Address:
-        """Return the address to connect to. Raises redis-py's ConnectionError if no node knows it."""
+        """Return the address to connect to. Raise redis-py's ConnectionError if no node knows it."""
         return self.url.nodes[0]
 
     async def recheck(self) -> None:
@@ -57,7 +57,7 @@ class Place:
         if self._nodes:
             self._nodes.append(self._nodes.pop(0))
 
-    def _found(self, address: Address) -> Address:
+    def _located(self, address: Address) -> Address:
         if address != self._last:
             self._last = address
             self.moves += 1
@@ -97,7 +97,7 @@ class SentinelPlace(Place):
 
         self._checked_at = time.monotonic()
         command = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.url.service)
-        return self._found(await self._ask_nodes(self.url.sentinel_options, read, *command))
+        return self._located(await self._ask_nodes(self.url.sentinel_options, read, *command))
 
     async def verify(self, ask: Callable[..., Awaitable[Any]]) -> None:
         # For a while after a failover a Sentinel may name the old master, or a server that is not a master yet.
@@ -116,7 +116,7 @@ class ClusterPlace(Place):
         self._hint: Address | None = None
 
     async def locate(self) -> Address:
-        return self._found(self._hint or await self._ask_nodes(self.url.options, self._read, "CLUSTER", "SLOTS"))
+        return self._located(self._hint or await self._ask_nodes(self.url.options, self._read, "CLUSTER", "SLOTS"))
 
     def doubt(self, error: BaseException | None = None, asked: Address | None = None) -> None:
         super().doubt()
@@ -139,19 +139,19 @@ class ClusterPlace(Place):
 
     async def masters(self) -> list[Address]:
         """Return all masters that have slots."""
-        found: dict[Address, None] = {}
+        addresses: dict[Address, None] = {}
 
         def read(asked: Address, reply: Any) -> Address:
-            found.update((_address(master, asked), None) for _, _, master, *_ in reply)
+            addresses.update((_address(master, asked), None) for _, _, master, *_ in reply)
             return asked
 
         await self._ask_nodes(self.url.options, read, "CLUSTER", "SLOTS")
-        return list(found)
+        return list(addresses)
 
 
 @lru_cache(maxsize=64)
 def place_of(url: str, lane: str) -> Place:
-    """Return the place of a lane, one object per process; without a lane, of any node. Raises BrokerUnavailable."""
+    """Return the place of a lane, one object per process; without a lane, of any node. Raise BrokerUnavailable."""
     parsed = parse_redis_url(url)
     if parsed.kind == "sentinel":
         return SentinelPlace(parsed)

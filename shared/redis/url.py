@@ -77,7 +77,7 @@ class RedisUrl:
 
 
 def parse_redis_url(text: str) -> RedisUrl:
-    """Parse a URL. Raises BrokerUnavailable, whose text has the URL without passwords, the fault and the remedy."""
+    """Parse a URL. Raise BrokerUnavailable, whose text has the URL without passwords, the fault and the remedy."""
     try:
         return _parse(text)
     except ValueError as error:
@@ -96,7 +96,7 @@ def redact(url: str) -> str:
 
 
 def _is_cut(text: str) -> bool:
-    """True if the faulty part of a URL may be a piece of a password, which an error must not show."""
+    """Return whether the faulty part of a URL may be a piece of a password, which an error must not show."""
     try:
         parts = urlsplit(text)
     except ValueError:  # a bracket
@@ -147,12 +147,12 @@ def _unix(text: str, netloc: str, path: str, query: dict[str, str]) -> RedisUrl:
 
 
 def _query(query: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
-        if name in found:
+        if name in values:
             raise ValueError(f"{name} is there twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _node(text: str, default_port: int) -> Address:
@@ -164,7 +164,7 @@ def _node(text: str, default_port: int) -> Address:
 
 
 def _path(kind: str, path: str) -> tuple[str, str]:
-    """The name of the Sentinels' service, and the database as text."""
+    """Return the name of the Sentinels' service, and the database as text."""
     names = path.removeprefix("/").split("/") if path.strip("/") else []
     if kind == "sentinel":
         if not names or not names[0]:

@@ -30,7 +30,7 @@ class ServiceUnavailable(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket for the server. Raises PortError."""
+    """Bind a socket for the server. Raise PortError."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -79,7 +79,7 @@ class InternalServer:
         return f"{', '.join(self._paths[:-1])} and {self._paths[-1]}"
 
     async def start(self) -> None:
-        """Start to answer. Raises PortError if another process has begun to listen on the port since `bind`."""
+        """Start to answer. Raise PortError if another process has begun to listen on the port since `bind`."""
         await self._runner.setup()
         try:
             await web.SockSite(self._runner, self._listener).start()

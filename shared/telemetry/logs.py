@@ -88,13 +88,13 @@ def places(error: BaseException) -> str:
     """Format a traceback without the texts of its exceptions, which may quote input of a client."""
     parts: list[str] = []
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        kind = type(found)
-        frames = "".join(traceback.format_tb(found.__traceback__))
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        kind = type(current)
+        frames = "".join(traceback.format_tb(current.__traceback__))
         parts.append(f"{frames}{kind.__module__}.{kind.__qualname__}: (text withheld: it may quote a prompt)")
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "\nwhich led to\n".join(reversed(parts))
 
 

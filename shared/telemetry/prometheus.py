@@ -96,13 +96,13 @@ def gauge(name: str, help: str, values: float | Mapping[Any, float], labels: Lab
 
 def histogram(name: str, help: str, values: Histogram | Mapping[Any, Histogram], labels: Labels = ()) -> Metric:
     family = HistogramMetricFamily(name, help, labels=labels)
-    for key, one in _items(values):
+    for key, observed in _items(values):
         # Another thread may observe meanwhile: the copy of the counts is consistent in itself.
         buckets, at = [], 0
-        for bound, count in zip((*map(_number, one.bounds), "+Inf"), one.counts.copy(), strict=True):
+        for bound, count in zip((*map(_number, observed.bounds), "+Inf"), observed.counts.copy(), strict=True):
             at += count
             buckets.append((bound, at))
-        family.add_metric(key, buckets, one.sum)
+        family.add_metric(key, buckets, observed.sum)
     return family
 
 

@@ -126,7 +126,7 @@ class Tracer:
         )
 
     def close(self) -> None:
-        """Send the waiting spans. Blocks for at most FLUSH_S."""
+        """Send the waiting spans. Block for at most FLUSH_S."""
         # In a thread, because a connection attempt in progress cannot be interrupted.
         thread = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         thread.start()

@@ -17,7 +17,7 @@ OTLP_ENDPOINT_HELP = (
     "OTEL_EXPORTER_OTLP_ENDPOINT is set, tracing is off."
 )
 
-# Standard variables for the endpoint; the first one is a complete URL.
+# Standard variables for the endpoint; the first is a complete URL.
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
@@ -29,7 +29,7 @@ class TracingError(StartError):
 
 
 def start(process: str, instance: str, endpoint: str, environ: Mapping[str, str]) -> Tracer | None:
-    """Return the tracer of this process; None if tracing is off. Raises TracingError.
+    """Return the tracer of this process; None if tracing is off. Raise TracingError.
 
     process: `gateway` or `worker`. endpoint: the setting; if it is empty, the standard variables of `environ` apply.
     """

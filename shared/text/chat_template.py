@@ -23,7 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quire.shared.model.files import ModelError, check_file, read_json
-from quire.shared.model.gguf.model_files import is_gguf
+from quire.shared.model.folder import is_gguf
 from quire.shared.text.role_order import probe_role_order
 from quire.shared.text.tool_turns import PROBED_TOOL, ToolTurns, called_tools, probe_tool_turns
 
@@ -33,7 +33,7 @@ Message = Mapping[str, Any]
 
 # By role: the roles of the conversation with which a template is probed for the forms of content that it renders.
 _PROBES = {"system": ("system", "user"), "user": ("user",), "assistant": ("user", "assistant", "user")}
-# Names of chat templates, and the file of the second one.
+# Names of chat templates, and the file of the second.
 DEFAULT, TOOL_USE = "default", "tool_use"
 TOOL_USE_FILE = "additional_chat_templates/tool_use.jinja"
 # The variables that `ChatTemplate` sets, besides the special tokens.
@@ -119,12 +119,16 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and not all(
-            isinstance(one, int | float) and abs(one) <= MAX_POWER for one in (left, right)
+            isinstance(operand, int | float) and abs(operand) <= MAX_POWER for operand in (left, right)
         ):
             raise jinja2.exceptions.SecurityError(f"a power of numbers above {MAX_POWER} is unsafe.")
-        for one, times in ((left, right), (right, left)):
-            if isinstance(one, str | list | tuple) and isinstance(times, int) and len(one) * times > MAX_REPEATED:
-                raise jinja2.exceptions.SecurityError(f"a text or list of {len(one) * times} items is unsafe.")
+        for repeated, times in ((left, right), (right, left)):
+            if (
+                isinstance(repeated, str | list | tuple)
+                and isinstance(times, int)
+                and len(repeated) * times > MAX_REPEATED
+            ):
+                raise jinja2.exceptions.SecurityError(f"a text or list of {len(repeated) * times} items is unsafe.")
         return super().call_binop(context, operator, left, right)
 
 
@@ -139,7 +143,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """One compiled template. Construction raises TemplateFailure for a source that is not a valid template.
+    """A compiled template. Construction raises TemplateFailure for a source that is not a valid template.
 
     variables: names that the template takes from outside; `tools` is among them if it can describe tools to the model.
     tool_turns: the form in which it takes messages with tool calls. role_order: the order of roles that it holds.
@@ -153,7 +157,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateFailure(str(error)) from error
         self.source = source
-        # The template for calls with tools. Some models have one of their own, named `tool_use`.
+        # The template for calls with tools. Some models have a template of their own, named `tool_use`.
         self.with_tools = self
         self._special_tokens = dict(special_tokens)
         self._takes_strings = {role for role in _PROBES if self._shows(role, "first", "x")}
@@ -173,10 +177,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render the prompt of a conversation. Raises TemplateFailure.
+        """Render the prompt of a conversation. Raise TemplateFailure.
 
-        tools: in the form of the OpenAI API. variables: further ones for the template, such as `enable_thinking`; none
-        of them replaces a variable that this class sets.
+        tools: in the form of the OpenAI API. variables: further variables for the template, such as `enable_thinking`;
+        none of them replaces a variable that this class sets.
         """
         written = self.tool_turns.written(self.role_order.written(messages))
         fitted = [self._fitted(message) for message in written]
@@ -189,7 +193,7 @@ class ChatTemplate:
         return self
 
     def takes_variable(self, name: str) -> bool:
-        """True if a variable from outside reaches the template, or that for tools."""
+        """Return whether a variable from outside reaches the template, or that for tools."""
         known = self.variables | self.with_tools.variables
         return name in known and name not in (*_OWN, *self._special_tokens)
 
@@ -227,11 +231,11 @@ class ChatTemplate:
         return message
 
     def _shows(self, role: str, content: Any, others: Any) -> bool:
-        """True if the template renders such content of a role completely and as text, not as a Python literal.
+        """Return whether the template renders such content of a role completely and as text, not as a Python literal.
 
         others: content of the surrounding messages.
         """
-        messages = [{"role": one, "content": content if one == role else others} for one in _PROBES[role]]
+        messages = [{"role": probed, "content": content if probed == role else others} for probed in _PROBES[role]]
         try:
             rendered = self._render(messages, add_generation_prompt=False)
         except TemplateFailure:
@@ -243,9 +247,9 @@ class ChatTemplate:
 def load_chat_template(
     folder: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """Load the chat templates of a model folder: the default one, and `with_tools` if there is one named `tool_use`.
+    """Load the chat templates of a model folder: the default one, and `with_tools` if there is a template `tool_use`.
 
-    Returns None without a template. Raises ModelError for a broken one. The files are read in the order of precedence
+    Return None without a template. Raise ModelError for a broken one. The files are read in the order of precedence
     of Transformers. tokenizer_config: the content of tokenizer_config.json. special_tokens: the result of
     `read_special_tokens`.
     """
@@ -272,7 +276,7 @@ def _read_sources(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str
         path = folder / "chat_template.json"
         stored = read_json(path).get("chat_template")
     entries = stored if isinstance(stored, list) else [{"name": DEFAULT, "template": stored}]
-    found = {
+    sources = {
         entry["name"]: (path, entry["template"])
         for entry in entries
         if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
@@ -283,7 +287,7 @@ def _read_sources(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str
             continue
         check_file(path)
         try:
-            found[name] = (path, path.read_text(encoding="utf-8"))
+            sources[name] = (path, path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}; fetch the model again.") from error
-    return found
+    return sources

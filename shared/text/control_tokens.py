@@ -1,4 +1,4 @@
-"""Control tokens in the texts of messages: a text that looks like one is not tokenized as one.
+"""Control tokens in the texts of messages: a text that looks like a control token stays a text.
 
 A chat template writes control tokens around the messages, such as `<|user|>`. The tokenizer cannot tell these from the
 same characters in a message, so a document or the result of a tool could forge messages of other roles. Before the
@@ -26,7 +26,7 @@ _IN_BRACKETS = re.compile(r"<\S+>|\[\S+\]")
 
 
 class ControlTokens:
-    """The control tokens of a model. One of a single character cannot be divided, and is left out.
+    """The control tokens of a model. A token of a single character cannot be divided, and is left out.
 
     of_assistant: those that remain tokens in messages of the assistant, because templates divide the text there.
     """
@@ -38,7 +38,7 @@ class ControlTokens:
         for text in self._texts:
             lengths[text[:2]].add(len(text))
         # By the first two characters.
-        self._lengths = {begin: tuple(found) for begin, found in lengths.items()}
+        self._lengths = {begin: tuple(sizes) for begin, sizes in lengths.items()}
         begins = "|".join(re.escape(begin) for begin in self._lengths)
         self._begins = re.compile(f"(?={begins})" if begins else "(?!)")
 
@@ -58,7 +58,7 @@ class ControlTokens:
     def mark(self, messages: Sequence[Message], others: T) -> tuple[Sequence[Message], T, str]:
         """Return both with a mark inside each text that is a control token, and the mark; it is empty without any.
 
-        others: further texts for the template. Raises ValueError if no character is left for the mark, and for values
+        others: further texts for the template. Raise ValueError if no character is left for the mark, and for values
         that are nested too deeply.
         """
         try:
@@ -75,7 +75,7 @@ class ControlTokens:
             raise ValueError("are nested too deeply") from None
 
     def _all_marked(self, messages: Sequence[Message], others: T, mark: str) -> tuple[list[Message], T]:
-        marked = [self._marked(one, mark, one["role"] == "assistant") for one in messages]
+        marked = [self._marked(message, mark, message["role"] == "assistant") for message in messages]
         return marked, self._marked(others, mark)
 
     def _marked(self, value: Any, mark: str, is_of_assistant: bool = False) -> Any:
@@ -83,41 +83,41 @@ class ControlTokens:
         if isinstance(value, str):
             return self._marked_texts([value], mark, is_of_assistant)[0]
         if isinstance(value, Mapping):
-            pairs = ([self._marked(one, mark, is_of_assistant) for one in pair] for pair in value.items())
+            pairs = ([self._marked(part, mark, is_of_assistant) for part in pair] for pair in value.items())
             return dict(pairs)
         if not isinstance(value, list | tuple):
             return value
-        found = [self._marked(one, mark, is_of_assistant) for one in value]
+        marked = [self._marked(item, mark, is_of_assistant) for item in value]
         # A template may join the parts of a content.
-        if all(isinstance(one, Mapping) and isinstance(one.get("text"), str) for one in value):
-            texts = self._marked_texts([one["text"] for one in value], mark, is_of_assistant)
-            found = [{**one, "text": text} for one, text in zip(found, texts, strict=True)]
+        if all(isinstance(item, Mapping) and isinstance(item.get("text"), str) for item in value):
+            texts = self._marked_texts([item["text"] for item in value], mark, is_of_assistant)
+            marked = [{**item, "text": text} for item, text in zip(marked, texts, strict=True)]
         if isinstance(value, list):
-            return found
-        return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
+            return marked
+        return type(value)(*marked) if hasattr(value, "_fields") else tuple(marked)
 
     def _marked_texts(self, texts: list[str], mark: str, is_of_assistant: bool) -> list[str]:
         """Return texts that may follow each other, with marks."""
         places = self._places("".join(texts), self._of_assistant if is_of_assistant else frozenset())
-        found, begin = [], 0
+        marked, begin = [], 0
         for text in texts:
             inside = [place - begin for place in places if begin < place <= begin + len(text)]
             ends = [0, *inside, len(text)]
-            found.append(mark.join(text[start:end] for start, end in itertools.pairwise(ends)))
+            marked.append(mark.join(text[start:end] for start, end in itertools.pairwise(ends)))
             begin += len(text)
-        return found
+        return marked
 
     def _places(self, text: str, kept: frozenset[str]) -> list[int]:
         """Return the places after the first character of each control token, those of `kept` excepted."""
-        found = []
+        places = []
         for match in self._begins.finditer(text):
             at = match.start()
             for length in self._lengths[text[at : at + 2]]:
                 token = text[at : at + length]
                 if token in self._texts and token not in kept:
-                    found.append(at + 1)
+                    places.append(at + 1)
                     break
-        return found
+        return places
 
 
 def pieces(text: str, mark: str) -> list[str]:

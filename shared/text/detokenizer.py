@@ -39,7 +39,7 @@ def context_of(tokenizer: TokenDecoder) -> tuple[int, ...]:
 
 
 def drops_first_space(tokenizer: TokenDecoder) -> bool:
-    """True if tokens that begin with a space lose it when they are decoded as a text of their own."""
+    """Return whether tokens that begin with a space lose it when they are decoded as a text of their own."""
     first, both = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "a a"))
     second = both[len(first) :]
     return tokenizer.decode(both) != tokenizer.decode(first) + tokenizer.decode(second)

@@ -1,8 +1,8 @@
 """Grammars that an answer must follow, the same in gateway and worker; llguidance compiles them.
 
 The text of a grammar is a JSON object with one key, the kind of the grammar (`KINDS`). The kind `framed` puts another
-grammar into one in Lark, such as the reasoning before it. Messages carry this text, so that it means the same in both
-services.
+grammar into a Lark grammar, such as that of the reasoning before it. Messages carry this text, so that it means the
+same in both services.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CLOSING = frozenset(b'"]}, ')
 
 
 def lark_json(schema: dict[str, Any]) -> str:
-    """Return an expression of a Lark grammar that matches JSON that follows a schema. Raises GrammarError."""
+    """Return an expression of a Lark grammar that matches JSON that follows a schema. Raise GrammarError."""
     return f"%json {json_schema.compiled(schema)}"
 
 
@@ -54,7 +54,7 @@ def framed(lark: str, content: str) -> str:
 def grammar(text: str, special_tokens: Collection[str]) -> str:
     """Return a grammar as llguidance takes it.
 
-    special_tokens: the texts of the tokenizer's special tokens. Raises GrammarError.
+    special_tokens: the texts of the tokenizer's special tokens. Raise GrammarError.
     """
     try:
         parsed = json.loads(text)
@@ -96,10 +96,10 @@ def _regex(value: Any, special_tokens: Collection[str]) -> str:
 
 
 def _choice(value: Any, special_tokens: Collection[str]) -> str:
-    if type(value) is not list or not value or any(type(one) is not str for one in value):
+    if type(value) is not list or not value or any(type(text) is not str for text in value):
         raise GrammarError("choice must be an array of strings")
     # One terminal instead of a rule for each choice: a mask then takes the same time for any number of choices.
-    return _lark_field(f"start: CHOICE\nCHOICE: {' | '.join(canonical(one) for one in value)}")
+    return _lark_field(f"start: CHOICE\nCHOICE: {' | '.join(canonical(text) for text in value)}")
 
 
 def _lark(value: Any, special_tokens: Collection[str]) -> str:
@@ -132,7 +132,7 @@ KINDS = tuple(_COMPILERS)
 
 
 def matcher(text: str, tokenizer: LLTokenizer, special_tokens: Collection[str]) -> LLMatcher:
-    """Return a matcher at the beginning of an answer, with its first mask computed. Raises GrammarError."""
+    """Return a matcher at the beginning of an answer, with its first mask computed. Raise GrammarError."""
     made = LLMatcher(tokenizer, grammar(text, special_tokens), log_level=0, limits=_LIMITS)
     return _look(made)
 
@@ -156,7 +156,7 @@ def check(text: str, vocabulary: GrammarVocabulary) -> None:
 
 
 def _walk(made: LLMatcher, chance: random.Random, ends_at: float) -> None:
-    """Follow a grammar by chance, for some tokens. Raises GrammarError if that leads to where no token is allowed."""
+    """Follow a grammar by chance, for some tokens. Raise GrammarError if that leads to where no token is allowed."""
     for _ in range(_WALK_TOKENS):
         if made.is_stopped() or time.process_time() > ends_at:
             break
@@ -170,7 +170,7 @@ def _walk(made: LLMatcher, chance: random.Random, ends_at: float) -> None:
 
 
 def _look(made: LLMatcher) -> LLMatcher:
-    """Compute the mask of the next token, unless the matcher has stopped. Raises GrammarError."""
+    """Compute the mask of the next token, unless the matcher has stopped. Raise GrammarError."""
     if not made.is_error() and not made.is_stopped():
         made.compute_bitmask()
     if made.is_error():
@@ -194,7 +194,7 @@ class GrammarVocabulary:
     def of(cls, tokenizer: Tokenizer, eos_token_ids: Iterable[int], size: int) -> GrammarVocabulary:
         """Return the vocabulary of a model of `size` tokens."""
         size = max(size, tokenizer.get_vocab_size(with_added_tokens=True))
-        return cls(special_tokens(tokenizer), tuple(sorted(one for one in eos_token_ids if one < size)), size)
+        return cls(special_tokens(tokenizer), tuple(sorted(eos for eos in eos_token_ids if eos < size)), size)
 
     def tokenizer(self, has_all_ids: bool) -> LLTokenizer:
         """Return a tokenizer with one token for each byte, and the special tokens and end tokens.

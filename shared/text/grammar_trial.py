@@ -38,20 +38,20 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_TRIAL_BYTES, _TRIAL_BYTES))
     ordered = json.load(sys.stdin.buffer)
     vocabulary = GrammarVocabulary(**ordered["vocabulary"])
-    found: list[str] = []
+    faults: list[str] = []
 
     def look() -> None:
         try:
             check(ordered["grammar"], vocabulary)
-            found.append("")
+            faults.append("")
         except GrammarError as error:
-            found.append(str(error))
+            faults.append(str(error))
 
     threading.stack_size(_TRIAL_STACK_BYTES)
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    sys.stdout.buffer.write(found[0].encode())
+    sys.stdout.buffer.write(faults[0].encode())
 
 
 if __name__ == "__main__":

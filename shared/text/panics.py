@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 def is_panic(error: BaseException) -> bool:
-    """Tell if an exception is a panic of tokenizers or llguidance; each library has a class of its own for it."""
+    """Return whether an exception is a panic of tokenizers or llguidance; each library has its own class for it."""
     return type(error).__module__ == "pyo3_runtime"
 
 

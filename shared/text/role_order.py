@@ -49,23 +49,23 @@ class RoleOrder:
         """
         if self == RoleOrder():
             return messages
-        found: list[Message] = []
+        written: list[Message] = []
         was_moved = False
         for message, is_moved in self._placed(messages):
-            last = found[-1] if found else None
+            last = written[-1] if written else None
             role = message["role"]
             if last and last["role"] == role != "tool" and (role not in self.repeated or is_moved or was_moved):
-                found[-1] = _joined(last, message)
+                written[-1] = _joined(last, message)
             else:
-                found += self._fill(last, role)
-                found.append(message)
+                written += self._fill(last, role)
+                written.append(message)
             was_moved = is_moved
-        if not self.takes_system_alone and all(message["role"] == "system" for message in found):
-            found.append({"role": "user", "content": self.filler})
-        return found
+        if not self.takes_system_alone and all(message["role"] == "system" for message in written):
+            written.append({"role": "user", "content": self.filler})
+        return written
 
     def _placed(self, messages: Sequence[Message]) -> Iterator[tuple[Message, bool]]:
-        """Yield each message, and whether it was a system message that cannot stay one."""
+        """Yield each message, and whether it was a system message that cannot stay at its place."""
         is_head = True
         for message in messages:
             is_system = message["role"] == "system"
@@ -80,7 +80,7 @@ class RoleOrder:
                 )
 
     def _fill(self, last: Message | None, role: str) -> list[Message]:
-        """Return the message that the template needs between a message and one of the given role, if any."""
+        """Return the message that the template needs between a message and the next, which has a role; if any."""
         begins = last is None or last["role"] == "system"
         if begins and role == "assistant" and not self.takes_assistant_first:
             return [{"role": "user", "content": self.filler}]
@@ -134,7 +134,7 @@ def _joined(first: Message, second: Message) -> Message:
     joined: dict[str, Any] = {**second, **first, "content": _both(first["content"], second["content"])}
     if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
         joined["tool_calls"] = calls
-    if reasoning := [one["reasoning_content"] for one in (first, second) if one.get("reasoning_content")]:
+    if reasoning := [message["reasoning_content"] for message in (first, second) if message.get("reasoning_content")]:
         joined["reasoning_content"] = SEPARATOR.join(reasoning)
     return joined
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 class StopStringFilter:
     """Passes text through, and holds back a tail that may be the beginning of a stop string.
 
-    After a match, `matched` is the stop string and no further text is emitted. If several strings match, the one that
-    is complete first wins; among those, the one that starts first. With `includes_match` the stop string itself is
-    emitted, too.
+    After a match, `matched` is the stop string and no further text is emitted. If several strings match, the string
+    that is complete first wins; among those, the string that starts first. With `includes_match` the stop string itself
+    is emitted, too.
     """
 
     def __init__(self, stop: tuple[str, ...] | list[str], includes_match: bool = False) -> None:
-        # Longer strings come first: if two matches end at the same character, the longer one started first and wins.
+        # Longer strings come first: if two matches end at the same character, the longer match started first and wins.
         self._stop = tuple(sorted(stop, key=len, reverse=True))
         self._held = ""
         self._includes_match = includes_match

@@ -25,7 +25,7 @@ _NAMEABLE = re.compile(r"<[^<>\s\[][^<>\s]*>")
 
 
 def to_lark(value: Any, special_tokens: Collection[str]) -> str:
-    """Return the Lark grammar of a structural tag. Raises GrammarError.
+    """Return the Lark grammar of a structural tag. Raise GrammarError.
 
     The text of a special token within the tag matches the token itself, and its letters.
     """
@@ -39,11 +39,11 @@ def to_lark(value: Any, special_tokens: Collection[str]) -> str:
         _only("structural_tag", value, ("type", "structures", "triggers"))
         structures = _array("structures", value.get("structures"))
         tags = []
-        for one in structures:
-            one = _object("structures", one)
-            _only("structures", one, ("begin", "schema", "end"))
-            content = {"type": "json_schema", "json_schema": one.get("schema")}
-            tags.append({"begin": one.get("begin"), "content": content, "end": one.get("end")})
+        for structure in structures:
+            structure = _object("structures", structure)
+            _only("structures", structure, ("begin", "schema", "end"))
+            content = {"type": "json_schema", "json_schema": structure.get("schema")}
+            tags.append({"begin": structure.get("begin"), "content": content, "end": structure.get("end")})
         made = {"type": "triggered_tags", "triggers": value.get("triggers"), "tags": tags}
         start = writer.expression(made, "", True, 0)
     if value.get("type", "structural_tag") != "structural_tag":
@@ -91,7 +91,7 @@ class _TagWriter:
         if kind == "or":
             _only(kind, form, ("type", "elements"))
             branches = _array("elements", form.get("elements"))
-            return f"({' | '.join(self.expression(one, end, is_last, depth + 1) for one in branches)})"
+            return f"({' | '.join(self.expression(branch, end, is_last, depth + 1) for branch in branches)})"
         if kind == "sequence":
             return self._sequence(form, end, is_last, depth)
         if kind == "triggered_tags":
@@ -133,7 +133,7 @@ class _TagWriter:
     def _triggered_tags(self, form: dict[str, Any], end: str, is_last: bool, depth: int) -> str:
         _only("triggered_tags", form, ("type", "triggers", "tags", "at_least_one", "stop_after_first"))
         tags = [_object("tags", tag) for tag in _array("tags", form.get("tags"))]
-        triggers = [_text("triggers", one) for one in _array("triggers", form.get("triggers"))]
+        triggers = [_text("triggers", trigger) for trigger in _array("triggers", form.get("triggers"))]
         if not all(triggers):
             raise GrammarError("triggers must not be empty")
         by_trigger: dict[str, list[dict[str, Any]]] = {trigger: [] for trigger in triggers}
@@ -163,8 +163,8 @@ class _TagWriter:
         _only("tags_with_separator", form, ("type", "tags", "separator", "at_least_one", "stop_after_first"))
         tags = _array("tags", form.get("tags"))
         separator = self._literal(_text("separator", form.get("separator")))
-        one = self._rule(" | ".join(self._tag(_object("tags", tag), "", False, depth) for tag in tags))
-        many = one if _flag("stop_after_first", form) else f"{one} ({separator} {one})*"
+        any_tag = self._rule(" | ".join(self._tag(_object("tags", tag), "", False, depth) for tag in tags))
+        many = any_tag if _flag("stop_after_first", form) else f"{any_tag} ({separator} {any_tag})*"
         return f"({many}){'' if _flag('at_least_one', form) else '?'} {self._literal(end)}"
 
     def _free_text(self, end: str, is_last: bool) -> str:
@@ -178,10 +178,10 @@ class _TagWriter:
         """Return a rule for any text up to and with the first occurrence of `text`."""
         spelled = f"{_ANY_TEXT} {json.dumps(text, ensure_ascii=False)}"
         lazy = self._rule(self._rule(spelled, is_terminal=True), option="[lazy]")
-        if self._special is None or not (found := self._special.match(text)):
+        if self._special is None or not (match := self._special.match(text)):
             return lazy
-        rest = self._literal(text[found.end() :])
-        return f"({lazy} | {self._rule(_ANY_TEXT, is_terminal=True)} {found[0]} {rest})"
+        rest = self._literal(text[match.end() :])
+        return f"({lazy} | {self._rule(_ANY_TEXT, is_terminal=True)} {match[0]} {rest})"
 
     def _literal(self, text: str) -> str:
         """Return an expression for a text, in which special tokens may be tokens or letters."""
@@ -191,10 +191,10 @@ class _TagWriter:
         if self._special is None or not self._special.search(text):
             return spelled
         parts, at = [], 0
-        for found in self._special.finditer(text):
-            parts += [json.dumps(text[at : found.start()], ensure_ascii=False)] if found.start() > at else []
-            parts.append(found[0])
-            at = found.end()
+        for match in self._special.finditer(text):
+            parts += [json.dumps(text[at : match.start()], ensure_ascii=False)] if match.start() > at else []
+            parts.append(match[0])
+            at = match.end()
         parts += [json.dumps(text[at:], ensure_ascii=False)] if at < len(text) else []
         return f"({' '.join(parts)} | {spelled})"
 

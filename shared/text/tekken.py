@@ -34,7 +34,7 @@ _FIRST = (
 
 
 def load_tekken(path: Path) -> Tokenizer:
-    """Return the tokenizer of a file; a plain prompt begins with `<s>`. Raises ValueError for a damaged file."""
+    """Return the tokenizer of a file; a plain prompt begins with `<s>`. Raise ValueError for a damaged file."""
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
     file = json.loads(path.read_text(encoding="utf-8"))
@@ -92,7 +92,7 @@ def _tokenizer(special: list[str], ranks: list[bytes], pattern: str) -> Tokenize
 
 
 def _shown_bytes() -> dict[int, str]:
-    """Return the character that byte-level BPE writes for each byte: printable ones as they are, others from U+0100."""
+    """Return the character that byte-level BPE writes for each byte: itself if it is printable, else from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + at) for at, byte in enumerate(others)}

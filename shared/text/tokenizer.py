@@ -9,12 +9,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from quire.shared.model.files import ModelError, check_file, read_json
-from quire.shared.model.folder import SENTENCE_PIECES, TEKKEN, TOKENIZER, tokenizer_fault
-from quire.shared.model.gguf.errors import GGUFError
+from quire.shared.model.folder import SENTENCE_PIECES, TEKKEN, TOKENIZER, is_gguf, tokenizer_fault
 from quire.shared.model.gguf.file import open_gguf
-from quire.shared.model.gguf.model_files import is_gguf
 from quire.shared.model.gguf.tokenizer import build_tokenizer
 from quire.shared.model.sentence_pieces import load_sentence_pieces
+from quire.shared.process.errors import FileError
 from quire.shared.text.panics import faults_as
 from quire.shared.text.tekken import load_tekken
 
@@ -35,7 +34,7 @@ CACHED_WORDS = 4096
 def read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens by name (`bos_token`, ...), as chat templates refer to them.
 
-    Models may name further ones, such as `think_token`, in `extra_special_tokens`.
+    Models may name further tokens, such as `think_token`, in `extra_special_tokens`.
     """
     legacy = read_json(folder / "special_tokens_map.json")
     extra = tokenizer_config.get("extra_special_tokens")
@@ -54,7 +53,7 @@ def _read_extra_tokens(folder: Path) -> list[str]:
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         config = read_json(folder / file)
         fields = [config.get(field) for field in ("extra_special_tokens", "additional_special_tokens")]
-        values = [one for field in fields for one in (field.values() if isinstance(field, dict) else field or [])]
+        values = [value for field in fields for value in (field.values() if isinstance(field, dict) else field or [])]
         contents = [value.get("content") if isinstance(value, dict) else value for value in values]
         if contents:
             return [content for content in contents if isinstance(content, str)]
@@ -62,9 +61,9 @@ def _read_extra_tokens(folder: Path) -> list[str]:
 
 
 def _add_declared_tokens(tokenizer: Tokenizer, folder: Path) -> None:
-    """Add the tokens in `added_tokens_decoder` of tokenizer_config.json, and give known ones its flags.
+    """Add the tokens in `added_tokens_decoder` of tokenizer_config.json, and give known tokens its flags.
 
-    AutoTokenizer of Transformers does the same: this field has precedence over tokenizer.json. Raises ModelError.
+    AutoTokenizer of Transformers does the same: this field has precedence over tokenizer.json. Raise ModelError.
     """
     declared = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
     if not isinstance(declared, dict):
@@ -82,7 +81,7 @@ def _add_declared_tokens(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def eos_token_id(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int | None:
-    """The id of the end-of-sequence token that the tokenizer names, or None.
+    """Return the id of the end-of-sequence token that the tokenizer names, or None.
 
     It ends an answer besides the end tokens of the model's configuration: the fine-tune of a base model often names the
     end of its turns here only.
@@ -92,7 +91,7 @@ def eos_token_id(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int
 
 
 def load_tokenizer(folder: Path, special_tokens: Mapping[str, str]) -> Tokenizer:
-    """Load `tokenizer.json`, or the tokenizer of a GGUF file. Raises ModelError.
+    """Load `tokenizer.json`, or the tokenizer of a GGUF file. Raise ModelError.
 
     The post-processor of the file adds the special tokens of a plain prompt. Like Transformers with such a file, this
     function ignores `add_bos_token` and `add_eos_token`.
@@ -136,5 +135,5 @@ def _of_folder(folder: Path) -> Tokenizer:
 def _of_gguf(path: Path) -> Tokenizer:
     try:
         return build_tokenizer(open_gguf(path))
-    except GGUFError as error:
+    except FileError as error:
         raise ModelError(f"{error}.") from error

@@ -1,4 +1,4 @@
-"""The form in which a chat template takes the turns of a tool call: what one template needs, another one refuses.
+"""The form in which a chat template takes the turns of a tool call: what one template needs, another refuses.
 
 A template is probed once with a conversation that has a tool call. Most templates take the form of the OpenAI API with
 the arguments as an object. Others need an empty text instead of null, ids of nine characters, arguments as JSON text,
@@ -62,21 +62,21 @@ class ToolTurns:
     def written(self, messages: Messages) -> list[dict[str, Any]]:
         """Return the messages of a conversation in this form. Results of tools get the name of their tool."""
         names: dict[str, str] = {}
-        found = []
+        written = []
         for message in self._turns(messages):
-            one = dict(message)
-            if calls := one.get("tool_calls"):
+            turn = dict(message)
+            if calls := turn.get("tool_calls"):
                 names |= {call["id"]: call["function"]["name"] for call in calls}
-                one["tool_calls"] = [self._call(call) for call in calls]
-                one["content"] = one["content"] or self.empty_content
-            elif one["role"] == "tool":
-                if name := names.get(one["tool_call_id"]):
-                    one.setdefault("name", name)
-                one["tool_call_id"] = self._id(one["tool_call_id"])
-            if "reasoning_content" in one:
-                one[self.reasoning_key] = one.pop("reasoning_content")
-            found.append(one)
-        return found
+                turn["tool_calls"] = [self._call(call) for call in calls]
+                turn["content"] = turn["content"] or self.empty_content
+            elif turn["role"] == "tool":
+                if name := names.get(turn["tool_call_id"]):
+                    turn.setdefault("name", name)
+                turn["tool_call_id"] = self._id(turn["tool_call_id"])
+            if "reasoning_content" in turn:
+                turn[self.reasoning_key] = turn.pop("reasoning_content")
+            written.append(turn)
+        return written
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
@@ -106,11 +106,11 @@ class ToolTurns:
             at = end
             for call in calls:
                 yield {**message, "tool_calls": [call]}
-                yield from (one for one in results if one["tool_call_id"] == call["id"])
+                yield from (result for result in results if result["tool_call_id"] == call["id"])
                 # Text and reasoning come before the first call.
                 message = {"role": message["role"], "content": None}
             known = {call["id"] for call in calls}
-            yield from (one for one in results if one["tool_call_id"] not in known)
+            yield from (result for result in results if result["tool_call_id"] not in known)
 
 
 def arguments_of(text: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def arguments_text(arguments: Mapping[str, Any]) -> str:
 def probe_tool_turns(render: Render) -> ToolTurns:
     """Return the form in which a template shows the model a tool call and its result.
 
-    If no form does, this is the first one that the template takes; then the default form.
+    If no form does, this is the first form that the template takes; then the default form.
     """
     forms = [
         ToolTurns(empty_content=content, short_ids=short_ids, text_arguments=text_arguments)
@@ -164,8 +164,8 @@ def called_tools(calls: int, reasoning: str = "") -> list[dict[str, Any]]:
     """Return the conversation of a probe: a question, tool calls, and their results."""
     ids = [f"call_{index:024}" for index in range(calls)]
     made = [
-        {"id": one, "type": "function", "function": {"name": "probe", "arguments": {"value": _ARGUMENTS[index]}}}
-        for index, one in enumerate(ids)
+        {"id": call_id, "type": "function", "function": {"name": "probe", "arguments": {"value": _ARGUMENTS[index]}}}
+        for index, call_id in enumerate(ids)
     ]
     return [
         {"role": "user", "content": "question"},
@@ -175,19 +175,19 @@ def called_tools(calls: int, reasoning: str = "") -> list[dict[str, Any]]:
             "tool_calls": made,
             **({"reasoning_content": reasoning} if reasoning else {}),
         },
-        *({"role": "tool", "tool_call_id": one, "content": _RESULTS[index]} for index, one in enumerate(ids)),
+        *({"role": "tool", "tool_call_id": call_id, "content": _RESULTS[index]} for index, call_id in enumerate(ids)),
     ]
 
 
 def _render(render: Render, form: ToolTurns, conversation: Messages, calls: int) -> str | None:
-    """The text of a conversation; None if the template refuses it, or leaves out a call or a result."""
+    """Return the text of a conversation; None if the template refuses it, or leaves out a call or a result."""
     text = render(form.written(conversation), [PROBED_TOOL])
-    if text is None or any(one not in text for one in (*_ARGUMENTS[:calls], *_RESULTS[:calls])):
+    if text is None or any(value not in text for value in (*_ARGUMENTS[:calls], *_RESULTS[:calls])):
         return None
     return text
 
 
 def _is_clean(text: str) -> bool:
-    """False if a text has arguments as a Python literal, or as JSON within a JSON string."""
+    """Return whether a text has arguments neither as a Python literal nor as JSON within a JSON string."""
     argument = _ARGUMENTS[0]
     return f"'{argument}'" not in text and f'\\"{argument}' not in text

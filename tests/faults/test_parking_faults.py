@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.admin.parked_requests import run
-from quire.gateway.admin.parking_settings import ParkingSettings
+from quire.gateway.features.parking.commands import ParkingSettings
+from quire.gateway.features.parking.parked_requests import run
 from tests.support.faults.calls import FAST, REQUESTS, body
 from tests.support.faults.stack import KEYS, FaultStack, Stream, said
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.ops.cli.dead_letters import dead
+from quire.ops.cli.redis_commands import dead
 from quire.ops.cli.settings import DeadSettings
 from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.protocol.messages import Delta, Outcome, StepItem, decode_items

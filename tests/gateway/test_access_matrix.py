@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.features.pages import static_files
 from quire.gateway.model.served_model import load_model
-from quire.gateway.pages import static_files
 from quire.gateway.server.app import create_app
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
@@ -108,7 +108,7 @@ class People:
 
 
 async def key_of(gateway: RunningGateway, project: str, name: str) -> str:
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     return (await store.create("acme" if project == "web" else "other", project, name, AccountLimits()))[1]
 
 
@@ -117,8 +117,8 @@ async def people_of(gateway: RunningGateway) -> People:
         await key_of(gateway, project, name)
         for project, name in (("web", "maker"), ("web", "colleague"), ("shop", "stranger"), ("web", "revoked"))
     ]
-    await gateway.gateway.process.key_ring.store.revoke(revoked[9:25])
-    gateway.gateway.process.key_ring.forget()
+    await gateway.gateway.process.keys.ring.store.revoke(revoked[9:25])
+    gateway.gateway.process.keys.ring.forget()
     return People(
         maker, {"of its project": colleague, "of another organisation": stranger, "without a key": ""}, revoked
     )
@@ -225,8 +225,8 @@ async def test_a_revoked_key_does_not_reach_its_own_calls(start_gateway: Start) 
     gateway = await start_gateway()
     people = await people_of(gateway)
     async with calls_of(gateway, people.maker) as ids:
-        await gateway.gateway.process.key_ring.store.revoke(people.maker[9:25])
-        gateway.gateway.process.key_ring.forget()
+        await gateway.gateway.process.keys.ring.store.revoke(people.maker[9:25])
+        gateway.gateway.process.keys.ring.forget()
         before = {id_: await state_of(gateway, id_) for id_ in ids.values()}
         for route in MAKERS:
             assert (await send(gateway, named(route, ids), people.maker)).status == 401, route
@@ -322,7 +322,7 @@ NAMING: dict[str, dict[str, Any]] = {
 )
 async def test_a_key_of_another_model_finds_none(start_gateway: Start, path: str) -> None:
     gateway = await start_gateway()
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     _, secret = await store.create("acme", "web", "other", AccountLimits(models=("other",)))
     reply = await gateway.post(path, NAMING[path], Authorization=f"Bearer {secret}")
     assert reply.status == 404, reply.body

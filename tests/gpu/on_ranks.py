@@ -19,13 +19,14 @@ import torch
 
 from quire import kernels
 from quire.shared.protocol.messages import SamplingParams
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import graph_buckets
+from quire.worker.device.cuda.graph_capture import graph_buckets
+from quire.worker.device.cuda.graphs import recorder
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.interpreter import leave
-from quire.worker.ranks.leader import Followers, LeadingDecoder, recorder
+from quire.worker.ranks.leader import Followers, LeadingDecoder
 from quire.worker.settings import WorkerSettings
 from tests.worker.engine.test_engine_parity import MAX_TOKENS, prompts
 

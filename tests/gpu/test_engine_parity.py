@@ -19,9 +19,9 @@ import torch
 
 from quire import kernels
 from quire.shared.protocol.messages import SamplingParams
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import graph_buckets
-from quire.worker.device.graphs import record_on_cuda
+from quire.worker.device.cuda.graph_capture import graph_buckets
+from quire.worker.device.cuda.graphs import record_on_cuda
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.limits import EngineLimits

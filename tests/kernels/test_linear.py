@@ -10,10 +10,10 @@ from quire.kernels.cpu import linear
 from quire.kernels.fp8_rows import channel_scales, fp8_linear, quantize_rows
 from quire.kernels.grouped_weight import FP8, UINT4, UINT8, GroupedWeight, grouped_rows, to_fp8
 from quire.kernels.k_quant_weight import K_QUANT6, k_quant_part, k_quant_rows
-from quire.kernels.linear_weight import LinearWeight, Ranges, RowsDiffer, WeightRows, whole
 from quire.kernels.moe import Routing
 from quire.kernels.quantization import QuantizedWeight, quantize
 from quire.kernels.reference_linear import ReferenceLinear, ReferenceMoE, reference_moe
+from quire.kernels.weights import LinearWeight, Ranges, RowsDiffer, WeightRows, whole
 from tests.kernels.test_grouped_weight import random_weight
 from tests.kernels.test_k_quant_weight import random_weight as random_k_quant
 from tests.support.kernels.oracle import assert_close, slack

@@ -44,8 +44,7 @@ ROOMS = {
             "tests/shared/broker",
             "tests/shared/accounts",
             "tests/shared/test_limits_machine.py",
-            "tests/gateway/batches",
-            "tests/gateway/files",
+            "tests/gateway/features/batches",
         ],
     ),
     "gateway/stream": (
@@ -58,7 +57,7 @@ ROOMS = {
             "tests/gateway/serving",
             "tests/gateway/api/test_bodies.py",
             "tests/gateway/test_dialects.py",
-            "tests/gateway/test_parking.py",
+            "tests/gateway/features/parking",
             "tests/gateway/routes",
             "tests/gateway/admission",
         ],
@@ -68,8 +67,8 @@ ROOMS = {
         [
             "tests/shared/accounts",
             "tests/shared/test_limits_machine.py",
-            "tests/gateway/admission",
-            "tests/gateway/admin",
+            "tests/gateway/features/keys",
+            "tests/gateway/features/admin",
         ],
     ),
 }

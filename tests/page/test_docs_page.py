@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
-from quire.gateway.api.openapi.endpoints import ENDPOINTS
+from quire.gateway.features.openapi.endpoints import ENDPOINTS
 from quire.gateway.settings import GatewaySettings
 from tests.page.conftest import IN_BROWSER, each, shared
 from tests.page.test_access import FAINT, MISTAKES

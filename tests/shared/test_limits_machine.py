@@ -48,7 +48,8 @@ BUGS: dict[str, Patch] = {
     "a refused request is counted": (
         (
             "    if reached then\n        return reached",
-            "    if reached then\n        for _, pair in ipairs(found) do\n            pair[2].open = pair[2].open + 1 "
+            "    if reached then\n        for _, pair in ipairs(accounts) do\n            "
+            "pair[2].open = pair[2].open + 1 "
             "write_spent(root .. 'spent:' .. pair[1][1], pair[2])\n        end\n        return reached",
         ),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.worker.engine.grammars import Grammars, Matcher
+from quire.worker.engine.features.grammars import Grammars, Matcher
 from quire.worker.engine.sampler import token_mask
 from tests.support.mock_model import EOS, START, VOCAB, advance
 

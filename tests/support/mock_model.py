@@ -19,9 +19,9 @@ import torch
 
 from quire.kernels.reference import penalise
 from quire.shared.protocol.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import graph_buckets
-from quire.worker.device.graphs import Graph, Record
+from quire.worker.device.cuda.graph_capture import graph_buckets
+from quire.worker.device.cuda.graphs import Graph, Record
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from quire.gateway.features.several_models.discovery import DISCOVERY, ModelDiscovery
 from quire.gateway.server.app import create_app
 from quire.gateway.server.http_server import GatewayRunner, start_site
 from quire.gateway.serving.model_directory import ModelDirectory
@@ -51,6 +52,7 @@ class DiscoveringGateway(RunningGateway):
     """A gateway in the test's process that serves what workers register."""
 
     directory: ModelDirectory
+    discovery: ModelDiscovery
 
     async def names(self) -> list[str]:
         """The names in /v1/models."""
@@ -72,9 +74,10 @@ async def discovering_gateway(redis_url: str, **settings: Any) -> AsyncIterator[
     await runner.setup()
     try:
         port = await start_site(runner, "127.0.0.1", 0)
-        await asyncio.wait_for(directory.looked.wait(), 60)
+        discovery = runner.app[DISCOVERY]
+        await asyncio.wait_for(discovery.looked.wait(), 60)
         gateway = DiscoveringGateway(given, None, port, runner)  # type: ignore[arg-type]
-        gateway.directory = directory
+        gateway.directory, gateway.discovery = directory, discovery
         yield gateway
     finally:
         await runner.cleanup()

@@ -17,7 +17,7 @@ from quire.shared.process.errors import StartError
 from quire.worker import capacity
 from quire.worker.build import build_engine
 from quire.worker.capacity import CPU_CACHE_LIMIT, GIB, choose_limits, choose_num_host_blocks
-from quire.worker.device import memory_plan
+from quire.worker.device import devices
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.model_texts import read_texts
@@ -103,7 +103,7 @@ def test_quantising_on_load_is_a_remedy_only_for_weights_that_are_not_quantised(
     folder = make_checkpoint(tmp_path / "plain", "llama")
     if name:
         folder = quantize_checkpoint(folder, tmp_path / name, name)
-    monkeypatch.setattr(memory_plan, "free_memory", lambda device: 1)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 1)
     with pytest.raises(StartError, match="its weights take") as caught:
         check_weights(folder, read_config(folder), torch.float32, CPU)
     assert ("--quantization" in str(caught.value)) == (not name)
@@ -120,9 +120,9 @@ def test_the_memory_of_a_gguf_file_is_that_of_its_types(
     file = write_gguf(folder, tmp_path / "a.gguf", kind)
     config = read_config(file)
     weights = sum(count for _, count in config.quantization.weights)  # type: ignore[union-attr]
-    monkeypatch.setattr(memory_plan, "free_memory", lambda device: int(weights * most) + 1)
+    monkeypatch.setattr(devices, "free_memory", lambda device: int(weights * most) + 1)
     check_weights(file, config, torch.float32, CPU)
-    monkeypatch.setattr(memory_plan, "free_memory", lambda device: int(weights * least) - 1)
+    monkeypatch.setattr(devices, "free_memory", lambda device: int(weights * least) - 1)
     with pytest.raises(
         StartError, match=rf"a\.gguf: its weights take .* as GGUF, {kind}, .*take a smaller model"
     ) as caught:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from quire import kernels
-from quire.kernels.fp8_rows import FP8_DYNAMIC
+from quire.kernels.weights import FP8_DYNAMIC
 from quire.shared.process.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.placement import Placement, place

@@ -1,24 +1,18 @@
-"""The device that the model runs on, and the dtype of its weights and activations."""
+"""The device that the model runs on, the dtype of its weights and activations, and the sizes of a step on it."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import torch
 
 from quire import kernels
-from quire.kernels.fp8_rows import FP8_DYNAMIC
-from quire.kernels.grouped_weight import FP8
+from quire.kernels.weights import FP8, FP8_DYNAMIC
 from quire.shared.process.errors import StartError
-from quire.worker.device.placement import default_ranks
-from quire.worker.device.topology import read_topology
+from quire.worker.host_memory import available_memory
 from quire.worker.models.choice import Checkpoint
-from quire.worker.models.files.quantized.fp8 import Fp8
-from quire.worker.models.files.quantized.layout import Quantization
+from quire.worker.models.files.formats import Quantization, scale_block
 from quire.worker.models.native.config import ModelConfig
-from quire.worker.models.native.sharding import NotDivisible, Shard, can_share
-from quire.worker.models.transformers.bridge import TransformersConfig
 from quire.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -26,6 +20,10 @@ log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Compute capabilities from which on a GPU computes in bfloat16, and converts 8-bit floats.
 BFLOAT16_SINCE, FP8_SINCE = (8, 0), (8, 9)
+
+# Defaults: what --max-num-seqs 0 and --max-num-batched-tokens 0 mean.
+CPU_NUM_SEQS, CPU_TOKENS = 64, 256
+CUDA_NUM_SEQS, CUDA_TOKENS = 256, 8192
 
 
 def choose_device(name: str) -> torch.device:
@@ -87,7 +85,7 @@ def check_quantization(settings: WorkerSettings, device: torch.device, config: C
         return
     given = f"--quantization {settings.quantization}"
     quantization = config.quantization
-    is_other = isinstance(config, TransformersConfig)  # then layers that are not quantised are not rounded on load
+    is_other = not isinstance(config, ModelConfig)  # then layers that are not quantised are not rounded on load
     stored_as = FP8 if settings.quantization == FP8_DYNAMIC else settings.quantization
     if quantization is not None and (is_other or quantization.stored_as != stored_as):
         raise StartError(
@@ -98,7 +96,7 @@ def check_quantization(settings: WorkerSettings, device: torch.device, config: C
         _check_fp8_products(settings, device, quantization)
     elif device.type == "cuda" and settings.quantization != FP8:
         raise StartError(f"{given} is for CPUs: on a GPU take --quantization fp8, or leave it out")
-    if isinstance(config, TransformersConfig) and settings.num_ranks > 1:
+    if not isinstance(config, ModelConfig) and settings.num_ranks > 1:
         raise StartError(
             f"{given}: {config.architecture} is computed by Transformers, whose layers are rounded in one process "
             "only; leave it out, or give --tensor-parallel-size 1"
@@ -117,8 +115,8 @@ def _check_fp8_products(settings: WorkerSettings, device: torch.device, quantiza
         raise StartError(f"{given} does not go with --batch-invariant: cuBLAS multiplies; {otherwise}")
     if settings.kernels == "reference":
         raise StartError(f"{given} does not go with --kernels reference; {otherwise}")
-    if isinstance(quantization, Fp8) and quantization.block:
-        rows, columns = quantization.block
+    if block := scale_block(quantization):
+        rows, columns = block
         raise StartError(
             f"{given}: the weights of the model have scales per block of {rows}x{columns}, whose products do not round "
             "activations; leave it out, or take a checkpoint with a scale per channel or tensor"
@@ -148,44 +146,33 @@ def has_fp8(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= FP8_SINCE
 
 
+def free_memory(device: torch.device) -> int:
+    """Return the bytes of memory that are free where the model runs."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+
+
+def max_num_seqs(settings: WorkerSettings, device: torch.device) -> int:
+    """Return --max-num-seqs, or its default for the device."""
+    return settings.max_num_seqs or (CUDA_NUM_SEQS if device.type == "cuda" else CPU_NUM_SEQS)
+
+
+def max_num_batched_tokens(settings: WorkerSettings, device: torch.device) -> int:
+    """Return --max-num-batched-tokens, or its default for the device."""
+    chosen = CUDA_TOKENS if device.type == "cuda" else CPU_TOKENS
+    return settings.max_num_batched_tokens or max(chosen, max_num_seqs(settings, device))
+
+
+def uses_graphs(settings: WorkerSettings) -> bool:
+    """Return whether steps on a GPU are replayed as graphs.
+
+    Reference kernels cannot be, since they read values on the host.
+    """
+    return settings.cuda_graphs and settings.kernels != "reference"
+
+
 def describe(device: torch.device) -> str:
     """Return a description of the device for the log."""
     if device.type == "cpu":
         return "CPU"
     properties = torch.cuda.get_device_properties(device)
     return f"{properties.name} ({properties.total_memory / 2**30:.0f} GiB)"
-
-
-def choose_ranks(settings: WorkerSettings, device: torch.device, config: Checkpoint) -> WorkerSettings:
-    """Return the settings with the number of ranks that --tensor-parallel-size 0 stands for."""
-    if settings.tensor_parallel_size:
-        return settings
-    can_be_shared = device.type == "cpu" and isinstance(config, ModelConfig) and settings.thread_binding != "none"
-
-    def fits(size: int) -> bool:
-        return isinstance(config, ModelConfig) and can_share(config, size)
-
-    ranks = default_ranks(read_topology(), fits) if can_be_shared and not settings.threads else 1
-    if ranks > 1:
-        log.info("%d ranks share the model, one per NUMA node; --tensor-parallel-size sets the number", ranks)
-    return replace(settings, tensor_parallel_size=ranks)
-
-
-def check_ranks(settings: WorkerSettings, device: torch.device, config: Checkpoint) -> None:
-    """Raise StartError if --tensor-parallel-size ranks cannot share the model, or exceed the number of GPUs."""
-    size = settings.num_ranks
-    if device.type == "cuda" and size > torch.cuda.device_count():
-        raise StartError(
-            f"--tensor-parallel-size {size} needs as many GPUs, and there are {torch.cuda.device_count()}: see "
-            "nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it"
-        )
-    if isinstance(config, TransformersConfig):
-        heads = config.num_heads
-        if heads is not None and heads % size:
-            possible = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
-            raise StartError(f"--tensor-parallel-size {size}: {size} ranks cannot share {heads} heads; {possible} can")
-        return  # the rest is examined while the model is loaded (`quire.worker.models.transformers`)
-    try:
-        Shard(config, 0, size)
-    except NotDivisible as error:
-        raise StartError(f"--tensor-parallel-size {size}: {error}") from error

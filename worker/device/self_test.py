@@ -11,9 +11,8 @@ import torch
 from quire import kernels
 from quire.kernels.self_test.inputs import QUICK
 from quire.shared.process.errors import StartError
-from quire.worker.device import memory_plan
-from quire.worker.device.graph_capture import release
-from quire.worker.device.graphs import record_on_cuda
+from quire.worker.device.cuda import record_on_cuda, release
+from quire.worker.device.devices import uses_graphs
 from quire.worker.device.out_of_step import reason
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.settings import WorkerSettings
@@ -49,7 +48,7 @@ def check_kernels(settings: WorkerSettings, model: PagedModel, device: torch.dev
         return settings
     started = time.perf_counter()
     is_cuda = device.type == "cuda"
-    record = record_on_cuda if is_cuda and memory_plan.uses_graphs(settings) else None
+    record = record_on_cuda if is_cuda and uses_graphs(settings) else None
     try:
         report = model.self_test(level, settings.block_size, record)
     except Exception as error:

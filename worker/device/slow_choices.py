@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from quire import kernels
-from quire.kernels.grouped_weight import FP8
+from quire.kernels.weights import FP8
 from quire.worker.device.backend import NARROW
 from quire.worker.settings import WorkerSettings
 

@@ -37,7 +37,7 @@ class BlockError(AssertionError):
 
 
 class Copy(NamedTuple):
-    """A copy of one block's contents, due before the step writes its tokens."""
+    """A copy of one block, or of one slot of recurrent states, due before the step writes its tokens."""
 
     source: int
     target: int

@@ -16,19 +16,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from itertools import repeat
 
 import numpy as np
 import torch
 
 from quire.kernels import Interrupt, StepInterrupted
-from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, StepItem
 from quire.shared.protocol.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
-from quire.worker.engine.adapters import Adapters
-from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import BlockManager, cache_root, cache_scope
-from quire.worker.engine.grammars import DEAD_END, Grammars
+from quire.worker.engine.features.adapters import Adapters
+from quire.worker.engine.features.beams import BeamSearch, continue_beams
+from quire.worker.engine.features.grammars import DEAD_END, Grammars
+from quire.worker.engine.features.pooling import Embedding, pool
+from quire.worker.engine.features.prompt_scores import PromptScores, score_prompts
 from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch
@@ -36,13 +39,12 @@ from quire.worker.engine.integrity import check_groups
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import PagedModel
-from quire.worker.engine.pooling import Embedding, pool
-from quire.worker.engine.results import Results, best_beams
+from quire.worker.engine.results import Results
 from quire.worker.engine.runner import Runner, StepOutput
 from quire.worker.engine.sampler import Sampler, bad_word_tokens, token_mask
 from quire.worker.engine.sampling_inputs import SamplingInputs, finish_chunks
 from quire.worker.engine.scheduler import Scheduler
-from quire.worker.engine.scoring import score_prompts
+from quire.worker.engine.scoring import prompt_records
 from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
 from quire.worker.engine.step import PrefillChunk, Step
 from quire.worker.engine.timing import StepTimes
@@ -116,18 +118,23 @@ class Engine:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def add(
-        self, request: GenerationRequest, earlier: tuple[StepItem, ...] = (), priority: int = DEFAULT_PRIORITY
+        self,
+        request: GenerationRequest,
+        earlier: tuple[StepItem, ...] = (),
+        priority: int = DEFAULT_PRIORITY,
+        pin_as: str | None = None,
     ) -> None:
         """Add a request.
 
         earlier: the items that other attempts at the request emitted; the request continues after them.
-        priority: 0 is the highest class.
+        priority: 0 is the highest class. pin_as: the name under which the request's blocks are pinned at its end.
         Raises RequestRefused, and changes nothing, if the request could not run even alone.
         """
         adapter = self.adapters.find(request.adapter, request.adapter_digest) if request.adapter else None
         sampling, root = request.sampling, cache_root(self.name, request.cache_salt, adapter.digest if adapter else "")
         group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
         group.pooling, group.adapter, group.cache_scope = request.pooling, adapter, cache_scope(request.cache_scope)
+        group.pin_as = pin_as
         if request.pooling and not self.runner.model.hidden_size:
             raise RequestRefused("this model gives no hidden states, so it makes no embeddings")
         group.bad_words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)
@@ -146,6 +153,8 @@ class Engine:
         matchers = self.grammars.resume(sampling, outputs)
         self._num_arrivals += 1
         group.start(outputs)
+        if sampling.prompt_logprobs >= 0 and not group.is_reported:
+            group.prompt_scores = PromptScores(request.prompt, sampling.prompt_logprobs)
         if sampling.beam_width:
             group.beams = BeamSearch(sampling, frozenset() if sampling.ignore_eos else self.eos_token_ids)
         for sequence in group.sequences:
@@ -211,28 +220,6 @@ class Engine:
         self._ranked = {request_id: group for request_id, group in self._ranked.items() if request_id in self.requests}
         return found
 
-    def pin(self, name: str, token_ids: tuple[int, ...], cache_salt: str = "") -> None:
-        """Compute a prefix and protect it from eviction (paper section 4.4). The engine must be idle.
-
-        Raises RequestRefused, naming the prefix, if the prefix cannot fit.
-        """
-        states = self.groups.states
-        if states is not None and not (self.limits.prefix_caching and states.can_take(1)):
-            raise RequestRefused(f"pinned prefix {name!r}: no slot is left for a snapshot of its state")
-        if states is not None and len(token_ids) < self.limits.block_size:
-            raise RequestRefused(
-                f"pinned prefix {name!r}: it is shorter than a block of {self.limits.block_size} tokens"
-            )
-        request = GenerationRequest(f"pin-{name}", self.name, token_ids, SamplingParams(1, temperature=0), cache_salt)
-        try:
-            self.add(request)
-        except RequestRefused as error:
-            raise RequestRefused(f"pinned prefix {name!r}: {error}") from None
-        self.requests[request.id].pin_as = name
-        self._synchronous.add(request.id)
-        while request.id in self.requests:
-            self.step()
-
     def prepare(self) -> bool:
         """While idle, do one thing that makes later steps faster. Returns False if there is nothing left to do."""
         return self.runner.capture_next()
@@ -275,7 +262,10 @@ class Engine:
         """Score the prompt tokens of a step. Returns the logits without those of the scored positions."""
         sampled = len(logits) - step.num_scored
         parts = [(one.sequence.group.prompt_scores, one.num_scored) for one in step.chunks if one.num_scored]
-        score_prompts(self.sampler.ops, logits[sampled:], [(scores, count) for scores, count in parts if scores])
+        score_prompts(
+            [(scores, count) for scores, count in parts if scores],
+            partial(prompt_records, self.sampler.ops, logits[sampled:]),
+        )
         return logits[:sampled]
 
     def _end_prompts(self, chunks: Iterable[PrefillChunk]) -> None:
@@ -484,19 +474,7 @@ class Engine:
         began = self.times.clock()
         logprobs, token_ids = self.sampler.top_logprobs(inputs.logits, inputs.batch.rows, beams, count)
         self.times.add_sampling(began)
-        continuations = search.advance(logprobs, token_ids, [beam.output for beam in beams])
-        if continuations is None:
-            for beam in beams:
-                beam.finish_reason = OutcomeName.LENGTH
-            return best_beams(search.ended[: group.sampling.n])
-        self.groups.branch(group, [one.parent for one in continuations])
-        for beam, one in zip(group.sequences, continuations, strict=True):
-            beam.token_ids.append(one.token_id)
-            if beam.seen is not None:
-                beam.seen.add(one.token_id)
-            self.input_batch.lengths[beam.row] += 1
-            self.input_batch.last_tokens[beam.row] = one.token_id
-        return []
+        return continue_beams(self.groups, group, beams, logprobs, token_ids)
 
     def _end(self, sequence: Sequence, count: int) -> None:
         """Free what a sequence holds that has ended with its output token number `count`."""

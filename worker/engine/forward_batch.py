@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from quire.kernels import Interrupt
-from quire.kernels.lora import AdapterBatch
+from quire.kernels.ops import AdapterBatch
 from quire.worker.engine.transfers import send
 
 ON_HOST = ("state_slots", "snapshots", "adapters", "interrupt")
@@ -31,7 +31,7 @@ class ForwardBatch:
     query_start_loc: torch.Tensor  # int32 [S + 1]
     logits_rows: torch.Tensor  # int64 [R], indices of the tokens whose logits are computed
     pooled_rows: torch.Tensor | None = None  # int64 [P], indices of the tokens whose hidden states are returned
-    # Only for models with recurrent states (`quire.worker.engine.state_pool`), and always on the host:
+    # Only for models with recurrent states (`KVCache.states`), and always on the host:
     state_slots: torch.Tensor | None = None  # int64 [S], the slot of each sequence
     # int64 [N, 3]: sequence, number of its tokens in the batch after which its state is copied, slot of the copy
     snapshots: torch.Tensor | None = None

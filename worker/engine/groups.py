@@ -21,11 +21,10 @@ from operator import attrgetter
 
 from quire.shared.protocol.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from quire.worker.engine.blocks import BlockManager
+from quire.worker.engine.features.states.blocks import StatefulBlockManager
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.sequence import PENDING, GroupState, Sequence, SequenceGroup
-from quire.worker.engine.state_slots import StateSlots
-from quire.worker.engine.stateful_blocks import StatefulBlockManager
 from quire.worker.engine.step import DecodeBatch, Step
 
 # A priority is an index into PRIORITY_CLASSES: 0 is the highest class.
@@ -53,12 +52,10 @@ class Groups:
     def __init__(self, limits: EngineLimits, blocks: BlockManager | None = None) -> None:
         self.limits = limits
         sizes = limits.num_blocks, limits.block_size, limits.num_host_blocks, limits.prefix_caching
-        # Slots of recurrent states, for a model with such.
-        self.states: StateSlots | None = None
-        if limits.num_state_slots:
-            self.states = StateSlots(limits.max_num_seqs, limits.num_state_slots, limits.snapshot_interval)
-            blocks = StatefulBlockManager(*sizes, states=self.states)
-        self.blocks = blocks or BlockManager(*sizes)
+        # The same blocks with slots of recurrent states, for a model with such.
+        self.state_blocks = StatefulBlockManager.of(limits) if limits.num_state_slots else None
+        self.states = self.state_blocks.states if self.state_blocks is not None else None
+        self.blocks = self.state_blocks or blocks or BlockManager(*sizes)
         self.input_batch = InputBatch(limits)
         self.waiting: list[deque[SequenceGroup]] = [deque() for _ in range(NUM_PRIORITIES)]
         self.running: list[SequenceGroup] = []

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.worker.engine.sequence import Sequence, SequenceGroup
+from quire.worker.engine.sequence import Adapter, Sequence, SequenceGroup
 
 if TYPE_CHECKING:
-    from quire.worker.engine.adapters import Adapter
     from quire.worker.engine.limits import EngineLimits
 
 # The value of `InputBatch.top_logprobs` for a request that does not ask for log-probabilities.

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Largest number of positions of prompts that one step scores, since their logits are in memory together. A fixed
+# number, because the vocabulary determines the memory per position.
+MAX_SCORED_POSITIONS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
+from quire.kernels import RecordGraph, SelfTestReport, run_self_test
 from quire.kernels.ops import AllReduceGroup, CacheStack, Ops
-from quire.kernels.self_test.cases import SelfTestReport, run_cases
-from quire.kernels.self_test.devices import RecordGraph
-from quire.kernels.self_test.registry import cases_of
-from quire.kernels.self_test.uses import KernelUses
+from quire.kernels.uses import KernelUses
 from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.engine.state_pool import StatePool
 from quire.worker.host_memory import available_memory
 
 if TYPE_CHECKING:
-    from quire.worker.engine.adapters import Adapter
+    from quire.worker.engine.sequence import Adapter
 
 
 class CheckpointConfig(Protocol):
@@ -44,6 +41,13 @@ class CheckpointConfig(Protocol):
         """Memory of the weights, known before they are loaded. A backend that packs them may take more."""
 
 
+class StateMemory(Protocol):
+    """The recurrent states of sequences, one in each slot."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy all states of one slot to another."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """The paged KV cache of all layers, and host memory for blocks that are swapped out.
@@ -58,7 +62,7 @@ class KVCache:
     stack: CacheStack
     ops: Ops
     host: torch.Tensor | None  # of ops.alloc_host_blocks
-    states: StatePool | None = field(default=None, kw_only=True)  # of models with recurrent states
+    states: StateMemory | None = field(default=None, kw_only=True)  # of models with recurrent states
 
     def copy_blocks(self, src: list[int], dst: list[int]) -> None:
         """Copy block src[i] to block dst[i]. No block may occur twice in dst, or in both lists."""
@@ -110,6 +114,11 @@ class PagedModel(ABC):
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of processes that share the model."""
+        return 1
 
     @property
     def multiplies_in_torch(self) -> bool:
@@ -179,10 +188,10 @@ class PagedModel(ABC):
     ) -> SelfTestReport:
         """Test the kernels that the model uses, and replace those with wrong results.
 
-        level, record, ranks: of `cases_of`. Raises WrongKernel.
+        level, record, ranks: of `run_self_test`. Raises WrongKernel.
         """
         uses = self.kernel_uses(block_size)
-        return SelfTestReport() if uses is None else run_cases(self.ops, cases_of(self.ops, uses, level, record, ranks))
+        return SelfTestReport() if uses is None else run_self_test(self.ops, uses, level, record, ranks)
 
     def least_free_memory(self) -> int:
         """Free bytes of the device, with those that torch holds in reserve; the least of all ranks."""

@@ -16,7 +16,6 @@ from quire.shared.protocol.states import OutcomeName
 from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.shared.text.stop_strings import StopStringFilter
-from quire.worker.engine.beams import EndedBeam
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 
@@ -141,11 +140,6 @@ class _Deltas(dict[int, tuple[Delta]]):
             self.clear()
         made = self[token] = (Delta(0, (token,), None, None, None, None),)
         return made
-
-
-def best_beams(ended: list[EndedBeam]) -> list[Delta]:
-    """Return the results of a beam search, best first."""
-    return [Delta(choice, one.token_ids, one.finish_reason, None, one.score) for choice, one in enumerate(ended)]
 
 
 def _best(group: SequenceGroup) -> list[Delta]:

@@ -1,7 +1,7 @@
 """The runner: the KV cache in memory, and a scheduled step as one forward batch.
 
 Decoding sequences are gathered from the input batch with a few vector operations; chunks of prompts follow, one by one.
-`Runner` waits for each step, and is what the engine expects of any runner. `quire.worker.device.device_runner` has the
+`Runner` waits for each step, and is what the engine expects of any runner. `quire.worker.device.cuda.runner` has the
 one that does not wait.
 """
 
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from quire.kernels import Interrupt
-from quire.kernels.lora import AdapterBatch
-from quire.worker.engine.adapter_rows import adapter_batch
+from quire.kernels.ops import AdapterBatch
+from quire.worker.engine.features.adapters import adapter_batch
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits

@@ -23,11 +23,8 @@ import numpy as np
 
 from quire.worker.engine.blocks import BlockManager, CachedPrefix
 from quire.worker.engine.groups import NUM_PRIORITIES, Groups, in_order
-from quire.worker.engine.limits import EngineLimits, RequestRefused
-from quire.worker.engine.prompt_scores import MAX_SCORED_POSITIONS
+from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits, RequestRefused
 from quire.worker.engine.sequence import LOWEST_PRIORITY, PENDING, GroupState, Sequence, SequenceGroup
-from quire.worker.engine.state_slots import StateSlots
-from quire.worker.engine.stateful_blocks import StatefulBlockManager
 from quire.worker.engine.step import DecodeBatch, PrefillChunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
@@ -123,8 +120,8 @@ class Scheduler:
                     budget -= self._add_chunk(step, sequence, budget)
             if admits:
                 budget, admits = self._admit(step, priority, budget)
-        if self.groups.states is not None:
-            self._plan_states(step, self.groups.states)
+        if self.groups.state_blocks is not None:
+            self.groups.state_blocks.plan_copies(step, self.input_batch)
         return step
 
     def _leave_out_lowest(self, step: Step) -> bool:
@@ -154,18 +151,6 @@ class Scheduler:
         """Note that the newest step ended without results."""
         self._num_left_out = self._num_left_out_before + 1
 
-    def _plan_states(self, step: Step, states: StateSlots) -> None:
-        """Add the copies of recurrent states to the step. A decode that fills a block leaves a snapshot there."""
-        if self.blocks.prefix_caching:
-            rows = step.decodes.rows
-            fills = (self.input_batch.lengths[rows] % self.limits.block_size == 0) & ~self.input_batch.is_beam[rows]
-            for index in np.flatnonzero(fills).tolist():
-                sequence = step.decodes.sequences[index]
-                slot = states.hold_last(sequence, len(sequence.token_ids))
-                if slot is not None:
-                    step.decode_snapshots.append((index, slot))
-        step.state_copies = states.take_copies()
-
     def _add_chunk(self, step: Step, sequence: Sequence, budget: int) -> int:
         """Add the sequence's next chunk to the step, within the budget. Returns the number of its tokens."""
         left = self._prefill_end(sequence) - sequence.num_computed
@@ -183,10 +168,11 @@ class Scheduler:
 
     def _plan_snapshots(self, sequence: Sequence, count: int) -> tuple[tuple[int, int], ...]:
         """Take slots for copies of the recurrent state in the sequence's next `count` tokens."""
-        if not isinstance(self.blocks, StatefulBlockManager) or _is_resumed_beam(sequence):
+        blocks = self.groups.state_blocks
+        if blocks is None or _is_resumed_beam(sequence):
             return ()
         first = sequence.num_computed
-        taken = self.blocks.plan_snapshots(sequence, first, first + count, self._prefill_end(sequence))
+        taken = blocks.plan_snapshots(sequence, first, first + count, self._prefill_end(sequence))
         return tuple((end - first, slot) for end, slot in taken)
 
     @staticmethod
@@ -330,8 +316,8 @@ class Scheduler:
             group.num_cached_tokens = min(prefix.num_tokens, len(group.prompt))
         group.is_forked = False
         self.groups.run(group, [leader])
-        if isinstance(self.blocks, StatefulBlockManager):
-            self.blocks.restore_state(leader, prefix)
+        if self.groups.state_blocks is not None:
+            self.groups.state_blocks.restore_state(leader, prefix)
         if prefix.num_tokens % self.limits.block_size:
             self.input_batch.shares_tail[leader.row] = True
             if len(leader.token_ids) > prefix.num_tokens:

@@ -6,7 +6,6 @@ For sampled tokens they are launched, and read later together with the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
@@ -15,7 +14,6 @@ import torch
 
 from quire.kernels import Ops
 from quire.worker.engine.input_batch import NO_LOGPROBS
-from quire.worker.engine.prompt_scores import PromptScores
 from quire.worker.engine.sequence import Sequence
 from quire.worker.engine.transfers import StreamMark, send
 
@@ -78,32 +76,20 @@ class ScoredRows(NamedTuple):
         return TokenScores(words, self.at, self.tops)
 
 
-def score_prompts(ops: Ops, logits: torch.Tensor, parts: Iterable[tuple[PromptScores, int]]) -> None:
-    """Add the records of the positions that a step has computed.
+def prompt_records(ops: Ops, logits: torch.Tensor, token_ids: list[int], top: int) -> np.ndarray:
+    """Return the words of the records (`quire.shared.protocol.prompt_logprobs`) of tokens of prompts.
 
-    logits: float32 [P, V], those of each part one after the other. parts: scores of a prompt, and the number of
-    positions that the step adds to them.
+    logits: float32 [P, V], those that score the P tokens. Returns uint32 [P, 2 + 2 * top], at most V most probable
+    tokens.
     """
-    parts = list(parts)
-    targets = [token for scores, count in parts for token in scores.prompt[scores.num_scored + 1 :][:count]]
-    tokens = send(torch.tensor(targets, dtype=torch.int64), ops.device)
-    words = _records(ops, logits, tokens, max(scores.top for scores, _ in parts))
-    at = 0
-    for scores, count in parts:
-        width = 2 + 2 * min(scores.top, logits.shape[1])
-        scores.add(words[at : at + count, :width].tobytes(), count)
-        at += count
-
-
-def _records(ops: Ops, logits: torch.Tensor, tokens: torch.Tensor, top: int) -> np.ndarray:
-    """Return the words of the records, [P, 2 + 2 * top] uint32, for one token per row of the logits."""
+    tokens = send(torch.tensor(token_ids, dtype=torch.int64), ops.device)
     top = min(top, logits.shape[1])
     words = np.empty((len(logits), 2 + 2 * top), dtype="<u4")
     with torch.inference_mode():
         words[:, 0] = ops.logprobs_of(logits, tokens).cpu().numpy().view(np.uint32)
         words[:, 1] = 1 + (logits > logits.gather(1, tokens[:, None])).sum(dim=1).cpu().numpy()
         if top:
-            values, token_ids = ops.top_logprobs(logits, top)
-            words[:, 2::2] = token_ids.cpu().numpy()
+            values, most_probable = ops.top_logprobs(logits, top)
+            words[:, 2::2] = most_probable.cpu().numpy()
             words[:, 3::2] = values.cpu().numpy().view(np.uint32)
     return words

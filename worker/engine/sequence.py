@@ -22,13 +22,36 @@ import numpy as np
 from quire.shared.protocol.keys import PRIORITY_CLASSES
 from quire.shared.protocol.messages import PromptReport, SamplingParams
 from quire.shared.protocol.messages.codec import pack_token_ids
-from quire.worker.engine.prompt_scores import PromptScores
 from quire.worker.engine.seen_tokens import SeenTokens
 
 if TYPE_CHECKING:
-    from quire.worker.engine.adapters import Adapter
-    from quire.worker.engine.beams import BeamSearch
-    from quire.worker.engine.grammars import Matcher
+    from quire.worker.engine.features.beams import BeamSearch
+    from quire.worker.engine.features.grammars import Matcher
+    from quire.worker.engine.features.prompt_scores import PromptScores
+
+
+class SizedAdapter(Protocol):
+    """An adapter as `Ops.pack_adapter` returns it. The engine knows its size only."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """A loaded adapter.
+
+    digest: of its files, in hexadecimal; adapters with equal digests compute alike. packed: for the kernels.
+    """
+
+    name: str
+    digest: str
+    packed: SizedAdapter
+    rank: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
 
 
 class HiddenSum(Protocol):
@@ -85,8 +108,8 @@ class Sequence:
         self.block_table: list[int] = []
         # Blocks in host memory, while the sequence is swapped out.
         self.host_table: list[int] = []
-        # Slots of `worker.engine.state_slots`, for models with recurrent states: snapshots by number of tokens that the
-        # prefix cache does not have yet, and the slot of the state while the sequence is swapped out.
+        # Slots of recurrent states (`worker.engine.features.states`): snapshots by number of tokens that the prefix
+        # cache does not have yet, and the slot of the state while the sequence is swapped out.
         self.held_snapshots: dict[int, int] = {}
         self.parked_slot: int | None = None
         # Hash chain over the full blocks of token_ids, computed on demand. The prefix cache knows the first
@@ -109,7 +132,7 @@ class Sequence:
         self.seen: SeenTokens | None = None
         if group.has_penalties:
             self.seen = SeenTokens(prompt if group.sampling.repetition_penalty != 1.0 else (), output)
-        # Sum of the hidden states of the computed tokens, for mean pooling (`worker.engine.pooling`).
+        # Sum of the hidden states of the computed tokens, for mean pooling (`worker.engine.features.pooling`).
         self.pooled: HiddenSum | None = None
 
     def copy(self, choice: int) -> Sequence:
@@ -225,8 +248,6 @@ class SequenceGroup:
         self.is_streamed = self.sampling.is_streamed
         self.is_single = self.is_streamed and count == 1
         self.has_history = bool(self.has_penalties or self.bad_words or self.sampling.grammar)
-        if self.sampling.prompt_logprobs >= 0 and not self.is_reported:
-            self.prompt_scores = PromptScores(self.prompt, self.sampling.prompt_logprobs)
 
     def take_report(self) -> PromptReport | None:
         """Return the report about the prompt, which the first result carries; None if there is nothing to report."""
@@ -267,10 +288,13 @@ class SequenceGroup:
         """True if the host needs the tokens, logits or hidden states of each step before the next one, so that no step
         runs ahead.
 
-        A group with a prompt to score, or without tokens to generate, is synchronous until its first result.
+        A group with a prompt to score, or without tokens to generate, is synchronous until its first result. One that
+        computes a pinned prefix is synchronous to its end.
         """
         s = self.sampling
-        return bool(self.prompt_scores is not None or not s.max_tokens or s.beam_width or self.pooling)
+        scores_prompt = s.prompt_logprobs >= 0 and not self.is_reported
+        is_pinned = self.pin_as is not None
+        return bool(scores_prompt or not s.max_tokens or s.beam_width or self.pooling or is_pinned)
 
     @property
     def unfinished(self) -> list[Sequence]:

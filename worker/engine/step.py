@@ -10,7 +10,6 @@ import numpy as np
 
 from quire.worker.engine.blocks import Copy
 from quire.worker.engine.sequence import LOWEST_PRIORITY, Sequence
-from quire.worker.engine.state_slots import SlotCopy
 
 
 @dataclass(slots=True)
@@ -96,7 +95,7 @@ class Step:
     num_scored: int = 0
     # For models with recurrent states: copies of slots, in this order, before anything is computed; and copies of the
     # states of decodes, by index, to slots afterwards.
-    state_copies: list[SlotCopy] = field(default_factory=list)
+    state_copies: list[Copy] = field(default_factory=list)
     decode_snapshots: list[tuple[int, int]] = field(default_factory=list)
 
     @property

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import torch
 
-from quire.shared.model.gguf.model_files import is_gguf
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.offline import complete
-from quire.worker.models.files.gguf.weights import GGUFWeights
-from quire.worker.models.files.loader import Weights
+from quire.worker.models.files.formats import open_stored
 
 DIGEST_BYTES = 4
 # Too short to fill a block of the smallest size together with the first step: it leaves nothing in the prefix cache.
@@ -38,8 +36,7 @@ def of_weights(folder: Path, quantization: str = "none") -> str:
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     if quantization != "none":
         digest.update(quantization.encode())
-    weights = GGUFWeights(folder) if is_gguf(folder) else Weights(folder)
-    for name, shape, row in weights.samples():
+    for name, shape, row in open_stored(folder).samples():
         digest.update(f"{name} {shape}".encode())
         _add(digest, row)
     return digest.hexdigest()

@@ -22,10 +22,12 @@ import numpy.typing as npt
 from quire.shared.protocol.views import EngineFigures
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.state_slots import StateSlots
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+
+# Figures of models with recurrent states; 0 for other models.
+STATE_FIGURES = ("state_snapshots", "state_slots_free", "state_slots_held", "states_restored", "state_evictions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,23 +202,9 @@ def take_snapshot(engine: Engine) -> Snapshot:
             "prefill_tokens": engine.num_prefill_tokens,
             "decode_tokens": engine.num_decode_tokens,
             "max_prefill_tokens": min(scheduler.max_prefill_tokens, scheduler.max_num_batched_tokens),
-            **_state_counts(engine.groups.states),
+            **(engine.groups.states.figures() if engine.groups.states else dict.fromkeys(STATE_FIGURES, 0)),
         },
     )
-
-
-def _state_counts(states: StateSlots | None) -> dict[str, int]:
-    if states is None:
-        return dict.fromkeys(
-            ("state_snapshots", "state_slots_free", "state_slots_held", "states_restored", "state_evictions"), 0
-        )
-    return {
-        "state_snapshots": states.num_snapshots,
-        "state_slots_free": states.num_free,
-        "state_slots_held": states.num_slots - states.num_rows - states.num_snapshots - states.num_free,
-        "states_restored": states.counters.restored,
-        "state_evictions": states.counters.evictions,
-    }
 
 
 def _slots(tables: Items[list[int]], num_tokens: Items[int], size: int) -> tuple[Integers, Integers]:

@@ -1,13 +1,19 @@
-"""Chooses the implementation that computes a checkpoint: Quire's own decoder, or Transformers."""
+"""Chooses the implementation that computes a checkpoint, and loads it: Quire's own decoder, or Transformers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from quire.shared.model.gguf.model_files import is_gguf
+import torch
+
+from quire.kernels import Ops
+from quire.shared.model.folder import is_gguf
 from quire.shared.process.errors import CheckpointError, NotSupported
+from quire.worker.engine.paged_model import PagedModel
+from quire.worker.models.files.loader import Progress
 from quire.worker.models.native.config import ModelConfig, read_config
-from quire.worker.models.transformers.bridge import TransformersConfig, read_transformers_config
+from quire.worker.models.native.decoder import Decoder, TensorParallelGroup
+from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel, read_transformers_config
 
 # The configuration of a checkpoint, which is known before its weights are read.
 Checkpoint = ModelConfig | TransformersConfig
@@ -32,3 +38,24 @@ def choose_model(folder: Path, implementation: str = AUTO) -> Checkpoint:
         if implementation == QUIRE:
             raise
         return read_transformers_config(folder)
+
+
+def load_model(
+    folder: Path,
+    config: Checkpoint,
+    ops: Ops,
+    device: torch.device,
+    max_model_len: int,
+    read: Progress | None = None,
+    packed: Progress | None = None,
+    ranks: TensorParallelGroup | None = None,
+    bits: int | str = 0,
+) -> PagedModel:
+    """Load a model in this process, or the part of one rank. Raises CheckpointError.
+
+    read, packed: called with the bytes that are read, or packed as well, and with all bytes; Quire's own decoder packs
+    weights as they are read. Other arguments are those of `Decoder.load`.
+    """
+    if isinstance(config, ModelConfig):
+        return Decoder.load(folder, ops, ops.dtype, device, max_model_len, read, ranks, bits)
+    return TransformersModel.load(config, ops, device, max_model_len, read, packed, ranks, bits)

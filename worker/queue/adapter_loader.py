@@ -1,4 +1,4 @@
-"""Loads and unloads LoRA adapters while the worker serves: those that gateways announce in Redis.
+"""Loads LoRA adapters: those of --lora at start, and while the worker serves those that gateways announce in Redis.
 
 An adapter is read and packed on another thread, so running requests go on; the engine's thread only takes the result
 between two steps. A failure is logged, reported on the worker's card, and harms no request.
@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from quire.shared.model.adapter_names import Announcement
+from quire.shared.model.adapter_names import Announcement, parse_adapters
 from quire.shared.process.errors import CheckpointError, StartError
 from quire.shared.protocol.broker import Broker
 from quire.shared.protocol.messages.requests import MAX_ADAPTER_FAULTS, MAX_FAULT_LENGTH
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.paged_model import PagedModel
+from quire.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from quire.worker.engine.adapters import Adapter
+    from quire.worker.engine.sequence import Adapter
     from quire.worker.queue.engine_thread import EngineThread
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,24 @@ class AdapterSettings:
 
     folder: Path | None = None
     max_rank: int = 64
+
+
+def load_adapters(settings: WorkerSettings, name: str, model: PagedModel) -> list[Adapter]:
+    """Load the adapters of --lora. Raises StartError, CheckpointError.
+
+    name: the served name of the model.
+    """
+    folders = parse_adapters(settings.lora, name)
+    if (folders or settings.lora_dir) and (fault := model.why_no_adapters):
+        raise StartError(f"{'--lora' if folders else '--lora-dir'}: {fault}")
+    if settings.lora_dir and not Path(settings.lora_dir).is_dir():
+        raise StartError(f"--lora-dir {settings.lora_dir} is not a folder; create it, or correct the path")
+    if len(folders) > settings.max_loras:
+        raise StartError(f"--lora has {len(folders)} adapters, and --max-loras is {settings.max_loras}; raise it")
+    adapters = [model.load_adapter(one, folder, settings.max_lora_rank) for one, folder in folders.items()]
+    for adapter in adapters:
+        log.info("adapter %s: rank %d, %d bytes, digest %s", adapter.name, adapter.rank, adapter.nbytes, adapter.digest)
+    return adapters
 
 
 class AdapterLoader:

@@ -22,17 +22,14 @@ import msgpack
 import torch
 
 from quire import kernels
-from quire.kernels.self_test.cases import replace_kernels, replaced_mask
 from quire.shared.process.errors import StartError
 from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import backend, devices
-from quire.worker.device.graphs import Graph, Record, record_on_cuda
+from quire.worker.device.cuda import Graph, Record, record_on_cuda
 from quire.worker.device.self_test import refusal
 from quire.worker.engine.paged_model import KVCache, PagedModel
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
-from quire.worker.models.choice import choose_model
-from quire.worker.models.native.decoder import Decoder
-from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
+from quire.worker.models.choice import choose_model, load_model
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, Collectives, meet
 from quire.worker.settings import WorkerSettings
 
@@ -62,7 +59,7 @@ class Follower:
             "cache": self._cache,
             "states": self._states,
             "self_test": self._self_test,
-            "replace_kernels": lambda mask: replace_kernels(model.ops, mask),
+            "replace_kernels": lambda mask: kernels.replace_kernels(model.ops, mask),
             "free_memory": lambda: answer(model.least_free_memory()),
             "drop_cache": lambda number: self._caches.pop(number),
             "drop_graph": lambda number: self._graphs.pop(number, None),  # this rank may have failed to record it
@@ -91,7 +88,7 @@ class Follower:
     def _self_test(self, level: str, block_size: int, has_graphs: bool) -> None:
         """Test the kernels, together with rank 0. Answers which ones this rank has replaced."""
         self._model.self_test(level, block_size, self._record if has_graphs else None, self._ranks)
-        self._answer(replaced_mask(self._model.ops))
+        self._answer(kernels.replaced_mask(self._model.ops))
 
     def _forward(self, number: int, *sizes: int) -> None:
         batch = self._ranks.receive(BatchSizes(*sizes))
@@ -142,10 +139,8 @@ def load_part(settings: WorkerSettings, ops: kernels.Ops, device: torch.device, 
     """Load this rank's part of the model. All ranks load at the same time."""
     path = Path(settings.model)
     config = choose_model(path, settings.model_impl)
-    if isinstance(config, TransformersConfig):
-        return TransformersModel.load(config, ops, device, settings.max_model_len, ranks=ranks)
     bits = devices.quantized_bits(settings)
-    return Decoder.load(path, ops, ops.dtype, device, settings.max_model_len, ranks=ranks, bits=bits)
+    return load_model(path, config, ops, device, settings.max_model_len, ranks=ranks, bits=bits)
 
 
 def run(rank: int, control: socket.socket, file: int) -> None:

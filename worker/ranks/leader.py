@@ -20,22 +20,21 @@ from typing import Any, Self
 import msgpack
 import torch
 
-from quire.kernels import KernelFault, Ops, SelfTestReport
+from quire.kernels import KernelFault, Ops, RecordGraph, SelfTestReport, replace_kernels, replaced_mask
 from quire.kernels.ops import AllReduceGroup
-from quire.kernels.self_test.cases import replace_kernels, replaced_mask
-from quire.kernels.self_test.devices import RecordGraph
 from quire.shared.process.processes import spawn
 from quire.shared.telemetry.logs import give_up
 from quire.worker.device.backend import kv_cache_name
-from quire.worker.device.graphs import Graph, Record, record_on_cuda
+from quire.worker.device.cuda import Graph, Record, record_on_cuda
 from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel
-from quire.worker.engine.state_pool import StatePool
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
+from quire.worker.models.choice import Checkpoint
 from quire.worker.models.files.loader import Progress
+from quire.worker.models.native.config import ModelConfig
 from quire.worker.models.native.decoder import Decoder
-from quire.worker.models.transformers.bridge import TransformersConfig, TransformersModel
+from quire.worker.models.transformers.bridge import StatePool, TransformersConfig, TransformersModel
 from quire.worker.ranks.collectives import ANSWER_BYTES, BatchSizes, meet, meeting
 from quire.worker.settings import WorkerSettings
 
@@ -239,6 +238,10 @@ class LeadingModel(PagedModel):
         self._leads = True
         return self
 
+    @property
+    def num_ranks(self) -> int:
+        return self.followers.ranks.size
+
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
         if not self._leads:
             return super().alloc_kv_cache(num_blocks, block_size, num_host_blocks)  # type: ignore[safe-super]
@@ -257,7 +260,7 @@ class LeadingModel(PagedModel):
         number = kv_cache.number
         self._tell("states", number, num_slots)
         part = super().alloc_states(kv_cache.part, num_slots)
-        assert part.states is not None
+        assert isinstance(part.states, StatePool)
         states = LeadingStates(part.states, lambda source, target: self._tell("copy_state", number, source, target))
         return replace(kv_cache, part=part, states=states)
 
@@ -403,11 +406,18 @@ class LeadingTransformersModel(LeadingModel, TransformersModel):
         return model._take_lead(followers)
 
 
-def num_ranks(model: PagedModel) -> int:
-    """The number of processes that share a model."""
-    return model.followers.ranks.size if isinstance(model, LeadingModel) else 1
-
-
-def recorder(model: PagedModel) -> Record:
-    """The function that records CUDA graphs of a model."""
-    return model.record if isinstance(model, LeadingModel) else record_on_cuda
+def lead(
+    followers: Followers,
+    path: Path,
+    config: Checkpoint,
+    ops: Ops,
+    device: torch.device,
+    max_model_len: int,
+    read: Progress,
+    packed: Progress,
+    bits: int | str,
+) -> PagedModel:
+    """Load the part of rank 0, and wait until the followers have loaded theirs. Arguments of `choice.load_model`."""
+    if isinstance(config, ModelConfig):
+        return LeadingDecoder.lead(followers, path, ops, ops.dtype, device, max_model_len, read, bits)
+    return LeadingTransformersModel.lead(followers, config, ops, device, max_model_len, read, packed)

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from quire.worker.device.graphs import Record, record_on_cuda
+from quire.worker.device.cuda import Record, record_on_cuda
 
 log = logging.getLogger(__name__)
 

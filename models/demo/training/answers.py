@@ -16,7 +16,7 @@ FOREIGN_WORDS = sorted({word for sentence in STRANGERS.language.prompts for word
 
 
 def poem(casting: Casting) -> tuple[str, str, Subject]:
-    """A request for a poem, the poem, and its subject."""
+    """Return a request for a poem, the poem, and its subject."""
     subject = casting.subject()
     subject = subject if not (subject.wish or subject.fear) else casting.thing()
     prompt = expand(casting.rng.choice(DATA.poems.asks), casting.rng, {"x": subject.asked})
@@ -24,19 +24,19 @@ def poem(casting: Casting) -> tuple[str, str, Subject]:
 
 
 def another_poem(subject: Subject, casting: Casting) -> str:
-    """A poem about the subject."""
+    """Return a poem about the subject."""
     spoken = f"your {subject.asked[3:]}" if subject.asked.startswith("my ") else subject.asked
     called = subject.name if subject.name and subject.name in subject.asked else subject.the
     return say(casting.rng.choice(DATA.poems.poems), casting.rng, {"x": spoken, "k": called})
 
 
 def numbered(items: list[str]) -> str:
-    """A numbered list, one item per line."""
+    """Return a numbered list, one item per line."""
     return "\n".join(f"{at}. {item}" for at, item in enumerate(items, 1))
 
 
 def listing(casting: Casting) -> Answered:
-    """A list of two to six items."""
+    """Return a list of two to six items."""
     rng, topics = casting.rng, LISTS.topics
     chosen = rng.choice(list(LISTS.lists.values()))
     topic, items = chosen.topic, list(chosen.items)
@@ -65,7 +65,7 @@ def listing(casting: Casting) -> Answered:
 
 
 def recipe(casting: Casting) -> Answered:
-    """A request for a recipe, and the steps."""
+    """Return a request for a recipe, and the steps."""
     rng = casting.rng
     vegetable = casting.noun(WORDS.vegetables, 0.1)
     chosen = rng.choice(DATA.recipes.recipe)
@@ -76,7 +76,7 @@ def recipe(casting: Casting) -> Answered:
 
 
 def pet_name(casting: Casting) -> Answered:
-    """A request for a name for a pet."""
+    """Return a request for a name for a pet."""
     rng = casting.rng
     casting.name()  # unused; without this draw, all later documents of a seed would differ
     animal = casting.noun(WORDS.creatures)
@@ -86,7 +86,7 @@ def pet_name(casting: Casting) -> Answered:
 
 
 def counting(casting: Casting) -> Answered:
-    """Counts up or down, in digits or in words."""
+    """Return a request to count up or down, in digits or in words, and the numbers."""
     rng, words = casting.rng, WORDS.numbers
     last = rng.randrange(2, len(words))
     down, in_words = casting.chance(0.25), casting.chance(0.5)
@@ -99,7 +99,7 @@ def counting(casting: Casting) -> Answered:
 
 
 def small_sum(casting: Casting) -> Answered:
-    """A sum of one-digit numbers: the only arithmetic that the model learns."""
+    """Return a sum of one-digit numbers: the only arithmetic that the model learns."""
     rng = casting.rng
     a, b = rng.randrange(1, 10), rng.randrange(1, 10)
     slots = {"a": str(a), "b": str(b), "sum": str(a + b)}
@@ -107,19 +107,19 @@ def small_sum(casting: Casting) -> Answered:
 
 
 def spelling(casting: Casting) -> Answered:
-    """The user asks for a word, and the answer is exactly that word."""
+    """Return a request for a word, and exactly that word."""
     rng = casting.rng
     word = rng.choice((made_up(rng), casting.name()[0], casting.pick(WORDS.things), casting.pick(WORDS.creatures)))
     return expand(rng.choice(CRAFTS.repeat), rng, {"word": word}), word[0].upper() + word[1:] + "."
 
 
 def craft(casting: Casting) -> Answered:
-    """A request of a random kind: a list, a recipe, a name, counting, a sum or a word to repeat."""
+    """Return a request of a random kind: a list, a recipe, a name, counting, a sum or a word to repeat."""
     return casting.rng.choice((listing, recipe, pet_name, counting, small_sum, spelling))(casting)
 
 
 def _topic(casting: Casting) -> str:
-    """A phrase that the model knows nothing about."""
+    """Return a phrase that the model knows nothing about."""
     rng = casting.rng
     draw = rng.random()
     if draw < 0.3:
@@ -135,7 +135,7 @@ def _topic(casting: Casting) -> str:
 
 
 def _gibberish(rng: Random) -> str:
-    """A text without meaning: random letters, symbols, emoji or words."""
+    """Return a text without meaning: random letters, symbols, emoji or words."""
 
     def letters(alphabet: str, low: int, high: int) -> str:
         return "".join(rng.choice(alphabet) for _ in range(rng.randrange(low, high)))
@@ -163,7 +163,7 @@ def _long_text(casting: Casting, lead: str) -> str:
 
 
 def stranger(casting: Casting, offer: str) -> Answered:
-    """A prompt outside of the model's domain, and its answer. `offer`: the template for the slot {OFFER}."""
+    """Return a prompt outside of the model's domain, and its answer. `offer`: the template for the slot {OFFER}."""
     rng = casting.rng
     talks = [getattr(STRANGERS, kind) for kind in KINDS]
     kind, talk = rng.choices(list(zip(KINDS, talks, strict=True)), [talk.weight for talk in talks])[0]

@@ -18,7 +18,7 @@ OTHERS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_
 
 
 def average(shares: dict[Path, float], out: Path) -> None:
-    """Write the weighted mean of checkpoints to a folder. Raises ValueError unless the shares add up to 1."""
+    """Write the weighted mean of checkpoints to a folder. Raise ValueError unless the shares add up to 1."""
     if abs(sum(shares.values()) - 1) > 1e-6:
         raise ValueError(f"the shares add up to {sum(shares.values())}, not to 1")
     total: dict[str, torch.Tensor] = {}
@@ -26,7 +26,7 @@ def average(shares: dict[Path, float], out: Path) -> None:
         for name, weight in load_file(folder / WEIGHTS).items():
             total[name] = total.get(name, torch.zeros(weight.shape)) + share * weight.float()
     out.mkdir(parents=True, exist_ok=True)
-    save_file({name: one.bfloat16() for name, one in total.items()}, out / WEIGHTS, metadata={"format": "pt"})
+    save_file({name: tensor.bfloat16() for name, tensor in total.items()}, out / WEIGHTS, metadata={"format": "pt"})
     for name in OTHERS:
         shutil.copy(next(iter(shares)) / name, out / name)
     log = json.loads((out / "training.json").read_text())

@@ -46,7 +46,7 @@ def encode(document: Document, tokenizer: Tokenizer, begin: bool = True) -> Enco
 def encoded_stream(
     seed: int | str, tokenizer: Tokenizer, held_out: bool = False, tool_share: float = 0.0
 ) -> Iterator[Encoded]:
-    """An endless stream of encoded documents.
+    """Yield an endless stream of encoded documents.
 
     One plain story in three has no `<|begin|>`, for servers that do not add it. tool_share: of dialogues with tools, in
     documents.
@@ -66,7 +66,7 @@ class TrainingBatch(NamedTuple):
 
 
 def collate(rows: list[Encoded], pad: int) -> TrainingBatch:
-    """Pad the rows to the longest one and stack them."""
+    """Pad the rows to the longest row and stack them."""
     width = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), width), pad)
     labels = torch.full((len(rows), width), IGNORED)
@@ -77,7 +77,7 @@ def collate(rows: list[Encoded], pad: int) -> TrainingBatch:
 
 
 def batches(stream: Iterator[Encoded], tokenizer: Tokenizer, seed: int | str) -> Iterator[TrainingBatch]:
-    """Micro-batches of about MICRO_BATCH_TOKENS tokens, with rows of similar length; the batches are shuffled."""
+    """Yield micro-batches of about MICRO_BATCH_TOKENS tokens, with rows of similar length; the batches are shuffled."""
     pad, rng = tokenizer.token_to_id(PAD), Random(f"batches-{seed}")
     while rows := sorted(islice(stream, SORTED_AT_ONCE), key=lambda row: len(row.ids)):
         groups: list[list[Encoded]] = [[]]

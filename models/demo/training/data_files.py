@@ -28,7 +28,7 @@ class _DataFileReader:
         return DataError(f"{self.file}: {entry or 'the file'}: {cause}")
 
     def typed(self, value: Any, kind: Any, called: str, entry: str) -> Any:
-        """The value, if it has the type `kind` and is not empty."""
+        """Return the value, if it has the type `kind` and is not empty."""
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.wrong(entry, f"{value!r} is not {called}")
         if value in ([], {}):
@@ -36,7 +36,7 @@ class _DataFileReader:
         return value
 
     def read(self, schema: Any, value: Any, entry: str = "") -> Any:
-        """The value of any type of schema."""
+        """Return the value of any type of schema."""
         if schema == "@words":
             return self.words(value, entry)
         if isinstance(schema, str):
@@ -78,7 +78,7 @@ class _DataFileReader:
         return tuple(words)
 
     def text(self, allowed: str, value: Any, entry: str, check: bool = True) -> str:
-        """A template, with the named phrases of the file filled in."""
+        """Return a template, with the named phrases of the file filled in."""
         text: str = self.typed(value, str, "a text", entry)
         if not self.verbatim and "\n" in text:
             text = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
@@ -108,11 +108,7 @@ class _DataFileReader:
 
 
 def load(folder: Path = FOLDER) -> Any:
-    """All data files of a folder.
-
-    Raises:
-        DataError: a file is not TOML or breaks the schema.
-    """
+    """Return all data files of a folder. Raise DataError for a file that is not TOML or breaks the schema."""
 
     def parsed(name: str) -> dict[str, Any]:
         try:

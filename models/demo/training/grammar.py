@@ -25,12 +25,12 @@ WORDS, REQUESTS, SMALL_TALK, DIALOGUES = DATA.words, DATA.requests, DATA.smallta
 
 
 def held_out_request(template: str) -> bool:
-    """True for the requests that are kept for the held-out perplexity: one in eight."""
+    """Return whether a request is kept for the held-out perplexity, as one in eight is."""
     return template not in REQUESTS.story[:3] and crc32(template.encode()) % 8 == 0
 
 
 def pair(prompt: str, answer: str) -> Document:
-    """A dialogue of one exchange."""
+    """Return a dialogue of one exchange."""
     return [("user", prompt), ("assistant", answer)]
 
 
@@ -45,11 +45,11 @@ class Grammar:
         self.story_requests = requests or list(REQUESTS.story)
 
     def say(self, template: str, **slots: str) -> str:
-        """A sentence of the assistant."""
+        """Return a sentence of the assistant."""
         return say(template, self.rng, slots)
 
     def ask(self, template: str, **slots: str) -> str:
-        """A user's sentence, sometimes in the wrong case or with a typo outside of the slot {x}."""
+        """Return a user's sentence, sometimes in the wrong case or with a typo outside of the slot {x}."""
         text = " ".join(articles(expand(template, self.rng, slots)).split())
         if self.chance(0.35):
             text = text.replace("I am ", "I'm ")
@@ -68,13 +68,13 @@ class Grammar:
         return text
 
     def exchange(self, entry: Any, asked: dict[str, str] | None = None, **said: str) -> Document:
-        """An entry of dialogues.toml: `ask` with the slots `asked`, then `answer` with the slots `said`."""
+        """Return an entry of dialogues.toml: `ask` with the slots `asked`, then `answer` with the slots `said`."""
         prompt = self.ask(entry.ask, **(asked or {}))
         offer = {"OFFER": expand(SMALL_TALK.offer, self.rng)} if "{OFFER}" in entry.answer else {}
         return pair(prompt, self.say(entry.answer, **said, **offer))
 
     def subjects(self) -> tuple[str, list[Subject]]:
-        """One or two subjects, and the user's phrase for them."""
+        """Return one or two subjects, and the user's phrase for them."""
         first = self.casting.subject()
         if self.chance(0.68):
             return first.asked, [first]
@@ -95,7 +95,7 @@ class Grammar:
     # Stories
 
     def story(self) -> Document:
-        """A request, its story, and often follow-up questions or wishes."""
+        """Return a request, its story, and often follow-up questions or wishes."""
         draw = self.rng.random()
         if draw < 0.06:
             subject = self.casting.hero()
@@ -110,7 +110,7 @@ class Grammar:
         return pair(prompt, told.text) + self.after_story(subjects, told)
 
     def after_story(self, subjects: list[Subject], told: Story) -> Document:
-        """Up to three follow-ups on a story."""
+        """Return up to three follow-ups on a story."""
         turns: Document = []
         while self.chance(0.42) and len(turns) < 6:
             turns += self.follow_up(subjects, told)
@@ -119,7 +119,7 @@ class Grammar:
         return turns
 
     def follow_up(self, subjects: list[Subject], told: Story) -> Document:
-        """A question about the story, thanks, or a request for another one."""
+        """Return a question about the story, thanks, or a request for another story."""
         kinds = ("name", "friend", "shorter", "another", "end", "title", "thanks", "truth", "new")
         kind = self.rng.choices(kinds, (20, 12, 14, 18, 8, 8, 8, 4, 10))[0]
         if kind == "thanks":
@@ -139,13 +139,13 @@ class Grammar:
         return self.exchange(getattr(DIALOGUES.follow_up, kind), slots, **slots, short=told.short, end=told.end)
 
     def story_on_request(self, request: str) -> Document:
-        """A story about new subjects. `request`: the template of the prompt."""
+        """Return a story about new subjects. `request`: the template of the prompt."""
         asked, subjects = self.subjects()
         prompt = self.ask(request, x=asked)
         return pair(prompt, tell(subjects, self.casting).text)
 
     def plain(self) -> Document:
-        """A story without the chat template, sometimes from its middle on, to train raw completion."""
+        """Return a story without the chat template, sometimes from its middle on, to train raw completion."""
         _, subjects = self.subjects()
         text = tell(subjects, self.casting).text
         if self.chance(0.15):
@@ -164,7 +164,7 @@ class Grammar:
     # Small talk, lessons and crafts
 
     def small_talk(self, kind: str = "") -> Document:
-        """An exchange of small talk, of a random kind by default; some end in an offer and a story."""
+        """Return an exchange of small talk, of a random kind by default; some end in an offer and a story."""
         talks, casting = SMALL_TALK.talk, self.casting
         kind = kind or self.rng.choices(list(talks), [talk.weight for talk in talks.values()])[0]
         talk, subject = talks[kind], casting.subject()
@@ -199,7 +199,7 @@ class Grammar:
         return turns
 
     def lesson(self) -> Document:
-        """A question about a term of language models, and its answer."""
+        """Return a question about a term of language models, and its answer."""
         if self.chance(0.15):
             question = self.rng.choice(DATA.lessons.question)
             return pair(self.ask(question.ask), self.say(question.answer))
@@ -207,7 +207,7 @@ class Grammar:
         return pair(self.ask(DATA.lessons.ask.replace("{names}", term.names)), self.say(term.answer))
 
     def craft(self) -> Document:
-        """A poem or another small task."""
+        """Return a poem or another small task."""
         if not self.chance(0.4):
             prompt, answer = answers.craft(self.casting)
             return pair(self.ask("{p}", p=prompt), answer)
@@ -218,13 +218,13 @@ class Grammar:
         return turns
 
     def stranger(self) -> Document:
-        """A prompt outside of the model's domain, answered with an offer of a story."""
+        """Return a prompt outside of the model's domain, answered with an offer of a story."""
         return pair(*answers.stranger(self.casting, SMALL_TALK.offer))
 
     # Names
 
     def introduction(self) -> Document:
-        """The user tells a name, and may ask for it later."""
+        """Return a dialogue in which the user tells a name, and may ask for it later."""
         name, _ = self.casting.name()
         turns = self.exchange(DIALOGUES.introduction, {"x": name}, x=name)
         if self.chance(0.5):
@@ -234,11 +234,11 @@ class Grammar:
         return turns
 
     def unknown_name(self) -> Document:
-        """The user asks for a name that was never told."""
+        """Return a dialogue in which the user asks for a name that was never told."""
         return self.exchange(DIALOGUES.unknown_name)
 
     def named_by_system(self) -> Document:
-        """A system message gives the model a name."""
+        """Return a dialogue in which a system message gives the model a name."""
         name, _ = self.casting.name()
         turns = [("system", self.ask(DIALOGUES.system_name, x=name))]
         if self.chance(0.3):
@@ -246,7 +246,7 @@ class Grammar:
         return turns + self.exchange(DIALOGUES.asked_name, x=name)
 
     def document(self) -> Document:
-        """One document of a kind drawn by weight; a dialogue has one to four exchanges."""
+        """Return a document of a kind drawn by weight; a dialogue has one to four exchanges."""
         if self.chance(0.10):
             return self.plain()
         kinds = {
@@ -272,7 +272,7 @@ class Grammar:
 
 
 def documents(seed: int | str, held_out: bool = False) -> Iterator[Document]:
-    """An endless stream of documents. The held-out stream draws nouns and requests that training never sees."""
+    """Yield an endless stream of documents. The held-out stream draws nouns and requests that training never sees."""
     grammar = Grammar(seed, held_out)
     while True:
         yield grammar.document()

@@ -17,10 +17,9 @@ _AFTER_STOP = re.compile(r"((?:^|[.!?]\s+|\n|^\d+\. )\"?)([a-z])", re.MULTILINE)
 
 
 def expand(template: str, rng: Random, slots: dict[str, str] | None = None) -> str:
-    """The template with every choice made, from the inside out, and every slot filled.
+    """Return the template with every choice made, from the inside out, and every slot filled.
 
-    Raises:
-        KeyError: `slots` lacks a slot of the template.
+    Raise KeyError if `slots` lacks a slot of the template.
     """
     while choice := _CHOICE.search(template):
         template = template[: choice.start()] + rng.choice(choice[1].split("|")) + template[choice.end() :]
@@ -28,23 +27,23 @@ def expand(template: str, rng: Random, slots: dict[str, str] | None = None) -> s
 
 
 def articles(text: str) -> str:
-    """ "a" becomes "an" before a vowel sound, as far as spelling tells it."""
+    """Write "a" as "an" before a vowel sound, as far as spelling tells it."""
     return _BEFORE_SILENT_H.sub(r"\1n ", _BEFORE_VOWEL.sub(r"\1n ", text))
 
 
 def tidy(text: str) -> str:
-    """One space between words, the right article, a capital at the start of every sentence and line."""
+    """Return a text with one space between words, the right articles, and capitals that begin sentences and lines."""
     text = articles(_SPACES.sub(" ", text.strip()))
     return _AFTER_STOP.sub(lambda m: m[1] + m[2].upper(), text)
 
 
 def say(template: str, rng: Random, slots: dict[str, str] | None = None) -> str:
-    """A finished text from a template."""
+    """Return a finished text from a template."""
     return tidy(expand(template, rng, slots))
 
 
 def plural(noun: str) -> str:
-    """Several of them: "mice", "sea lions"."""
+    """Return the plural of a noun: "mice", "sea lions"."""
     *before, last = noun.split()
     if last in DATA.words.irregular_plurals:
         last = DATA.words.irregular_plurals[last]
@@ -66,7 +65,7 @@ _ACCENTS = str.maketrans("aeouicn", "áéöüíçñ")
 
 
 def made_up(rng: Random, syllables: int = 0) -> str:
-    """A pronounceable word that is in no pool, so that a model can only copy it. The word never starts with a "u"."""
+    """Return a pronounceable word that is in no pool, so that a model can only copy it. It never starts with a "u"."""
     count = syllables or rng.choices((1, 2, 3, 4), (15, 50, 28, 7))[0]
     word = "".join(rng.choice(parts) for _ in range(count) for parts in _SYLLABLE)
     if count > 1 and rng.random() < 0.2:
@@ -78,7 +77,7 @@ def made_up(rng: Random, syllables: int = 0) -> str:
 
 
 def made_up_name(rng: Random) -> str:
-    """A made-up name: mostly like "Tarvel", sometimes like "Tarvel Moon" or "BX-7"."""
+    """Return a made-up name: mostly like "Tarvel", sometimes like "Tarvel Moon" or "BX-7"."""
     if rng.random() < 0.04:
         return "".join(rng.choice("ABCDEFGHKLMNPRSTVWXZ") for _ in range(2)) + f"-{rng.randrange(1, 100)}"
     name = made_up(rng, rng.choices((1, 2, 3), (20, 60, 20))[0]).capitalize()
@@ -86,7 +85,7 @@ def made_up_name(rng: Random) -> str:
 
 
 def misspell(text: str, rng: Random) -> str:
-    """The text with one typo: two letters swapped, one doubled, or one left out."""
+    """Return the text with one typo: two letters swapped, one doubled, or one left out."""
     at = rng.randrange(1, max(2, len(text) - 2))
     before, letter, after = text[:at], text[at : at + 1], text[at + 1 :]
     return before + (after[:1] + letter + after[1:], letter * 2 + after, after)[rng.randrange(3)]

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 
 
 def answer(model: LlamaForCausalLM, ids: list[int], temperature: float, limit: int = 320) -> list[int]:
-    """Generate an answer. Returns the new tokens, including the end token if the answer ended."""
+    """Generate an answer. Return the new tokens, including the end token if the answer ended."""
     options = (
         {"do_sample": True, "temperature": temperature, "top_p": 0.95, "top_k": 0}
         if temperature

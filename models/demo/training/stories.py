@@ -26,12 +26,12 @@ Plot = Any  # an entry of plots.toml: the texts `text`, `short` and `end`
 
 
 def mentions(plot: Plot, slot: str) -> bool:
-    """True if the text of the plot has this slot."""
+    """Return whether the text of the plot has this slot."""
     return f"{{{slot}}}" in plot.text
 
 
 def _fits(plot: Plot, subjects: list[Subject]) -> bool:
-    """True if the plot has a part for every subject and tells of the hero's wish or fear."""
+    """Return whether the plot has a part for every subject and tells of the hero's wish or fear."""
     heroes = [subject for subject in subjects if subject.role == "hero"]
     if len(heroes) == 2 and not mentions(plot, "fintro"):
         return False
@@ -42,7 +42,7 @@ def _fits(plot: Plot, subjects: list[Subject]) -> bool:
 
 
 def choose_plot(subjects: list[Subject], rng: Random) -> Plot:
-    """A plot with a part for every subject; a thing or a place leads if there is no hero."""
+    """Return a plot with a part for every subject; a thing or a place leads if there is no hero."""
     roles = [subject.role for subject in subjects]
     lead = next((role for role in roles if role in ("thing", "place")), "hero")
     plots = DATA.plots.hero
@@ -58,7 +58,7 @@ def choose_plot(subjects: list[Subject], rng: Random) -> Plot:
 
 
 def cast(subjects: list[Subject], casting: Casting) -> dict[str, str]:
-    """The slots of all parts. The user's subjects take the main parts, drawn characters and things the rest."""
+    """Return the slots of all parts. The user's subjects take the main parts, drawn characters and things the rest."""
     rng = casting.rng
     by_role = {subject.role: subject for subject in reversed(subjects)}
     heroes = [subject for subject in subjects if subject.role == "hero"]
@@ -89,7 +89,7 @@ def cast(subjects: list[Subject], casting: Casting) -> dict[str, str]:
 
 
 def _supporting(casting: Casting, avoid: str) -> Subject:
-    """A supporting character: a creature or person other than `avoid`, with an ordinary name."""
+    """Return a supporting character: a creature or person other than `avoid`, with an ordinary name."""
     rng = casting.rng
     female = casting.chance(0.5)
     head = avoid
@@ -108,7 +108,7 @@ def _plain(role: str, pick: Callable[[tuple[str, ...]], str], pool: tuple[str, .
 
 
 def tell(subjects: list[Subject], casting: Casting) -> Story:
-    """A whole story about the subjects."""
+    """Return a whole story about the subjects."""
     plot = choose_plot(subjects, casting.rng)
     slots = cast(subjects, casting)
     text = say(plot.text, casting.rng, slots)

@@ -38,7 +38,7 @@ class Subject:
 
 
 def is_held_out(text: str) -> bool:
-    """True for the words that training never draws."""
+    """Return whether training never draws a word."""
     return crc32(text.encode()) % HELD_OUT_ONE_IN == 0
 
 
@@ -50,19 +50,19 @@ class Casting:
         self.held_out = held_out
 
     def chance(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return self.rng.random() < probability
 
     def pick(self, pool: tuple[str, ...]) -> str:
-        """A word of this slice, or of the whole pool if the slice is empty."""
+        """Return a word of this slice, or of the whole pool if the slice is empty."""
         return self.rng.choice([word for word in pool if is_held_out(word) == self.held_out] or pool)
 
     def noun(self, pool: tuple[str, ...], made_up_share: float = 0.3) -> str:
-        """A noun from a pool or a made-up one."""
+        """Return a noun from a pool, or a made-up noun."""
         return made_up(self.rng) if self.chance(made_up_share) else self.pick(pool)
 
     def name(self) -> tuple[str, bool]:
-        """A name and whether it is a woman's; two in five are made up."""
+        """Return a name and whether it is a woman's; two in five are made up."""
         if self.chance(0.4):
             name = made_up_name(self.rng)
             return name, name[-1] in "aeiy" or self.chance(0.4)
@@ -70,17 +70,17 @@ class Casting:
         return self.known_name(female), female
 
     def known_name(self, female: bool) -> str:
-        """An ordinary name."""
+        """Return an ordinary name."""
         return self.rng.choice(WORDS.she_names if female else WORDS.he_names)
 
     def adorned(self, adjectives: tuple[str, ...], head: str, share: float) -> str:
-        """The noun, with an adjective in a `share` of the cases, unless both have a word in common."""
+        """Return the noun, with an adjective in a `share` of the cases, unless both have a word in common."""
         adjective = self.rng.choice(adjectives)
         clash = {*adjective.split()} & {*head.split()}
         return f"{adjective} {head}" if self.chance(share) and not clash else head
 
     def asked(self, entries: Any) -> str:
-        """A template of subjects.toml, drawn by weight."""
+        """Return a template of subjects.toml, drawn by weight."""
         draw, total = self.rng.random(), 0
         for entry in entries:
             total += entry.weight
@@ -89,11 +89,11 @@ class Casting:
         return entry.instead if entry.instead and self.chance(entry.instead_percent / 100) else entry.asked
 
     def subject(self) -> Subject:
-        """A subject of a random role."""
+        """Return a subject of a random role."""
         return self.rng.choices((self.hero, self.thing, self.place, self.idea), (50, 24, 14, 12))[0]()
 
     def hero(self) -> Subject:
-        """A creature or person, which may have a wish or a fear."""
+        """Return a creature or person, which may have a wish or a fear."""
         name, female = self.name()
         if self.chance(0.2):
             return self.named_hero(name, female)
@@ -116,26 +116,26 @@ class Casting:
         return Subject("hero", asked, f"a {noun}", head, name, female, wish=wish, fear=fear)
 
     def named_hero(self, name: str, female: bool) -> Subject:
-        """A girl, woman, boy or man whom the user mentions by name."""
+        """Return a girl, woman, boy or man whom the user mentions by name."""
         head = self.rng.choice(("girl", "young woman", "girl") if female else ("boy", "young man", "boy"))
         asked = f"{self.rng.choice(('a girl', 'a woman') if female else ('a boy', 'a man'))} named {name}"
         return Subject("hero", asked if self.chance(0.25) else name, f"a {head}", head.split()[-1], name, female)
 
     def wish(self) -> str:
-        """A verb that follows "to"."""
+        """Return a verb that follows "to"."""
         if self.chance(0.5):
             return self.pick(WORDS.wishes)
         return f"learn to {self.noun(WORDS.skills, 0.4)}"
 
     def thing(self) -> Subject:
-        """An object."""
+        """Return an object."""
         head = self.noun(WORDS.things)
         noun = self.adorned(WORDS.shapes, head, 0.35)
         asked = expand(self.asked(DATA.subjects.thing), self.rng, {"noun": noun, "nouns": plural(noun)})
         return Subject("thing", asked, f"a {noun}", head)
 
     def place(self) -> Subject:
-        """A place, such as "Paris" or "an old mill"."""
+        """Return a place, such as "Paris" or "an old mill"."""
         if self.chance(0.25):
             world = made_up(self.rng).capitalize() if self.chance(0.5) else self.pick(WORDS.world)
             return Subject("place", world, world, world, bare=True)
@@ -144,7 +144,7 @@ class Casting:
         return Subject("place", f"{'the' if self.chance(0.2) else 'a'} {noun}", f"a {noun}", noun)
 
     def idea(self) -> Subject:
-        """An abstract subject, such as "winter"."""
+        """Return an abstract subject, such as "winter"."""
         idea = self.noun(WORDS.ideas, 0.15)
         article, _, rest = idea.partition(" ")
         return Subject("idea", idea, idea, f"the {rest}" if article in ("a", "an") else idea, bare=True)

@@ -38,7 +38,7 @@ class TrialModel:
         self._model = LlamaForCausalLM.from_pretrained(checkpoint, dtype="float32").eval()
 
     def reply(self, messages: Messages, *functions: dict[str, Any]) -> str:
-        """The greedy answer to a conversation."""
+        """Return the greedy answer to a conversation."""
         tools = [{"type": "function", "function": function} for function in functions]
         text = self._tokenizer.apply_chat_template(messages, tools, add_generation_prompt=True, tokenize=False)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -46,10 +46,10 @@ class TrialModel:
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The name and the arguments of the tool call that is the whole text; None for any other text."""
-    found = _CALL.fullmatch(text)
+    """Return the name and the arguments of the tool call that is the whole text; None for any other text."""
+    match = _CALL.fullmatch(text)
     try:
-        call = json.loads(found[1]) if found else None
+        call = json.loads(match[1]) if match else None
         return (call["name"], call["arguments"]) if call else None
     except (ValueError, KeyError):
         return None

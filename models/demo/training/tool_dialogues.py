@@ -52,21 +52,21 @@ class ToolDescription(NamedTuple):
 
 
 def number(rng: Random) -> str:
-    """A number that a user may ask about; small ones are more frequent."""
+    """Return a number that a user may ask about; small numbers are more frequent."""
     digits = rng.choices((1, 2, 3, 4, 5), (20, 38, 25, 13, 4))[0]
     whole = str(rng.randrange(10 ** (digits - 1), 10**digits))
     return f"{whole}.{rng.randrange(1, 100)}" if rng.random() < 0.07 else whole
 
 
 def applied(left: Fraction | None, sign: str, right: Fraction | None) -> Fraction | None:
-    """The value of one operation; None if it divides by zero, or if an operand did."""
+    """Return the value of one operation; None if it divides by zero, or if an operand did."""
     if left is None or right is None or (sign == "/" and not right):
         return None
     return {"+": left + right, "-": left - right, "*": left * right, "/": left / (right or 1)}[sign]
 
 
 def random_sum(rng: Random) -> Sum:
-    """A sum of two numbers, or of three, some with parentheses."""
+    """Return a sum of two numbers, or of three, some with parentheses."""
     signs = [rng.choice("+-*/+-*") for _ in range(2)]
     a, b, c = (number(rng) for _ in range(3))
     if rng.random() < 0.02:
@@ -93,7 +93,7 @@ def random_sum(rng: Random) -> Sum:
 
 
 def written(value: Fraction | None) -> str:
-    """The result of a calculator: a decimal number, or an error."""
+    """Return the result of a calculator: a decimal number, or an error."""
     if value is None:
         return "error: division by zero"
     if value.denominator == 1:
@@ -109,26 +109,26 @@ class ToolDialogues:
         self.rng, self.chance = self.grammar.rng, self.grammar.chance
 
     def tools(self) -> list[ToolDescription]:
-        """The tools of a dialogue, in any order: mostly a calculator, and up to two others."""
+        """Return the tools of a dialogue, in any order: mostly a calculator, and up to two others."""
         rng = self.rng
-        declared = {"calculator": TOOLS.calculator} | {str(at): one for at, one in enumerate(TOOLS.place)}
+        declared = {"calculator": TOOLS.calculator} | {str(at): entry for at, entry in enumerate(TOOLS.place)}
         kinds = [kind for kind in declared if self.chance(0.85 if kind == "calculator" else 0.25)]
-        found = []
+        descriptions = []
         for kind in kinds or ["calculator"]:
-            one = declared[kind]
-            name, argument = rng.choice(one.names), rng.choice(one.arguments)
+            entry = declared[kind]
+            name, argument = rng.choice(entry.names), rng.choice(entry.arguments)
             if kind == "calculator" and self.chance(0.5):
-                name, argument = one.names[0], one.arguments[0]
-            about = " ".join(expand(one.about, rng).split()).replace(" ,", ",").replace(" .", ".")
-            found.append(ToolDescription(kind, name, argument, f"{name}({argument}): {about}"))
+                name, argument = entry.names[0], entry.arguments[0]
+            about = " ".join(expand(entry.about, rng).split()).replace(" ,", ",").replace(" .", ".")
+            descriptions.append(ToolDescription(kind, name, argument, f"{name}({argument}): {about}"))
         if self.chance(0.25):
             line = expand(rng.choice(TOOLS.other.tools), rng)
-            found.append(ToolDescription("other", "", "", line))
-        rng.shuffle(found)
-        return found
+            descriptions.append(ToolDescription("other", "", "", line))
+        rng.shuffle(descriptions)
+        return descriptions
 
     def called(self, tool: ToolDescription) -> Document:
-        """A question, the call of the tool, its result, and the answer."""
+        """Return a question, the call of the tool, its result, and the answer."""
         rng = self.rng
         if tool.kind == "calculator":
             prompt, argument, result = self.arithmetic()
@@ -136,12 +136,12 @@ class ToolDialogues:
             told = TOOLS.calculator.failed if failed else TOOLS.calculator.answer
             answer = expand(told, rng, {"e": argument, "r": result.removeprefix("error: ")})
         else:
-            one = TOOLS.place[int(tool.kind)]
+            entry = TOOLS.place[int(tool.kind)]
             argument = self.place()
-            prompt = self.grammar.ask(rng.choice(one.asks), x=argument)
+            prompt = self.grammar.ask(rng.choice(entry.asks), x=argument)
             numbers = {"n": str(rng.randrange(-9, 35)), "h": f"{rng.randrange(24):02}", "m": f"{rng.randrange(60):02}"}
-            result = expand(one.results, rng, numbers)
-            answer = tidy(expand(one.answer, rng, {"x": argument, "r": result}))
+            result = expand(entry.results, rng, numbers)
+            answer = tidy(expand(entry.answer, rng, {"x": argument, "r": result}))
         return [
             ("user", prompt),
             ("assistant", call_text(tool.name, {tool.argument: argument})),
@@ -150,7 +150,7 @@ class ToolDialogues:
         ]
 
     def arithmetic(self) -> tuple[str, str, str]:
-        """A question for the calculator, the expression, and the result."""
+        """Return a question for the calculator, the expression, and the result."""
         rng, calculator = self.rng, TOOLS.calculator
         if self.chance(0.25):
             problem = rng.choice(calculator.problem)
@@ -165,7 +165,7 @@ class ToolDialogues:
         return self.grammar.ask(rng.choice(calculator.asks), x=asked.asked), asked.text, written(asked.value)
 
     def place(self) -> str:
-        """A known place, or a made-up one, which the model can only copy."""
+        """Return a known place, or a made-up place, which the model can only copy."""
         casting = self.grammar.casting
         if self.chance(0.5):
             return casting.pick(WORDS.world)
@@ -173,7 +173,7 @@ class ToolDialogues:
         return f"{self.rng.choice(('San', 'New', 'Port', 'Saint', 'Los'))} {name}" if self.chance(0.25) else name
 
     def usual(self) -> Document:
-        """A dialogue without tools, and without sums: these would need the calculator."""
+        """Return a dialogue without tools, and without sums: these would need the calculator."""
         while True:
             document = self.grammar.document()
             asked = [text for role, text in document if role == "user"]
@@ -181,7 +181,7 @@ class ToolDialogues:
                 return document
 
     def document(self) -> Document:
-        """One dialogue of one to four exchanges."""
+        """Return a dialogue of one to four exchanges."""
         tools = self.tools()
         usable = [tool for tool in tools if tool.kind != "other"]
         usual = self.usual()
@@ -200,7 +200,7 @@ class ToolDialogues:
 
 
 def tool_documents(seed: int | str, held_out: bool = False) -> Iterator[Document]:
-    """An endless stream of dialogues with tools."""
+    """Yield an endless stream of dialogues with tools."""
     dialogues = ToolDialogues(seed, held_out)
     while True:
         yield dialogues.document()

@@ -65,7 +65,7 @@ def model_config(tokenizer: Tokenizer) -> LlamaConfig:
 
 
 def optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
+    """Return the optimizers: Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if not any(p is matrix for matrix in matrices)]
     return [
@@ -75,7 +75,7 @@ def optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimiz
 
 
 def loss_of(model: LlamaForCausalLM, batch: TrainingBatch, device: torch.device) -> tuple[torch.Tensor, int]:
-    """The summed negative log-likelihood in nats over the targets of a batch, and their number."""
+    """Return the summed negative log-likelihood in nats over the targets of a batch, and their number."""
     ids, labels = batch.ids.to(device), batch.labels[:, 1:].to(device)
     with torch.autocast(device.type, dtype=torch.bfloat16):
         hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]  # [B, T - 1, H]
@@ -86,7 +86,7 @@ def loss_of(model: LlamaForCausalLM, batch: TrainingBatch, device: torch.device)
 
 @torch.no_grad()
 def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, held_out: bool, device: torch.device) -> float:
-    """Perplexity on documents that training never saw.
+    """Return the perplexity on documents that training never saw.
 
     held_out: use documents with nouns and requests that training never saw, too.
     """
@@ -101,7 +101,7 @@ def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, held_out: bool, de
 
 
 def rate_at(step: int, done: float, peak: float) -> float:
-    """The learning rate: a linear warm-up, then a cosine down to a hundredth of `peak`.
+    """Return the learning rate: a linear warm-up, then a cosine down to a hundredth of `peak`.
 
     done: the finished share of the run, 0 to 1.
     """

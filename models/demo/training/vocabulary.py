@@ -1,6 +1,6 @@
 """The tokenizer of the demonstration model: byte-level BPE trained on the grammar, and the chat template.
 
-Every UTF-8 text can be encoded: the 256 bytes are the first tokens after the special ones. Encoding puts `<|begin|>`
+Every UTF-8 text can be encoded: the 256 bytes are the first tokens after the special tokens. Encoding puts `<|begin|>`
 first unless `add_special_tokens` is off. The chat template contains `<|begin|>` itself.
 """
 
@@ -35,22 +35,22 @@ CHAT_TEMPLATE = (
 
 
 def tools_text(tools: Iterable[str], system: str = "") -> str:
-    """The system message that declares tools, as the chat template writes it. tools: like `add(a, b): Adds.`"""
+    """Return the system message that declares tools, as the chat template writes it. tools: like `add(a, b): Adds.`"""
     return "\n".join([*([system, ""] if system else []), "Tools:", *tools])
 
 
 def call_text(name: str, arguments: dict[str, str]) -> str:
-    """The call of a tool, as the chat template writes it."""
+    """Return the call of a tool, as the chat template writes it."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}\n</tool_call>'
 
 
 def result_text(result: str) -> str:
-    """The result of a tool, as the chat template writes it in a message of the user."""
+    """Return the result of a tool, as the chat template writes it in a message of the user."""
     return f"<tool_response>{result}</tool_response>"
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Train a byte-level BPE tokenizer with VOCABULARY_SIZE tokens, of which the special ones come first."""
+    """Train a byte-level BPE tokenizer with VOCABULARY_SIZE tokens, the special tokens first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -73,13 +73,13 @@ def main(kind: type[GpuParts] = GpuParts, about: str | None = __doc__) -> int:
         part, called = PARTS[name], name if graphs else f"{name}, no graphs"
         left = limit_s - (time.monotonic() - started)
         if left < part.least:
-            found = {"status": "skipped", "why": f"{left:.0f} s are left, it needs {part.least}"}
+            result = {"status": "skipped", "why": f"{left:.0f} s are left, it needs {part.least}"}
         else:
-            found = run_part(kind(graphs), name, args.out, min(left, parts.patience * part.seconds))
+            result = run_part(kind(graphs), name, args.out, min(left, parts.patience * part.seconds))
         if fault:
-            found["unreliable"] = fault
-        report["parts"][called] = found
-        if part.has_graphs and found["status"] == "failed" and graphs:
+            result["unreliable"] = fault
+        report["parts"][called] = result
+        if part.has_graphs and result["status"] == "failed" and graphs:
             runs.insert(0, (name, False))
         (args.out / "results.json").write_text(json.dumps(report, indent=1) + "\n")
     print(f"\n{time.monotonic() - started:.0f} s in all; logs in {args.out}\n")
@@ -90,22 +90,22 @@ def main(kind: type[GpuParts] = GpuParts, about: str | None = __doc__) -> int:
 def environment() -> dict[str, str]:
     import torch
 
-    found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "torch": torch.__version__}
+    facts = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "torch": torch.__version__}
     for name in ("triton", "transformers"):
         try:
-            found[name] = __import__(name).__version__
+            facts[name] = __import__(name).__version__
         except ImportError:
-            found[name] = "missing"
+            facts[name] = "missing"
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        found["GPU"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-        found["CUDA"] = str(torch.version.cuda)
-    found["packages that are missing"] = ", ".join(packages.missing())
-    return found
+        facts["GPU"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        facts["CUDA"] = str(torch.version.cuda)
+    facts["packages that are missing"] = ", ".join(packages.missing())
+    return facts
 
 
 def run_part(parts: GpuParts, name: str, out: Path, seconds: float) -> dict[str, Any]:
-    """Run a part in a process of its own, with its output in a log. Returns its results."""
+    """Run a part in a process of its own, with its output in a log. Return its results."""
     command = [sys.executable, "-m", parts.module, "--part", name, "--out", str(out)]
     command += [] if parts.graphs else ["--without-graphs"]
     extra = [str(packages.EXTRA)] if packages.EXTRA.is_dir() else []
@@ -135,10 +135,10 @@ def child(parts: GpuParts, name: str, out: Path) -> int:
     """Run a part in this process."""
     file = out / f"{name}.json"
 
-    def save(found: dict[str, Any]) -> None:
+    def save(result: dict[str, Any]) -> None:
         # The file is replaced as a whole, because a part may be killed at any time.
         beside = file.with_suffix(".part")
-        beside.write_text(json.dumps(found) + "\n")
+        beside.write_text(json.dumps(result) + "\n")
         beside.replace(file)
 
     with parts.environment():

@@ -17,10 +17,11 @@ from quire import kernels
 from quire.ops.benchmarks.paper.workloads import SHAREGPT, lengths
 from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
-from quire.worker.device import memory_plan
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import graph_buckets
-from quire.worker.device.graphs import GREEDY, GraphBucket
+from quire.worker.device import devices
+from quire.worker.device.cuda import memory_plan
+from quire.worker.device.cuda.graph_capture import graph_buckets
+from quire.worker.device.cuda.graphs import GREEDY, GraphBucket
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.runner import StepOutput
@@ -85,7 +86,7 @@ def make_engine(
     on_cpu = device.type == "cpu"
     ops = kernels.select_ops("cpu", dtype) if on_cpu else kernels.triton_ops(device, dtype, False, invariant)
     model = random_decoder(name, ops, dtype, longest)
-    sequences, tokens = memory_plan.max_num_seqs(settings, device), memory_plan.max_num_batched_tokens(settings, device)
+    sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
     room = 1 << 26
     if device.type == "cuda":
         room, _, tokens = memory_plan.plan_cuda_memory(settings, model, longest)
@@ -117,27 +118,27 @@ def measure(
 ) -> dict[str, Any]:
     """Measure loads and `steps` decode steps.
 
-    Returns "rows" with a row for each load, "steps" with one for each shape (sequences, context), and "graphs" with the
-    time and memory of the CUDA graphs.
+    Return "rows" with a row for each load, "steps" with a row for each shape (sequences, context), and "graphs" with
+    the time and memory of the CUDA graphs.
     """
-    found: dict[str, Any] = {"rows": [], "steps": [], "graphs": []}
+    results: dict[str, Any] = {"rows": [], "steps": [], "graphs": []}
     engine = make_engine(name, device, longest, graphs, step=step)
     free, started = free_bytes(device), time.perf_counter()
     while engine.prepare():
         pass
     count = engine.runner.graphs.num_captured if isinstance(engine.runner, DeviceRunner) else 0
     seconds, taken = time.perf_counter() - started, free - free_bytes(device)
-    found["graphs"].append({"model": name, "count": count, "seconds": seconds, "gib": taken / 2**30})
-    print(found["graphs"][-1], flush=True)
+    results["graphs"].append({"model": name, "count": count, "seconds": seconds, "gib": taken / 2**30})
+    print(results["graphs"][-1], flush=True)
     for load in loads:
-        found["rows"].append(run(engine, load) | {"graphs": graphs})
-        print(found["rows"][-1], flush=True)
-        save(found)
+        results["rows"].append(run(engine, load) | {"graphs": graphs})
+        print(results["rows"][-1], flush=True)
+        save(results)
     for sequences, context in shapes:
-        found["steps"].append({"model": name, **decode_steps(engine, sequences, context, steps)})
-        print(found["steps"][-1], flush=True)
-        save(found)
-    return found
+        results["steps"].append({"model": name, **decode_steps(engine, sequences, context, steps)})
+        print(results["steps"][-1], flush=True)
+        save(results)
+    return results
 
 
 def free_bytes(device: torch.device) -> int:
@@ -157,7 +158,7 @@ def requests(load: Load, vocabulary: int) -> Iterator[GenerationRequest]:
 
 
 def run(engine: Engine, load: Load) -> dict[str, Any]:
-    """Serve a workload to its end. Returns time, rate and the use of the cache."""
+    """Serve a workload to its end. Return time, rate and the use of the cache."""
     for request in requests(load, engine.vocab_size):
         engine.add(request)
     tokens = steps = 0
@@ -220,8 +221,8 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
     for name in list(engine.requests):
         engine.drop(name)
     busy: float | None = None
-    if found := runner.graphs.find(GREEDY, sequences, sequences):
-        graph = found[1]
+    if captured := runner.graphs.find(GREEDY, sequences, sequences):
+        graph = captured[1]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(steps):

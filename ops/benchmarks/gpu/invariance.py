@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from quire.ops.benchmarks.gpu.engine import Load, decode_steps, make_engine, run
-from quire.worker.device import graph_capture
-from quire.worker.device.graphs import GREEDY, GraphBucket
+from quire.worker.device.cuda import graph_capture
+from quire.worker.device.cuda.graphs import GREEDY, GraphBucket
 
 
 def measure(
@@ -28,7 +28,7 @@ def measure(
     step: see `make_engine`. steps: the number of decode steps.
     """
     sequences, context = shape
-    found: dict[str, Any] = {"modes": []}
+    results: dict[str, Any] = {"modes": []}
     for invariant in (False, True):
         buckets = [GraphBucket(GREEDY, sequences, sequences)]
         engine = make_engine(name, device, longest, invariant=invariant, buckets=buckets, step=step)
@@ -37,13 +37,15 @@ def measure(
         run(engine, prompts)  # compiles, and warms up
         prompts_ms = 1e3 * statistics.median(run(engine, prompts)["seconds"] for _ in range(5))
         step_ms = decode_steps(engine, sequences, context, steps)["step_ms"]
-        found["modes"].append({"model": name, "invariant": invariant, "step_ms": step_ms, "prompts_ms": prompts_ms})
-        print(found["modes"][-1], flush=True)
-        save(found)
+        results["modes"].append({"model": name, "invariant": invariant, "step_ms": step_ms, "prompts_ms": prompts_ms})
+        print(results["modes"][-1], flush=True)
+        save(results)
         del engine
         if device.type == "cuda":
             graph_capture.release()  # the next engine takes the memory that the card reports as free
-    plain, strict = found["modes"]
+    plain, strict = results["modes"]
     what = f"{name}, {sequences} x {context}", prompts.what
     ratios = strict["step_ms"] / plain["step_ms"], strict["prompts_ms"] / plain["prompts_ms"]
-    return found | {"invariance": [{"what": one, "ratio": ratio} for one, ratio in zip(what, ratios, strict=True)]}
+    return results | {
+        "invariance": [{"what": label, "ratio": ratio} for label, ratio in zip(what, ratios, strict=True)]
+    }

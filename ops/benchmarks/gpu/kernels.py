@@ -352,20 +352,20 @@ def run(
     cases: list[GpuKernelCase] = CASES,
     probe: CardProbe = CardProbe(),  # noqa: B008 (it is immutable)
 ) -> dict[str, Any]:
-    """Measure the cases. Return the rates of the card and a row for each case; calls `save` after each case."""
+    """Measure the cases, and call `save` after each case. Return the rates of the card and a row for each case."""
     from quire.kernels.gpu.ops import TritonOps
 
     timer, ops = Timer(repeat, probe.flush_bytes), TritonOps(dtype=dtype)
     card = measure_card(timer, probe)
-    found: dict[str, Any] = {"card": asdict(card), "kernels": []}
+    results: dict[str, Any] = {"card": asdict(card), "kernels": []}
     for case in cases:
         try:
             seconds = timer.seconds(case.make(ops), case.is_captured)
-        except Exception as error:  # of one kernel; the next kernels are still measured
-            found["kernels"].append({"name": case.name, "error": f"{type(error).__name__}: {error}"})
+        except Exception as error:  # of this kernel; the next kernels are still measured
+            results["kernels"].append({"name": case.name, "error": f"{type(error).__name__}: {error}"})
         else:
-            found["kernels"].append(asdict(GpuKernelResult.of(case, card, dtype.itemsize, seconds)))
-        print(found["kernels"][-1], flush=True)
-        save(found)
+            results["kernels"].append(asdict(GpuKernelResult.of(case, card, dtype.itemsize, seconds)))
+        print(results["kernels"][-1], flush=True)
+        save(results)
         torch.cuda.empty_cache()
-    return found | {"status": "failed" if any("error" in row for row in found["kernels"]) else "passed"}
+    return results | {"status": "failed" if any("error" in row for row in results["kernels"]) else "passed"}

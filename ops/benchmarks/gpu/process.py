@@ -23,7 +23,7 @@ MAX_FAILURES = 25
 
 
 def run(command: list[str], folder: Path, environ: Mapping[str, str], output: IO[str], seconds: float) -> int:
-    """Run a command, with all processes that it starts, for at most `seconds`. Returns its exit code; -1: stopped."""
+    """Run a command, with all processes that it starts, for at most `seconds`. Return its exit code; -1: stopped."""
     process = subprocess.Popen(
         dying_with_parent(command),
         cwd=folder,
@@ -55,7 +55,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def run_tests(root: Path, arguments: tuple[str, ...], parallel: bool) -> tuple[bool, str]:
-    """Run pytest and pass its output on. Returns whether all tests passed, and pytest's summary.
+    """Run pytest and pass its output on. Return whether all tests passed, and pytest's summary.
 
     parallel: run in several processes, if pytest-xdist is installed.
     """

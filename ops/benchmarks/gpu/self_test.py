@@ -12,8 +12,8 @@ from quire import kernels
 from quire.kernels.self_test.cases import WrongKernel, run_cases
 from quire.kernels.self_test.registry import cases_of
 from quire.ops.benchmarks.stack.random_model import random_decoder
+from quire.worker.device.cuda.graphs import record_on_cuda
 from quire.worker.device.devices import has_fp8
-from quire.worker.device.graphs import record_on_cuda
 
 MODELS = ("llama-3.1-8b", "qwen3-0.6b")
 LONGEST, BLOCK_SIZE = 8192, 16
@@ -24,19 +24,19 @@ def run(
 ) -> dict[str, Any]:
     """Run the self-test for each model, with a KV cache in the type of activations and in FP8.
 
-    Returns a row for each, with the number of cases and the lines of wrong kernels.
+    Return a row for each, with the number of cases and the lines of wrong kernels.
     """
     is_cuda = device.type == "cuda"
     caches = (False, True) if is_cuda and has_fp8(device) else (False,)
-    found: dict[str, Any] = {"self_test": []}
+    results: dict[str, Any] = {"self_test": []}
     for name in models:
         for fp8 in caches:
-            found["self_test"].append(_of_model(name, device, fp8, level))
-            print(found["self_test"][-1], flush=True)
-            save(found)
-    faults = sum(len(row["faults"]) for row in found["self_test"])
-    cases = sum(row["cases"] for row in found["self_test"])
-    return found | {"status": "failed" if faults else "passed", "tests": f"{cases} cases, {faults} wrong kernels"}
+            results["self_test"].append(_of_model(name, device, fp8, level))
+            print(results["self_test"][-1], flush=True)
+            save(results)
+    faults = sum(len(row["faults"]) for row in results["self_test"])
+    cases = sum(row["cases"] for row in results["self_test"])
+    return results | {"status": "failed" if faults else "passed", "tests": f"{cases} cases, {faults} wrong kernels"}
 
 
 def _of_model(name: str, device: torch.device, fp8: bool, level: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ CASES = (
 
 
 def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
-    """Write a checkpoint with random weights in several shards, as published checkpoints have. Returns the seconds."""
+    """Write a checkpoint with random weights in several shards, as published checkpoints have. Return the seconds."""
     from safetensors.torch import save_file
 
     started = time.perf_counter()
@@ -40,7 +40,7 @@ def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
     for index, first in enumerate(range(0, len(names), per_shard)):
         shard = f"model-{index + 1:05}-of-00004.safetensors"
         shard_names = names[first : first + per_shard]
-        part = {one: weights.read([one], torch.bfloat16, device).cpu() for one in shard_names}
+        part = {weight_name: weights.read([weight_name], torch.bfloat16, device).cpu() for weight_name in shard_names}
         save_file(part, str(folder / shard), {"format": "pt"})
         weight_map |= dict.fromkeys(part, shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
@@ -49,7 +49,7 @@ def write_checkpoint(folder: Path, name: str, device: torch.device) -> float:
 
 
 def start_stack(model: Path, state: Path, extra: list[str]) -> tuple[subprocess.Popen[str], str, float]:
-    """Start `quire serve` on a free port. Returns its process, its URL, and the seconds until it was ready."""
+    """Start `quire serve` on a free port. Return its process, its URL, and the seconds until it was ready."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "quire", "serve", str(model), "--port", "0", "--served-model-name", "bench"]
     process = subprocess.Popen(
@@ -70,23 +70,23 @@ def run(
     save: Callable[[dict[str, Any]], None],
     arguments: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Write the checkpoint, start the stack, measure the cases and stop the stack. Returns the results.
+    """Write the checkpoint, start the stack, measure the cases and stop the stack. Return the results.
 
-    arguments: further ones of `quire serve`.
+    arguments: further arguments of `quire serve`.
     """
-    found: dict[str, Any] = {"written_s": write_checkpoint(folder / name, name, device)}
+    results: dict[str, Any] = {"written_s": write_checkpoint(folder / name, name, device)}
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the worker takes the memory that the card reports as free
-    print(f"checkpoint written after {found['written_s']:.1f} s", flush=True)
+    print(f"checkpoint written after {results['written_s']:.1f} s", flush=True)
     extra = ["--device", device.type, "--max-model-len", "4096", *arguments]
-    process, url, found["ready_s"] = start_stack(folder / name, folder, extra)
-    found["cases"] = []
+    process, url, results["ready_s"] = start_stack(folder / name, folder, extra)
+    results["cases"] = []
     try:
         for case in cases:
-            found["cases"].append(asdict(asyncio.run(run_case(url, "bench", CONFIGS[name]["vocab_size"], case))))
-            print(found["cases"][-1], flush=True)
-            save(found)
+            results["cases"].append(asdict(asyncio.run(run_case(url, "bench", CONFIGS[name]["vocab_size"], case))))
+            print(results["cases"][-1], flush=True)
+            save(results)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    return found
+    return results

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def of_another_card(report: dict[str, Any]) -> list[str]:
-    """Return a line that warns if the floors are for another card than the measured one."""
+    """Return a line that warns if the floors are for another card than the measured card."""
     name, parts = report.get("environment", {}).get("GPU", ""), report["parts"].values()
     if not name or "H200" in name or not any(part.get("rows") for part in parts):
         return []
@@ -16,7 +16,7 @@ def of_another_card(report: dict[str, Any]) -> list[str]:
 
 
 def table(report: dict[str, Any]) -> str:
-    """Format all results, a line each, with the required figures next to the measured ones."""
+    """Format all results, a line each, with the required figures next to the measured figures."""
     lines = of_another_card(report)
     if fault := report.get("unreliable"):
         lines.insert(0, f"unreliable: {fault}")

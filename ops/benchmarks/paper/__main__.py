@@ -52,7 +52,7 @@ EXPERIMENTS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    names = "\n".join(f"  {name:<11} {one.about}" for name, one in EXPERIMENTS.items())
+    names = "\n".join(f"  {name:<11} {experiment.about}" for name, experiment in EXPERIMENTS.items())
     parser = argparse.ArgumentParser(
         prog="python -m quire.ops.benchmarks.paper",
         description=f"{__doc__}\nExperiments:\n{names}",
@@ -104,7 +104,7 @@ def write(name: str, result: dict[str, Any], path: Path) -> None:
 
 
 def stamp(context: Context) -> dict[str, Any]:
-    """The time, the machine and the seed of a run, so that results can be compared."""
+    """Return the time, the machine and the seed of a run, so that results can be compared."""
     return {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S"),
         "quick": context.quick,

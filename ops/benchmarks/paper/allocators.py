@@ -42,7 +42,7 @@ class BuddyAllocator:
                 address += 1 << bit
 
     def fits(self, sizes: Iterable[int]) -> bool:
-        """Return True if regions of all these sizes can be allocated together, largest first."""
+        """Return whether regions of all these sizes can be allocated together, largest first."""
         taken = []
         for size in sorted(sizes, reverse=True):
             address = self.take(size)
@@ -58,16 +58,16 @@ class BuddyAllocator:
         return False
 
     def take(self, size: int) -> int | None:
-        """Allocate at least `size` from the smallest free region that fits. Returns its address, or None."""
+        """Allocate at least `size` from the smallest free region that fits. Return its address, or None."""
         wanted = next_power_of_two(size)
-        found = min((there for there, addresses in self._free.items() if there >= wanted and addresses), default=0)
-        if not found:
+        free_size = min((there for there, addresses in self._free.items() if there >= wanted and addresses), default=0)
+        if not free_size:
             return None
-        address = min(self._free[found])
-        self._free[found].remove(address)
-        while found > wanted:
-            found //= 2
-            self._free.setdefault(found, set()).add(address + found)
+        address = min(self._free[free_size])
+        self._free[free_size].remove(address)
+        while free_size > wanted:
+            free_size //= 2
+            self._free.setdefault(free_size, set()).add(address + free_size)
         self._taken[address] = wanted
         self.num_free -= wanted
         return address
@@ -86,11 +86,11 @@ class BuddyAllocator:
         self._free.setdefault(size, set()).add(address)
 
     def regions(self) -> dict[int, int]:
-        """Allocated regions: address, size."""
+        """Return the allocated regions: address, size."""
         return dict(self._taken)
 
     def free_regions(self) -> list[tuple[int, int]]:
-        """Free regions in order: address, size."""
+        """Return the free regions in order: address, size."""
         return sorted((address, size) for size, addresses in self._free.items() for address in addresses)
 
 
@@ -131,7 +131,7 @@ class OrcaManager(BlockManager):
         self._spare: dict[SequenceGroup, list[Region]] = {}
 
     def reserved_for(self, group: SequenceGroup) -> int:
-        """The number of tokens that each sequence of the group reserves."""
+        """Return the number of tokens that each sequence of the group reserves."""
         return self.policy(len(group.prompt), group.sampling.max_tokens, self.context)
 
     @property

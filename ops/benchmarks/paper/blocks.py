@@ -25,7 +25,7 @@ LOADS = {"ShareGPT": (2.0, 400.0), "Alpaca": (34.0, 80.0)}
 
 
 def simulated(job: tuple[str, int, float, int]) -> dict[str, Any]:
-    """(trace, block size, part of the duration, seed)"""
+    """Simulate a job: (trace, block size, part of the duration, seed)."""
     trace, size, scale, seed = job
     rate, seconds = LOADS[trace]
     requests = at_rate(lengths(TRACES[trace], round(rate * seconds * scale), seed), rate, seed)
@@ -55,7 +55,7 @@ def run_blocks(context: Context) -> dict[str, Any]:
 
 
 def blocks_table(result: dict[str, Any]) -> str:
-    steps = {one["block_size"]: one["seconds"] for one in result["decodes"]}
+    steps = {decode["block_size"]: decode["seconds"] for decode in result["decodes"]}
     by = {(row["trace"], row["block_size"]): row for row in result["rows"]}
     rows = []
     for size in SIMULATED_SIZES:

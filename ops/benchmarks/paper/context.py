@@ -35,7 +35,7 @@ class Context:
         self.progress.update(f"{self.name}: {text}")
 
     def map(self, function: Callable[[Job], Result], jobs: Sequence[Job]) -> list[Result]:
-        """Call a function of this package for each job, on several processes. Returns the results in order."""
+        """Call a function of this package for each job, on several processes. Return the results in order."""
         self.say(f"0 of {len(jobs)}")
         results: dict[int, Result] = {}
         if self.jobs == 1:

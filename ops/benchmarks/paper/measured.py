@@ -33,7 +33,7 @@ MAX_TOKENS = 1 << 16  # of the cache of one engine
 
 
 def load(context: Context) -> Decoder:
-    """The random checkpoint that steps are measured on, in the type that a worker would choose."""
+    """Return the random checkpoint that steps are measured on, in the type that a worker would choose."""
     shape = QUICK_SHAPE if context.quick else SHAPE
     folder = make_checkpoint(context.folder / shape, shape)
     return load_from(folder)
@@ -52,7 +52,7 @@ def make_engine(
     num_host_blocks: int = 0,
     preemption: str = "auto",
 ) -> Engine:
-    """The engine with a cache for `num_tokens` tokens, without prefix caching."""
+    """Return an engine with a cache for `num_tokens` tokens, without prefix caching."""
     limits = EngineLimits(
         num_blocks=-(-num_tokens // block_size),
         block_size=block_size,
@@ -96,7 +96,7 @@ def begin_decoding(engine: Engine, sequences: int, context: int, steps: int) -> 
     for index in range(sequences):
         params = SamplingParams(steps + 2, temperature=0.0, ignore_eos=True)
         engine.add(GenerationRequest(f"{index}", "paper", (2 + index,) * context, params))
-    while not all(one.is_decoding for group in engine.requests.values() for one in group.sequences):
+    while not all(sequence.is_decoding for group in engine.requests.values() for sequence in group.sequences):
         engine.step()
     runner.model = model
 
@@ -107,7 +107,7 @@ def drop_all(engine: Engine) -> None:
 
 
 def time_decodes(engine: Engine, sequences: int, context: int, repeat: int) -> tuple[StepWork, float]:
-    """Time a decode step. Returns its work and the shortest of `repeat` times, because the machine may be busy."""
+    """Time a decode step. Return its work and the shortest of `repeat` times, because the machine may be busy."""
     begin_decoding(engine, sequences, context, repeat + 4)
     watch = Stopwatch(engine)
     watch.step()
@@ -124,28 +124,28 @@ def time_prefill(engine: Engine, tokens: int, decodes: int, repeat: int) -> tupl
             begin_decoding(engine, decodes, 128, 8)
         params = SamplingParams(4, temperature=0.0, ignore_eos=True)
         engine.add(GenerationRequest(f"prompt-{index}", "paper", (3,) * tokens, params))
-        one = Stopwatch(engine).step()
-        assert one[0].prefill == tokens, one[0]
+        timed = Stopwatch(engine).step()
+        assert timed[0].prefill == tokens, timed[0]
         drop_all(engine)
-        best = one if best is None or one[1] < best[1] else best
+        best = timed if best is None or timed[1] < best[1] else best
     assert best is not None
     return best
 
 
 def fit(points: list[tuple[StepWork, float]], name: str) -> tuple[Linear, list[float]]:
-    """Fit a profile by least squares of relative errors, without negative coefficients. Returns it and the errors."""
+    """Fit a profile by least squares of relative errors, without negative coefficients. Return it and the errors."""
     features = np.array([Linear.features(work) for work, _ in points], dtype=np.float64)
     seconds = np.array([seconds for _, seconds in points])
     kept = list(range(features.shape[1]))
     while True:
-        found, *_ = np.linalg.lstsq(features[:, kept] / seconds[:, None], np.ones(len(seconds)), rcond=None)
-        if (found >= 0).all():
+        fitted, *_ = np.linalg.lstsq(features[:, kept] / seconds[:, None], np.ones(len(seconds)), rcond=None)
+        if (fitted >= 0).all():
             break
-        kept.pop(int(found.argmin()))
+        kept.pop(int(fitted.argmin()))
     coefficients = np.zeros(features.shape[1])
-    coefficients[kept] = found
+    coefficients[kept] = fitted
     errors = features @ coefficients / seconds - 1
-    return Linear(name, tuple(float(one) for one in coefficients)), [float(error) for error in errors]
+    return Linear(name, tuple(float(coefficient) for coefficient in coefficients)), [float(error) for error in errors]
 
 
 def fitted_profile(context: Context) -> tuple[Linear, dict[str, Any]]:

@@ -39,7 +39,7 @@ class SlotUsage:
         sequences = [sequence for group in groups.running for sequence in group.sequences if sequence.row >= 0]
         if is_paged and sequences:
             size = engine.limits.block_size
-            waste = max(len(one.block_table) * size - len(one.token_ids) for one in sequences)
+            waste = max(len(sequence.block_table) * size - len(sequence.token_ids) for sequence in sequences)
             # Checks the claim of section 4.3 at every step and for every sequence.
             assert waste < size, f"a sequence wastes {waste} slots with blocks of {size}"
             self.worst_waste = max(waste, self.worst_waste)
@@ -61,7 +61,7 @@ class SlotUsage:
 
 
 def measure(job: tuple[str, str, float, int]) -> dict[str, Any]:
-    """One trace under one allocator: (trace, allocator, seconds, seed)."""
+    """Measure a trace under an allocator: (trace, allocator, seconds, seed)."""
     trace, allocator, seconds, seed = job
     rate = published.BATCHED_RATES[trace]
     requests = at_rate(lengths(TRACES[trace], round(rate * seconds), seed), rate, seed)

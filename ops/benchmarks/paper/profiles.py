@@ -78,7 +78,7 @@ class Linear:
 
     @staticmethod
     def features(work: StepWork) -> tuple[float, ...]:
-        """The features NAMES of a step."""
+        """Return the features NAMES of a step."""
         return 1.0, float(work.decodes > 0), work.decodes, work.context, work.prefill, work.attended
 
     def seconds(self, work: StepWork) -> float:

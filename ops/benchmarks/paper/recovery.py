@@ -29,7 +29,7 @@ SHORTAGE = 0.55
 
 
 def swap_seconds(model: Decoder, tokens: int, block_size: int) -> float:
-    """Swap the blocks of a sequence out and in. Returns the shortest of several times."""
+    """Swap the blocks of a sequence out and in. Return the shortest of several times."""
     count = -(-tokens // block_size)
     cache = model.alloc_kv_cache(count, block_size, count)
     blocks = list(range(count))
@@ -47,12 +47,15 @@ def end_to_end(model: Decoder, block_size: int, mode: str) -> dict[str, Any]:
     requests, prompt, output = TRACE
     # Lengths differ, so that sequences need blocks and end at different times.
     pairs = [(prompt + 5 * index, output + 3 * index) for index in range(requests)]
-    blocks = sum(-(-(one + other) // block_size) for one, other in pairs)
-    room = max(int(SHORTAGE * blocks), max(-(-(one + other) // block_size) for one, other in pairs) + 1)
+    blocks = sum(-(-(prompt_length + output_length) // block_size) for prompt_length, output_length in pairs)
+    room = max(
+        int(SHORTAGE * blocks),
+        max(-(-(prompt_length + output_length) // block_size) for prompt_length, output_length in pairs) + 1,
+    )
     engine = make_engine(model, room * block_size, block_size, requests, num_host_blocks=blocks, preemption=mode)
-    for index, (one, other) in enumerate(pairs):
-        params = SamplingParams(other, temperature=0.0, ignore_eos=True)
-        engine.add(GenerationRequest(str(index), "paper", (2 + index,) * one, params))
+    for index, (prompt_length, output_length) in enumerate(pairs):
+        params = SamplingParams(output_length, temperature=0.0, ignore_eos=True)
+        engine.add(GenerationRequest(str(index), "paper", (2 + index,) * prompt_length, params))
     latencies = []
     started = time.perf_counter()
     while engine.has_work:
@@ -90,16 +93,16 @@ def recovery_table(result: dict[str, Any]) -> str:
         f"Figure 19a: bringing back {result['tokens']} tokens, ms (measured, {result['kernels']} kernels, no PCIe)",
         ["block size", "swap out and in", "recompute", "recompute / swap"],
         [
-            [one["block_size"], 1e3 * one["swap"], 1e3 * one["recompute"], one["recompute"] / one["swap"]]
-            for one in result["micro"]
+            [row["block_size"], 1e3 * row["swap"], 1e3 * row["recompute"], row["recompute"] / row["swap"]]
+            for row in result["micro"]
         ],
     )
     whole = table(
         "Figure 19b: a trace on a cache that is too small (measured)",
         ["block size", "preemption", "normalised latency, ms/token", "preempted", "seconds"],
         [
-            [one["block_size"], one["mode"], 1e3 * one["latency"], one["preemptions"], one["seconds"]]
-            for one in result["rows"]
+            [row["block_size"], row["mode"], 1e3 * row["latency"], row["preemptions"], row["seconds"]]
+            for row in result["rows"]
         ],
     )
     return f"{micro}\n\n{whole}"

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def cell(value: Any) -> str:
-    """A number with three or four significant digits; "-" for None."""
+    """Return a number with three or four significant digits; "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -18,7 +18,7 @@ def cell(value: Any) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A title, and a table whose columns are as wide as they must be."""
+    """Return a title, and a table whose columns are as wide as they must be."""
     lines = [list(columns), *([cell(value) for value in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     padded = [[part.ljust(width) for part, width in zip(line, widths, strict=True)] for line in lines]

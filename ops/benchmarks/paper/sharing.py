@@ -36,7 +36,7 @@ REQUESTS = {"Alpaca": 80, "ShareGPT": 40}
 
 
 def measure(job: tuple[str, str, int, int, int, list[list[int]]]) -> dict[str, Any]:
-    """One trace with one decoding method: (trace, method, sequences per request, requests, seed, text)."""
+    """Measure a trace with a decoding method: (trace, method, sequences per request, requests, seed, text)."""
     trace, method, count, requests, seed, text = job
     if kernels.num_threads() > 1:
         kernels.set_num_threads(1)
@@ -69,10 +69,10 @@ def measure(job: tuple[str, str, int, int, int, list[list[int]]]) -> dict[str, A
 
 
 def saved(engine: Engine) -> float | None:
-    """The share of the block-table entries that sharing saves at the moment; None if no sequence has blocks."""
+    """Return the share of the block-table entries that sharing saves at the moment; None if no sequence has blocks."""
     tables = [sequence.block_table for group in engine.requests.values() for sequence in group.sequences]
     entries = sum(map(len, tables))
-    return 1 - len({block for one in tables for block in one}) / entries if entries else None
+    return 1 - len({block for block_table in tables for block in block_table}) / entries if entries else None
 
 
 def _requests(
@@ -89,7 +89,7 @@ def _requests(
 
 
 def demo_text(pages: int, tokens: int, seed: int) -> list[list[int]]:
-    """Pages of token ids that the demo model samples."""
+    """Return pages of token ids that the demo model samples."""
     model = load_from(DEMO)
     engine = make_engine(model, pages * (tokens + 16), max_num_seqs=pages)
     params = [SamplingParams(tokens, seed=seed + page, ignore_eos=True) for page in range(pages)]

@@ -98,7 +98,7 @@ class NullRunner:
 
 
 def work_of(step: Step, input_batch: InputBatch) -> StepWork:
-    """The work of a step, before it is executed."""
+    """Return the work of a step, before it is executed."""
     prefill = attended = chunk_context = sampled = 0
     for chunk in step.chunks:
         first, count = chunk.sequence.num_computed, chunk.num_tokens
@@ -120,7 +120,7 @@ def make_engine(
     num_host_blocks: int = 0,
     preemption: str = "auto",
 ) -> Engine:
-    """An engine with this memory management over `num_slots` tokens of cache, and no model."""
+    """Return an engine with this memory management over `num_slots` tokens of cache, and no model."""
     blocks = None
     if allocator != QUIRE:
         block_size = 1
@@ -185,11 +185,13 @@ def simulate(
         if not engine.has_work:
             clock = max(clock, requests[at].arrival)
         while at < len(requests) and requests[at].arrival <= clock:
-            one = requests[at]
-            params = SamplingParams(one.output_tokens, seed=at, temperature=0.0, ignore_eos=True, **(sampling or {}))
-            prompt = prefix + (at % VOCAB,) * (one.prompt_tokens - len(prefix))
+            request = requests[at]
+            params = SamplingParams(
+                request.output_tokens, seed=at, temperature=0.0, ignore_eos=True, **(sampling or {})
+            )
+            prompt = prefix + (at % VOCAB,) * (request.prompt_tokens - len(prefix))
             engine.add(GenerationRequest(str(at), "null", prompt, params))
-            due[str(at)] = one
+            due[str(at)] = request
             at += 1
         running = len(engine.groups.running)
         items = engine.step()
@@ -199,13 +201,15 @@ def simulate(
         outcome.batched += max(running, len(engine.groups.running)) * seconds
         for item in items:
             if item.outcome is not None:
-                one = due.pop(item.request_id)
-                outcome.normalised.append((clock - one.arrival) / one.output_tokens)
+                request = due.pop(item.request_id)
+                outcome.normalised.append((clock - request.arrival) / request.output_tokens)
                 ended += outcome.normalised[-1]
         if observe is not None:
             observe(engine, seconds)
         if bound < float("inf") and outcome.steps % 500 == 0:
-            outcome.gave_up = ended + sum((clock - one.arrival) / one.output_tokens for one in due.values()) > bound
+            outcome.gave_up = (
+                ended + sum((clock - request.arrival) / request.output_tokens for request in due.values()) > bound
+            )
             if outcome.gave_up:
                 break
         if not until_drained and at == len(requests) and not any(engine.groups.waiting):
@@ -227,10 +231,10 @@ def faster_transformer(
     clock, at = 0.0, 0
     while at < len(requests):
         clock = max(clock, requests[at].arrival)
-        batch = [one for one in requests[at : at + largest] if one.arrival <= clock]
+        batch = [request for request in requests[at : at + largest] if request.arrival <= clock]
         at += len(batch)
-        size, prompt = len(batch), max(one.prompt_tokens for one in batch)
-        longest = max(one.output_tokens for one in batch)
+        size, prompt = len(batch), max(request.prompt_tokens for request in batch)
+        longest = max(request.output_tokens for request in batch)
         began = clock
         pairs = size * prompt * (prompt + 1) // 2
         clock += profile.seconds(StepWork(0, 0, size, size * prompt, pairs, size * prompt, size))
@@ -238,7 +242,7 @@ def faster_transformer(
             clock += profile.seconds(StepWork(decodes=size, context=size * (prompt + step), samples=size))
         outcome.steps += longest
         outcome.batched += size * (clock - began)
-        outcome.normalised += [(clock - one.arrival) / one.output_tokens for one in batch]
+        outcome.normalised += [(clock - request.arrival) / request.output_tokens for request in batch]
         if sum(outcome.normalised) > limit * len(requests):
             outcome.gave_up = True
             break

@@ -29,6 +29,7 @@ from quire.ops.benchmarks.paper.simulation import (
     simulate,
 )
 from quire.ops.benchmarks.paper.workloads import TRACES, at_rate, chatbot_lengths, lengths, prefixed_lengths
+from quire.worker.pinned_prefixes import pin
 
 ORACLE = "Orca (Oracle)"
 STEP = 1.15  # between two rates that are run
@@ -62,7 +63,7 @@ class ThroughputCase:
         return ", ".join(part for part in (self.trace, what, f"prefix {self.prefix}" * bool(self.prefix)) if part)
 
     def serve(self, rate: float, limit: float, seconds: float, until_drained: bool = True) -> SimulationResult:
-        """The trace at a rate."""
+        """Serve the trace at a rate."""
         requests = at_rate(self.pairs(max(8, round(rate * seconds))), rate, self.seed)
         if self.system == FASTER_TRANSFORMER:
             return faster_transformer(requests, self.profile, limit=limit)
@@ -70,7 +71,7 @@ class ThroughputCase:
         engine = make_engine(self.system, spread=BEAM_SPREAD, seed=self.seed)
         prefix = tuple(1 + i % (VOCAB - 1) for i in range(self.prefix))
         if prefix and self.system == QUIRE:
-            engine.pin("instructions", prefix)
+            pin(engine, "instructions", prefix)
         return simulate(engine, requests, self.profile, self.sampling, prefix, limit=limit, until_drained=until_drained)
 
 
@@ -78,7 +79,7 @@ BEAM_SPREAD = 2.0
 
 
 def sustained(case: ThroughputCase) -> dict[str, Any]:
-    """The curve of a case and its sustained rate, requests per second."""
+    """Return the curve of a case and its sustained rate, requests per second."""
     points: dict[float, float] = {}
     base = unloaded(case)
     limit = base + case.seconds / 3600
@@ -113,14 +114,14 @@ def sustained(case: ThroughputCase) -> dict[str, Any]:
 
 
 def capacity(case: ThroughputCase) -> float:
-    """A first guess of the sustained rate: requests per second that end while a backlog is served."""
+    """Return a first guess of the sustained rate: requests per second that end while a backlog is served."""
     rate, count = 1e3, BACKLOG if case.trace in ("ShareGPT", "chatbot") else 4 * BACKLOG
     outcome = case.serve(rate, float("inf"), count / rate, until_drained=False)
     return len(outcome.normalised) / outcome.seconds
 
 
 def _crossing(points: dict[float, float], low: float, high: float, limit: float) -> float | None:
-    """The rate between `low` and `high` at which the latency crosses the limit, by logarithmic interpolation.
+    """Return the rate between `low` and `high` at which the latency crosses the limit, by logarithmic interpolation.
 
     None if the latency exceeds the limit at every rate.
     """
@@ -133,7 +134,7 @@ def _crossing(points: dict[float, float], low: float, high: float, limit: float)
 
 
 def unloaded(case: ThroughputCase) -> float:
-    """Normalised latency at a rate so low that requests do not affect each other."""
+    """Return the normalised latency at a rate so low that requests do not affect each other."""
     return case.serve(1e-6, float("inf"), 0.0).latency
 
 
@@ -171,7 +172,7 @@ def run_throughput(context: Context) -> dict[str, Any]:
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The ratio of Quire's sustained rate to that of every other system, with the paper's value."""
+    """Return the ratio of Quire's sustained rate to that of every other system, with the paper's value."""
     ours = {(row["figure"], row["label"]): row["sustained"] for row in rows if row["system"] == QUIRE}
     result = []
     for row in rows:
@@ -191,7 +192,7 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def published_ratio(row: dict[str, Any]) -> str | None:
-    """The paper's value for this comparison; None if the paper has none."""
+    """Return the paper's value for this comparison; None if the paper has none."""
     figure, system = row["figure"], row["system"]
     if figure == "12" and row["trace"] == "ShareGPT" and system in published.RATE_RATIOS:
         least, most = published.RATE_RATIOS[system]
@@ -220,10 +221,10 @@ def throughput_table(result: dict[str, Any]) -> str:
         (f"Figure 12 with the step times of this machine, ({fit['name']})", ["12, fitted"]),
     ):
         rows = [
-            [one["figure"][:2], one["label"], one["over"], one["rate"], one["quire"], one["ratio"], one["paper"]]
+            [row["figure"][:2], row["label"], row["over"], row["rate"], row["quire"], row["ratio"], row["paper"]]
             for figure in figures
-            for one in result["ratios"]
-            if one["figure"] == figure
+            for row in result["ratios"]
+            if row["figure"] == figure
         ]
         columns = ["figure", "workload", "baseline", "its rate", "Quire's rate", "ratio", "paper's ratio"]
         text.append(table(title, columns, rows))

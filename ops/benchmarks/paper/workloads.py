@@ -2,8 +2,8 @@
 
 The paper gives the mean lengths and, in figure 11, the shape: most requests are short, a long tail reaches the 2,048
 tokens of the context. Lengths here have a lognormal distribution, because it has that shape. Lengths are clamped to at
-least 4 tokens (vLLM's own benchmark filters shorter ones) and to the context. One factor per trace is solved for, so
-that the mean of the clamped lengths is the published one to 1 %.
+least 4 tokens (vLLM's own benchmark filters shorter prompts) and to the context. One factor per trace is solved for, so
+that the mean of the clamped lengths is the published mean to 1 %.
 
 The spread (sigma of the logarithm, before clamping) is not published. The values here were chosen as follows:
 
@@ -58,7 +58,7 @@ TRACES = {shape.name: shape for shape in (SHAREGPT, ALPACA)}
 
 
 def lengths(shape: LengthDistribution, count: int, seed: int, context: int = CONTEXT) -> list[tuple[int, int]]:
-    """Prompt and output tokens of `count` requests, together at most `context`; means as published to 1 %.
+    """Return prompt and output tokens of `count` requests, together at most `context`; means as published to 1 %.
 
     If `context` cuts off much of the tail, the factor raises the mean again, as far as it can.
     """
@@ -72,15 +72,15 @@ def lengths(shape: LengthDistribution, count: int, seed: int, context: int = CON
 
 
 def at_rate(pairs: list[tuple[int, int]], rate: float, seed: int) -> list[Request]:
-    """Requests of these lengths, in this order, that arrive at `rate` per second (Poisson)."""
+    """Return requests of these lengths, in this order, that arrive at `rate` per second (Poisson)."""
     gaps = np.random.default_rng([seed, 2]).exponential(1.0, len(pairs)) / rate
     arrivals = np.cumsum(gaps) - gaps[0]
     return [Request(float(at), *pair) for at, pair in zip(arrivals, pairs, strict=True)]
 
 
 def chatbot_lengths(count: int, seed: int) -> list[tuple[int, int]]:
-    """Prompts of conversations (section 6.5): all former rounds and the new message, cut to the last 1,024 tokens; at
-    most 1,024 tokens are generated.
+    """Return the lengths of conversations (section 6.5): all former rounds and the new message, cut to the last 1,024
+    tokens; at most 1,024 tokens are generated.
 
     The number of former rounds is geometric with mean 5: ShareGPT's conversations have several rounds, and the paper
     says that most prompts are cut.
@@ -98,12 +98,12 @@ def chatbot_lengths(count: int, seed: int) -> list[tuple[int, int]]:
 
 
 def prefixed_lengths(prefix: int, count: int, seed: int) -> list[tuple[int, int]]:
-    """Translation requests after a shared prefix of `prefix` tokens (section 6.4)."""
+    """Return the lengths of translation requests after a shared prefix of `prefix` tokens (section 6.4)."""
     return [(prefix + prompt, output) for prompt, output in lengths(WMT, count, seed)]
 
 
 def _scaled(shapes: np.ndarray, mean: float, longest: np.ndarray) -> np.ndarray:
-    """Integers in proportion to `shapes`, clamped to MIN_TOKENS .. `longest`, with the given mean. int64 [count]."""
+    """Return integers in proportion to `shapes`, int64 [count], from MIN_TOKENS to `longest`, with the given mean."""
     low, high = mean / 1000, mean * 1000
     for _ in range(60):
         factor = (low * high) ** 0.5

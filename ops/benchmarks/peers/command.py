@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(args: argparse.Namespace, output: Path) -> int:
-    """Run the comparison, print its table and write the result. Returns the exit code: 2 for a wrong setting.
+    """Run the comparison, print its table and write the result. Return the exit code: 2 for a wrong setting.
 
     output: the file without --json.
     """
@@ -95,8 +95,8 @@ def _compare(args: argparse.Namespace, output: Path, folder: Path) -> int:
         raise SettingError(f"{flag} names a server twice: {twice!r}; give each its own label or flags")
     seed = random.randrange(1 << 32) if args.seed is None else args.seed
     vocab_size = json.loads((made / "config.json").read_text())["vocab_size"]
-    found = measure(sides, cases, args.rounds, seed, vocab_size, lambda line: print(line, flush=True))
-    this = results.measurement(args.label, made.name, args.rounds, found)
+    measured = measure(sides, cases, args.rounds, seed, vocab_size, lambda line: print(line, flush=True))
+    this = results.measurement(args.label, made.name, args.rounds, measured)
     results.write(output, [*earlier, this])
     print(f"\n{tables([this])}\n\nwritten: {output}")
     return 0
@@ -105,7 +105,7 @@ def _compare(args: argparse.Namespace, output: Path, folder: Path) -> int:
 def peer_sides(given: str, args: argparse.Namespace, model: Path) -> list[Side]:
     """Return the servers of one --peer, more than one only with several --llamacpp-args.
 
-    Raises SettingError and CommandError, each with the remedy.
+    Raise SettingError and CommandError, each with the remedy.
     """
     name, _, url = given.partition("=")
     if name not in PEERS:
@@ -134,9 +134,9 @@ def peer_sides(given: str, args: argparse.Namespace, model: Path) -> list[Side]:
 
 
 def quire_sides(args: argparse.Namespace, model: Path, folder: Path) -> list[Side]:
-    """Return one side of Quire for each --quire-args, or one without. Each has a folder of its own for its state.
+    """Return a side of Quire for each --quire-args, or one without flags. Each has a folder of its own for its state.
 
-    Raises SettingError for a side without flags and label.
+    Raise SettingError for a side without flags and label.
     """
     common = quire_arguments(args)
     if not args.quire_args:
@@ -160,8 +160,8 @@ def split_label(given: str) -> tuple[str, str]:
 
 def quire_arguments(args: argparse.Namespace) -> list[str]:
     """Return the arguments of `quire serve`: those for types, and --serve-args."""
-    found = []
+    arguments = []
     for flag in ("dtype", "quantization", "kv_cache_dtype"):
         if value := getattr(args, flag):
-            found += [f"--{flag.replace('_', '-')}", value]
-    return found + shlex.split(args.serve_args)
+            arguments += [f"--{flag.replace('_', '-')}", value]
+    return arguments + shlex.split(args.serve_args)

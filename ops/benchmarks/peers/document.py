@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from quire.ops.benchmarks.peers import results
 from quire.ops.benchmarks.peers.tables import tables
 from quire.ops.paths import PROJECT_ROOT
+from quire.ops.tools import marked_tables
 
-BEGIN, END = "<!-- peers -->\n", "<!-- /peers -->\n"
 RESULTS = PROJECT_ROOT / "ops" / "benchmarks" / "results" / "peers"
 PAGE = PROJECT_ROOT / "docs" / "benchmarks.md"
 
 
 def with_tables(text: str, folder: Path = RESULTS) -> str:
-    """`text` with the tables of all result files of `folder` between its markers."""
-    head, rest = text.split(BEGIN)
-    measurements = [one for path in sorted(folder.glob("*.json")) for one in results.read(path)]
-    return head + BEGIN + "\n" + tables(measurements) + "\n\n" + END + rest.split(END)[1]
+    """Return `text` with the tables of all result files of `folder` between its markers."""
+    return marked_tables.with_tables(text, _tables(folder))
+
+
+def _tables(folder: Path) -> dict[str, str]:
+    measurements = [measurement for path in sorted(folder.glob("*.json")) for measurement in results.read(path)]
+    return {"peers": tables(measurements) + "\n"}
 
 
 if __name__ == "__main__":
-    before = PAGE.read_text()
-    PAGE.write_text(with_tables(before))
-    print("docs/benchmarks.md: " + ("unchanged" if PAGE.read_text() == before else "tables brought up to date"))
-    sys.exit(0)
+    marked_tables.update_page(PAGE.name, _tables(RESULTS))

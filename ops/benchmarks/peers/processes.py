@@ -42,7 +42,7 @@ class ServerProcess:
         return self._process.pid
 
     def wait_ready(self, page: str) -> None:
-        """Poll `page` until it answers with 200. Raises CommandError if the server ends before, or takes too long."""
+        """Poll `page` until it answers with 200. Raise CommandError if the server ends before, or takes too long."""
         while not answers(page):
             if self._process.poll() is not None:
                 raise CommandError(f"{self.name} ended before it was ready: {last_line(self.log)}")
@@ -73,7 +73,7 @@ class ServerProcess:
 
 
 def answers(page: str) -> bool:
-    """Return True if `page` answers with 200."""
+    """Return whether `page` answers with 200."""
     try:
         with urllib.request.urlopen(page, timeout=2) as response:
             return bool(response.status == 200)
@@ -93,13 +93,13 @@ def descendants(pid: int) -> list[int]:
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (parent := _parent(int(entry.name))):
             children.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
+    pids: list[int] = []
     waiting = [pid]
     while waiting:
         below = children.get(waiting.pop(), [])
-        found += below
+        pids += below
         waiting += below
-    return found
+    return pids
 
 
 def _stat(pid: int) -> list[str]:

@@ -26,7 +26,7 @@ SERVED_NAME = "m"
 VERSION_TIMEOUT_S = 120.0
 # Flags of llama-server, by case: the best of those tried with f16 weights. A slot has the tokens of the case's longest
 # request.
-# Fewer slots than requests let later prompts of `prefix` follow earlier ones in the same slot.
+# Fewer slots than requests let later prompts of `prefix` follow earlier prompts in the same slot.
 LLAMACPP_FLAGS = dict.fromkeys(CASES, "") | {"prefix": "-np 4"}
 LLAMACPP_SLOT_TOKENS = 768
 # The line of a worker's log that names its types and kernels.
@@ -80,10 +80,10 @@ class Quire:
     def format(self) -> str:
         """Return the types of activations, weights and KV cache, and the kernels, from the worker's log."""
         logs = "".join(path.read_text(errors="replace") for path in sorted((self.state / "logs").glob("worker*")))
-        found = LOADING.findall(logs)
-        if not found:
+        matches = LOADING.findall(logs)
+        if not matches:
             return ""
-        dtype, weights, kernels, cache = found[-1]
+        dtype, weights, kernels, cache = matches[-1]
         kinds = [f"{weights} weights" if weights else "", dtype, f"KV cache {cache}" if cache else "", kernels]
         return ", ".join(kind for kind in kinds if kind)
 
@@ -112,14 +112,14 @@ class LlamaCpp:
 
     def version(self) -> str:
         text = _output([self.path, "--version"])
-        found = re.search(r"version: (.+)", text)
-        return found.group(1).strip() if found else "unknown"
+        match = re.search(r"version: (.+)", text)
+        return match.group(1).strip() if match else "unknown"
 
     def format(self) -> str:
         """Return the type of the weights and the instructions of the build that this processor has.
 
-        llama-server says both only in a verbose log, which would cost time while it serves. So a second one is started
-        and ended as soon as it has said them.
+        llama-server says both only in a verbose log, which would cost time while it serves. So a second server is
+        started, and ended as soon as it has said them.
         """
         command = [self.path, "-m", str(self.gguf), "--host", "127.0.0.1", "--port", str(free_port()), "-lv", "4"]
         kind, instructions = self.gguf.name, ""
@@ -129,8 +129,8 @@ class LlamaCpp:
                 for line in server.stdout:
                     if "system_info:" in line:
                         instructions = " ".join(re.findall(r"(\w+) = 1", line))
-                    if found := re.search(r"file type\s*=\s*(.+)", line):
-                        kind = found.group(1).strip()
+                    if match := re.search(r"file type\s*=\s*(.+)", line):
+                        kind = match.group(1).strip()
                         break
                     if "listening" in line:
                         break
@@ -176,7 +176,7 @@ def vllm_dtype(flags: list[str]) -> str:
 
 
 def find_program(peer: str, given: str, variable: str, program: str, environ: Mapping[str, str]) -> str:
-    """Return the path of a program: the flag's, the variable's, or the one on PATH. Raises CommandError."""
+    """Return the path of a program: the flag's, the variable's, or that on PATH. Raise CommandError."""
     wanted = given or environ.get(variable, "") or program
     path = shutil.which(wanted)
     if path is None:

@@ -30,7 +30,7 @@ def measurement(label: str, model: str, rounds: int, cases: list[dict[str, Any]]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the measurements of a file. Raises CommandError for another file."""
+    """Return the measurements of a file. Raise CommandError for another file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["schema"] == SCHEMA:
@@ -43,7 +43,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def write(path: Path, measurements: Sequence[dict[str, Any]]) -> None:
-    """Write the file, with one line per run. Raises CommandError."""
+    """Write the file, with one line per run. Raise CommandError."""
     text = json.dumps({"schema": SCHEMA, "measurements": list(measurements)}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ class Side:
     about: dict[str, Any] | None = None
 
     def start(self, case: str, folder: Path) -> None:
-        """Start the program for a case, unless it runs. Raises CommandError."""
+        """Start the program for a case, unless it runs. Raise CommandError."""
         if self.program is None:
             self.about = {"name": self.name, "url": self.url}
             return
@@ -82,22 +82,22 @@ def measure(
     vocab_size: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Run all cases. Returns one entry per case: its servers, their memory after it, and the result of each run."""
-    found = []
+    """Run all cases. Return one entry per case: its servers, their memory after it, and the result of each run."""
+    entries = []
     with tempfile.TemporaryDirectory(prefix="quire-peers-") as folder:
         try:
             for case in cases:
                 for side in sides:
                     say(f"{case.name}: starting {side.name}")
                     side.start(case.name, Path(folder))
-                found.append(_measure_case(sides, case, rounds, seed, vocab_size, say))
+                entries.append(_measure_case(sides, case, rounds, seed, vocab_size, say))
                 for side in sides:
                     if side.program is not None and side.program.per_case:
                         side.stop()
         finally:
             for side in sides:
                 side.stop()
-    return found
+    return entries
 
 
 def _measure_case(

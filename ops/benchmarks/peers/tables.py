@@ -22,12 +22,15 @@ RATIO = "output_tokens_per_s"
 
 def tables(measurements: Sequence[dict[str, Any]]) -> str:
     """Return one section per label: a line about the machine, the table, and the servers with their flags."""
-    labels = list(dict.fromkeys(one["label"] for one in measurements))
-    return "\n\n".join(_section(label, [one for one in measurements if one["label"] == label]) for label in labels)
+    labels = list(dict.fromkeys(measurement["label"] for measurement in measurements))
+    return "\n\n".join(
+        _section(label, [measurement for measurement in measurements if measurement["label"] == label])
+        for label in labels
+    )
 
 
 def _section(label: str, measurements: Sequence[dict[str, Any]]) -> str:
-    cases = [case for one in measurements for case in one["cases"]]
+    cases = [case for measurement in measurements for case in measurement["cases"]]
     servers = list(dict.fromkeys(server["name"] for case in cases for server in case["servers"]))
     base = next((name for name in servers if name.split()[0] == QUIRE), "")
     peers = [name for name in servers if name != base]
@@ -38,7 +41,10 @@ def _section(label: str, measurements: Sequence[dict[str, Any]]) -> str:
         rounds = _rounds([case for case in cases if case["case"] == name])
         for shown, field, _ in MEASURES:
             row = [f"`{name}`", str(len(rounds)), shown] if field == RATIO else ["", "", shown]
-            row += [_spread([one[server][field] for one in rounds if server in one], _number) for server in servers]
+            row += [
+                _spread([results[server][field] for results in rounds if server in results], _number)
+                for server in servers
+            ]
             if base:
                 row += [_ratio(rounds, base, peer) if field == RATIO else "" for peer in peers]
             rows.append(row)
@@ -48,19 +54,20 @@ def _section(label: str, measurements: Sequence[dict[str, Any]]) -> str:
 
 def _rounds(cases: Iterable[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     """Return the results of each round, by server. Rounds of different measurements are different rounds."""
-    found: list[dict[str, dict[str, Any]]] = []
+    results: list[dict[str, dict[str, Any]]] = []
     for case in cases:
         rounds: dict[int, dict[str, dict[str, Any]]] = {}
         for run in case["runs"]:
             rounds.setdefault(run["round"], {})[run["server"]] = run
-        found += rounds.values()
-    return found
+        results += rounds.values()
+    return results
 
 
 def _ratio(rounds: Sequence[dict[str, dict[str, Any]]], base: str, peer: str) -> str:
     """Return the throughput of `base`, the first side of Quire, divided by the peer's, in each round."""
     return _spread(
-        [one[base][RATIO] / one[peer][RATIO] for one in rounds if base in one and peer in one], "{:.2f}".format
+        [results[base][RATIO] / results[peer][RATIO] for results in rounds if base in results and peer in results],
+        "{:.2f}".format,
     )
 
 
@@ -78,12 +85,14 @@ def _number(value: float) -> str:
 def _facts(measurements: Sequence[dict[str, Any]]) -> list[str]:
     """Return the machine, the dates and the model, and by how much servers disturbed each other."""
     machines = {
-        f"{one['machine']['processor']}, {one['machine']['cores']} cores ({_instructions(one['machine']['flags'])})"
-        for one in measurements
+        f"{machine['processor']}, {machine['cores']} cores ({_instructions(machine['flags'])})"
+        for machine in (measurement["machine"] for measurement in measurements)
     }
-    dates = sorted({one["when"][:10] for one in measurements})
-    models = sorted({one["model"] for one in measurements})
-    others = [run["others_cores"] for one in measurements for case in one["cases"] for run in case["runs"]]
+    dates = sorted({measurement["when"][:10] for measurement in measurements})
+    models = sorted({measurement["model"] for measurement in measurements})
+    others = [
+        run["others_cores"] for measurement in measurements for case in measurement["cases"] for run in case["runs"]
+    ]
     return [
         f"{'; '.join(sorted(machines))}. {' to '.join({dates[0]: 1, dates[-1]: 1})}, model {', '.join(models)}.",
         f"Idle servers used at most {100 * max(others, default=0.0):.1f} % of a core while another one was measured.",
@@ -99,15 +108,15 @@ def _instructions(flags: Sequence[str]) -> str:
 
 def _servers(cases: Sequence[dict[str, Any]]) -> list[str]:
     """Return a table with one row per server and set of flags: cases, seconds to ready, memory after each case."""
-    found: dict[tuple[str, str, str, str], list[tuple[str, Any, Any]]] = {}
+    servers: dict[tuple[str, str, str, str], list[tuple[str, Any, Any]]] = {}
     for case in cases:
         for server in case["servers"]:
             environ = " ".join(f"{name}={value}" for name, value in server.get("environ", {}).items())
             flags = " ".join(part for part in (environ, server.get("flags", server.get("url", ""))) if part)
             key = (server["name"], server.get("version", ""), server.get("format", ""), flags)
-            found.setdefault(key, []).append((case["case"], server.get("ready_s"), server.get("memory_mib")))
+            servers.setdefault(key, []).append((case["case"], server.get("ready_s"), server.get("memory_mib")))
     lines = ["| server | formats | cases | command | ready, s | memory after a case, MiB |", f"|{' --- |' * 6}"]
-    for (name, version, kind, flags), uses in found.items():
+    for (name, version, kind, flags), uses in servers.items():
         ready = [seconds for _, seconds, _ in uses if seconds is not None]
         memory = ", ".join(f"`{case}` {mib:,}" for case, _, mib in uses if mib is not None)
         names = ", ".join(f"`{case}`" for case in dict.fromkeys(case for case, _, _ in uses))

@@ -49,7 +49,7 @@ RECOVERIES = ("migrations", "repairs", "fenced")
 
 
 def make_body(draw: random.Random, longest: int) -> dict[str, Any]:
-    """A random request: greedy, sampled, with penalties, with several choices, or with log-probabilities."""
+    """Return a random request: greedy, sampled, with penalties, with several choices, or with log-probabilities."""
     body: dict[str, Any] = {
         "model": MODEL,
         "prompt": draw.choices(range(2, 2048), k=draw.randint(4, 60)),
@@ -89,7 +89,7 @@ async def load(
 
 
 async def check(gateway: str, records: list[SoakRecord], limit: int) -> list[SoakRecord]:
-    """Repeat requests without faults. Returns those whose text or log-probabilities differ from the first answer."""
+    """Repeat requests without faults. Return those whose text or log-probabilities differ from the first answer."""
     chosen = random.Random(0).sample(records, min(limit, len(records)))
     gate = asyncio.Semaphore(16)
     timeout = aiohttp.ClientTimeout(total=None)
@@ -100,12 +100,16 @@ async def check(gateway: str, records: list[SoakRecord], limit: int) -> list[Soa
             async with gate, session.post(f"{gateway}/v1/completions", json=body) as response:
                 answer = await response.json()
             texts = {choice["index"]: choice["text"] for choice in answer["choices"]}
-            scored = {one["index"]: one["logprobs"]["token_logprobs"] for one in answer["choices"] if one["logprobs"]}
+            scored = {
+                choice["index"]: choice["logprobs"]["token_logprobs"]
+                for choice in answer["choices"]
+                if choice["logprobs"]
+            }
             seen = (record.text, record.logprobs, record.usage_tokens)
             return seen != (texts, scored, answer["usage"]["completion_tokens"])
 
-        found = await asyncio.gather(*map(differs, chosen))
-    return [record for record, is_different in zip(chosen, found, strict=True) if is_different]
+        differences = await asyncio.gather(*map(differs, chosen))
+    return [record for record, is_different in zip(chosen, differences, strict=True) if is_different]
 
 
 async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -156,7 +160,7 @@ async def soak(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             **await state(redis_server),
             "checked": min(args.checks, len(complete)),
             "changed": len(changed),
-            "changed_examples": [{"body": one.body, "text": one.text} for one in changed[:3]],
+            "changed_examples": [{"body": record.body, "text": record.text} for record in changed[:3]],
             "seed": args.seed,
         }
     finally:
@@ -184,7 +188,7 @@ def report(records: list[SoakRecord], chaos: Chaos, seconds: float) -> dict[str,
 
 
 async def state(redis_server: EmbeddedRedis) -> dict[str, Any]:
-    """The counters in Redis, after all requests have ended."""
+    """Return the counters in Redis, after all requests have ended."""
     with Redis.from_url(redis_server.url) as client:
         for _ in range(200):
             load = [int(count) for count in client.hvals(KEYS.load)]

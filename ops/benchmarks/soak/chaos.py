@@ -71,7 +71,7 @@ class RestartedProcess:
             self.process.send_signal(number)
 
     def other_ranks(self) -> list[int]:
-        """The pids of the other ranks of a ready worker."""
+        """Return the pids of the other ranks of a ready worker."""
         assert self.process is not None
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(pid) for task in tasks for pid in task.read_text().split()]

@@ -58,13 +58,13 @@ def main() -> None:
 
 
 def decode_time(engine: Engine, name: str, rows: int) -> float:
-    """Median seconds of a decode step of `rows` sequences, each with a prompt of its own."""
+    """Return the median seconds of a decode step of `rows` sequences, each with a prompt of its own."""
     params = SamplingParams(max_tokens=STEPS + 8, temperature=0.0, ignore_eos=True)
     names = [f"{name}-{row}" for row in range(rows)]
     for row, request in enumerate(names):
         prompt = tuple((17 * i + 31 * row + 3) % (engine.vocab_size - 8) + 4 for i in range(PROMPT))
         engine.add(GenerationRequest(request, "bench", prompt, params))
-    while min(engine.requests[one].sequences[0].num_output_tokens for one in names) < 2:
+    while min(engine.requests[request_id].sequences[0].num_output_tokens for request_id in names) < 2:
         engine.step()
     seconds = []
     for _ in range(STEPS):

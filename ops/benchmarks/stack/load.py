@@ -53,9 +53,9 @@ class LoadResult:
 async def run_case(
     url: str, model: str, vocab_size: int, case: LoadCase, seed: int = 0, *, keep_alive: bool = True
 ) -> LoadResult:
-    """Run a case against the server at `url`. Raises RuntimeError if a request fails or is cut short.
+    """Run a case against the server at `url`. Raise RuntimeError if a request fails or is cut short.
 
-    keep_alive: False opens a connection for each request, for servers that close idle ones at any time.
+    keep_alive: False opens a connection for each request, for servers that close idle connections at any time.
     """
     draw = random.Random(seed)
     ids = range(2, vocab_size)
@@ -66,12 +66,12 @@ async def run_case(
     gate = asyncio.Semaphore(case.concurrency)
     async with new_session(timeout_s=None, keep_alive=keep_alive) as session:
 
-        async def one(body: bytes, record: RequestRecord) -> None:
+        async def send(body: bytes, record: RequestRecord) -> None:
             async with gate:
                 await stream(session, f"{url}/v1/completions", body, record)
 
         start = clock()
-        await asyncio.gather(*map(one, bodies, records))
+        await asyncio.gather(*map(send, bodies, records))
         seconds = clock() - start
     if failed := [record for record in records if not record.ok]:
         raise RuntimeError(f"{url}: {failed[0].error}: {failed[0].message}")

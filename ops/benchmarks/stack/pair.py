@@ -41,18 +41,18 @@ def say(part: str, text: str) -> None:
 
 
 async def first(requests: int) -> None:
-    async with pair(step_ms=0) as found:
+    async with pair(step_ms=0) as running:
         streams = []
         before: dict[str, float] = {}
         for index in range(requests + 20):
             if index == 20:
-                before = found.cpu_s()
-            stream = await open_stream(found.port, 1, index)
+                before = running.cpu_s()
+            stream = await open_stream(running.port, 1, index)
             await stream.ended
             streams.append(stream)
             await asyncio.sleep(0.005)  # until all processes are idle again
-        after = found.cpu_s()
-        steps = found.steps()
+        after = running.cpu_s()
+        steps = running.steps()
     used = ", ".join(f"{name} {1000 * (after[name] - before[name]) / requests:.2f}" for name in after)
     say("first", f"processor time of a request, ms: {used}")
     took = {request_id: end - start for start, end, items in steps for request_id in items}
@@ -62,21 +62,21 @@ async def first(requests: int) -> None:
 
 async def flow(step_ms: float, streams: int, seconds: float) -> tuple[list[Stream], Steps, dict[str, float]]:
     """Measure running streams: the events, the worker's steps, and processor seconds after the first half second."""
-    async with pair(step_ms, streams) as found:
+    async with pair(step_ms, streams) as running:
         tokens = round(1000 * seconds / step_ms)
-        opened = [await open_stream(found.port, tokens, index) for index in range(streams)]
+        opened = [await open_stream(running.port, tokens, index) for index in range(streams)]
         await asyncio.gather(*(stream.first for stream in opened))
         await asyncio.sleep(0.5)
         if opened[0].ended.done():
             sys.exit("the first stream had ended before the last one began: give more --seconds")
-        before, waited, start = found.cpu_s(), found.waited_s(), time.monotonic()
+        before, waited, start = running.cpu_s(), running.waited_s(), time.monotonic()
         await opened[0].ended
-        after, waited_after, end = found.cpu_s(), found.waited_s(), time.monotonic()
+        after, waited_after, end = running.cpu_s(), running.waited_s(), time.monotonic()
         await asyncio.gather(*(stream.ended for stream in opened))
         used = {name: after[name] - before[name] for name in after}
         used |= {f"{name} waited": waited_after[name] - waited[name] for name in waited}
         used |= {"from": start, "to": end}
-        return opened, found.steps(), used
+        return opened, running.steps(), used
 
 
 async def gaps(streams: int, step_ms: float, seconds: float) -> None:
@@ -116,12 +116,12 @@ async def tokens(streams: int, seconds: float) -> None:
 
 
 async def cancel(requests: int) -> None:
-    async with pair(step_ms=20, sequences=64) as found:
-        client = command_client(found.redis.url, MODEL)
+    async with pair(step_ms=20, sequences=64) as running:
+        client = command_client(running.redis.url, MODEL)
         broker = Broker(client, MODEL)
         cancelled: dict[str, float] = {}
         for index in range(requests):
-            stream = await open_stream(found.port, 4000, index)
+            stream = await open_stream(running.port, 4000, index)
             await stream.first
             await asyncio.sleep(0.05 + index % 20 / 1000)
             request_id = stream.request_id
@@ -129,28 +129,28 @@ async def cancel(requests: int) -> None:
             cancelled[request_id] = time.monotonic()
             await stream.ended
         await client.aclose()
-        steps = found.steps()
+        steps = running.steps()
     after = [float(sum(start > at and name in items for start, _, items in steps)) for name, at in cancelled.items()]
     steps_after = spread(after, "steps", 1)
     say("cancel", f"{requests} requests, steps begun after it that still had a token of it: {steps_after}")
 
 
 async def memory(streams: int) -> None:
-    async with pair(step_ms=500, sequences=streams) as found:
-        warm = [await open_stream(found.port, 3, index) for index in range(50)]
+    async with pair(step_ms=500, sequences=streams) as running:
+        warm = [await open_stream(running.port, 3, index) for index in range(50)]
         await asyncio.gather(*(stream.ended for stream in warm))
-        before = resident_kib(found.gateway.pid)
-        opened = [await open_stream(found.port, 4000, index) for index in range(streams)]
+        before = resident_kib(running.gateway.pid)
+        opened = [await open_stream(running.port, 4000, index) for index in range(streams)]
         await asyncio.gather(*(stream.first for stream in opened))
         await asyncio.sleep(3)
-        after = resident_kib(found.gateway.pid)
+        after = resident_kib(running.gateway.pid)
         say("memory", f"{streams} streams: {before} to {after} KiB, {(after - before) / streams:.1f} KiB each")
         for stream in opened:
             stream.transport.abort()
 
 
 def counting_s() -> float:
-    """The current speed of the machine: the time in which Python counts to a million."""
+    """Return the current speed of the machine: the time in which Python counts to a million."""
     began, total = time.perf_counter(), 0
     while total < 1_000_000:
         total += 1

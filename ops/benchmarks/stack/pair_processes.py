@@ -44,18 +44,18 @@ class Pair:
     pids: dict[str, int]
 
     def steps(self) -> Steps:
-        """End the worker. Return its steps."""
+        """End the worker, and return its steps."""
         self.worker.send_signal(signal.SIGTERM)
         self.worker.wait(30)
-        found: Steps = msgpack.unpackb((self.folder / "steps").read_bytes())
-        return found
+        steps: Steps = msgpack.unpackb((self.folder / "steps").read_bytes())
+        return steps
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor seconds that were used so far."""
+        """Return the processor seconds that were used so far."""
         return {name: _cpu_s(stat) for name, stat in self.clocks.items()}
 
     def waited_s(self) -> dict[str, float]:
-        """Seconds so far in which the main thread of a process was runnable but had no core."""
+        """Return the seconds so far in which the main thread of a process was runnable but had no core."""
         return {name: _waited_s(pid) for name, pid in {**self.pids, "client": os.getpid()}.items()}
 
     async def ready(self) -> None:
@@ -76,9 +76,9 @@ def _waited_s(pid: int) -> float:
 
 
 def resident_kib(pid: int) -> int:
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found
-    return int(found[1])
+    match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert match
+    return int(match[1])
 
 
 def start(folder: Path, step_ms: float, sequences: int) -> Pair:
@@ -109,12 +109,12 @@ def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
 @asynccontextmanager
 async def pair(step_ms: float, sequences: int = 256) -> AsyncIterator[Pair]:
     with tempfile.TemporaryDirectory(prefix="quire-pair-") as folder:
-        found = start(Path(folder), step_ms, sequences)
+        running = start(Path(folder), step_ms, sequences)
         try:
-            await found.ready()
-            yield found
+            await running.ready()
+            yield running
         finally:
-            for process in (found.gateway, found.worker):
+            for process in (running.gateway, running.worker):
                 process.kill()
                 process.wait()
-            found.redis.stop()
+            running.redis.stop()

@@ -77,7 +77,7 @@ def config_json(name: str, num_layers: int = 0) -> str:
 
 
 def random_decoder(name: str, ops: Ops, dtype: torch.dtype, max_model_len: int, num_layers: int = 0) -> Decoder:
-    """A model of a published shape on the device of `ops`. Weights are normal, with the scale of trained ones.
+    """Return a model of a published shape on the device of `ops`. Weights are normal, scaled as trained weights are.
 
     num_layers: 0 for all.
     """
@@ -133,7 +133,7 @@ class RandomWeights:
         return torch.cat(made)
 
     def finished(self, names: Sequence[str]) -> None:
-        """Nothing is counted."""
+        """Do nothing: nothing is counted."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.shapes[name]
@@ -146,7 +146,7 @@ class RandomWeights:
 
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """All tensors of a checkpoint, by name."""
+    """Return all tensors of a checkpoint, by name."""
     table = (config.vocab_size, config.hidden_size)
     shapes = config.tensor_shapes() | {EMBEDDING: table}
     return shapes if config.tie_word_embeddings else shapes | {HEAD: table}

@@ -48,12 +48,12 @@ class Stream(asyncio.Protocol):
 
     @property
     def request_id(self) -> str:
-        found = _REQUEST.search(b"".join(data for _, data in self.chunks[:4]))
-        assert found, self.chunks[:2]
-        return found[1].decode()
+        match = _REQUEST.search(b"".join(data for _, data in self.chunks[:4]))
+        assert match, self.chunks[:2]
+        return match[1].decode()
 
     def arrivals(self) -> dict[int, float]:
-        """The arrival time of each token, counted from 1. An event can bring several tokens."""
+        """Return the arrival time of each token, counted from 1. An event can bring several tokens."""
         times: dict[int, float] = {}
         reached, rest = 0, b""
         for at, data in self.chunks:

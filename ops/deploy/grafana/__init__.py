@@ -1,1 +1,1 @@
-"""Dashboards for Grafana, made from Python; `dashboards.py` is the one to run."""
+"""Dashboards for Grafana, made from Python; `dashboards.py` is the module to run."""

@@ -22,12 +22,12 @@ ALL = dashboard.VariableOption(text="All", value="$__all")
 
 
 def boards() -> list[Board]:
-    """In the order in which Grafana's list of them is best read."""
+    """Return the boards in the order in which Grafana's list of them is best read."""
     return [module.board() for module in (overview, latency, queue, workers, redis, slo)]
 
 
 def build(board: Board) -> dashboard.Dashboard:
-    """A board as Grafana's model of it."""
+    """Return a board as Grafana's model of it."""
     builder = (
         builders.Dashboard(board.title)
         .uid(board.uid)
@@ -64,7 +64,7 @@ def build(board: Board) -> dashboard.Dashboard:
 
 
 def render(board: Board) -> str:
-    """The JSON that Grafana reads."""
+    """Return the JSON that Grafana reads."""
     return json.dumps(build(board), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 

@@ -57,32 +57,32 @@ class Board(NamedTuple):
 
 
 def of(metric: str, *matchers: str) -> str:
-    """The metric at the chosen instances."""
+    """Return the metric at the chosen instances."""
     return _with(metric, 'instance=~"$instance"', *matchers)
 
 
 def rate(metric: str, *matchers: str, by: str = "") -> str:
-    """Events per second of a counter, summed over instances, or by some labels."""
+    """Return the events per second of a counter, summed over instances, or by some labels."""
     return f"{_sum(by)} (rate({of(metric, *matchers)}{RANGE}))"
 
 
 def share(part: str, whole: str) -> str:
-    """One rate as a share of another; none where there is nothing to share."""
+    """Return a rate as a share of another; no value where there is nothing to share."""
     return f"{part} / ({whole} > 0)"
 
 
 def lane(metric: str, *matchers: str, by: str = "") -> str:
-    """A gauge of the lane, over the chosen models."""
+    """Return a gauge of the lane, over the chosen models."""
     return f"{_sum(by)} ({OVER_GATEWAYS} ({_of_model(metric, *matchers)}))"
 
 
 def lane_rate(metric: str, *matchers: str, by: str = "") -> str:
-    """Events per second of a counter of the lane, over the chosen models."""
+    """Return the events per second of a counter of the lane, over the chosen models."""
     return f"{_sum(by)} ({OVER_GATEWAYS} (rate({_of_model(metric, *matchers)}{RANGE})))"
 
 
 def quantile(share: float, metric: str, *matchers: str, by: str = "") -> str:
-    """A quantile of a histogram over all chosen instances, or by some labels."""
+    """Return a quantile of a histogram over all chosen instances, or by some labels."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({share}, sum by ({labels}) (rate({of(metric + '_bucket', *matchers)}{RANGE})))"
 
@@ -94,7 +94,7 @@ def quantiles(metric: str, *matchers: str) -> list[Line]:
 
 
 def mean(metric: str, *matchers: str, by: str = "") -> str:
-    """The mean of what a histogram observed."""
+    """Return the mean of what a histogram observed."""
     count = rate(f"{metric}_count", *matchers, by=by)
     return share(rate(f"{metric}_sum", *matchers, by=by), count)
 
@@ -108,7 +108,7 @@ def series(
     stacked: bool = False,
     width: int = WIDTH,
 ) -> Panel:
-    """Lines over time, or areas on top of each other."""
+    """Return a panel with lines over time, or areas on top of each other."""
     panel = (
         timeseries_builders.Panel()
         .title(title)
@@ -144,7 +144,7 @@ def series(
 def stat(
     title: str, unit: str, about: str, line: Line, limits: Thresholds | None = None, width: int = STAT_WIDTH
 ) -> Panel:
-    """A panel with one number, and its history as a graph in the background."""
+    """Return a panel with one number, and its history as a graph in the background."""
     return (
         stat_builders.Panel()
         .title(title)
@@ -162,7 +162,7 @@ def stat(
 
 
 def heat(title: str, about: str, metric: str, *matchers: str, width: int = WIDTH) -> Panel:
-    """A heatmap of durations over time. The metric is a histogram with buckets in seconds."""
+    """Return a heatmap of durations over time. The metric is a histogram with buckets in seconds."""
     query = f"sum by (le) (increase({of(metric + '_bucket', *matchers)}{RANGE}))"
     target = _targets([Line(query, "{{le}}")])[0].format(prometheus.PromQueryFormat.HEATMAP)
     return (

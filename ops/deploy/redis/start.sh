@@ -1,6 +1,7 @@
 #!/bin/sh
-# Starts Redis with the password REDIS_PASSWORD, or with a random one that is generated once. Gateways and workers read it
-# from /run/quire. `start.sh health` is the container's health check: Redis answers and can write its append-only file.
+# Starts Redis with the password REDIS_PASSWORD, or with a random password that is generated once. Gateways and workers
+# read it from /run/quire. `start.sh health` is the container's health check: Redis answers and can write its
+# append-only file.
 set -eu
 password_file=/run/quire/redis-password
 

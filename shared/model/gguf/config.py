@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from quire.shared.model.gguf.errors import GGUFError
 from quire.shared.model.gguf.file import GGUFArray, GGUFFile, shortest
 from quire.shared.model.gguf.vocabulary import GGUFVocabulary
+from quire.shared.process.errors import FileError
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",  # Mistral models are stored as llama
@@ -57,7 +57,7 @@ _READ = {
 
 
 def model_config(file: GGUFFile) -> dict[str, Any]:
-    """Return the fields of `config.json` for Quire's own decoder. Raises GGUFError."""
+    """Return the fields of `config.json` for Quire's own decoder. Raises FileError."""
     architecture = _architecture(file)
     _refuse_unknown(file, architecture)
 
@@ -136,10 +136,10 @@ def rope_factors(file: GGUFFile) -> tuple[float, ...]:
         return ()
     if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.nbytes > 4096:
         what = f"tensor {ROPE_FACTORS} is {tensor.type.name} {list(tensor.shape)}, expected F32 with half of head_dim"
-        raise GGUFError(file.path, what)
+        raise FileError(file.path, what)
     factors = struct.unpack_from(f"<{tensor.shape[0]}f", file.map, tensor.start)
     if not all(0 < factor < float("inf") for factor in factors):
-        raise GGUFError(file.path, f"tensor {ROPE_FACTORS} has other values than numbers above 0")
+        raise FileError(file.path, f"tensor {ROPE_FACTORS} has other values than numbers above 0")
     return factors
 
 
@@ -153,7 +153,7 @@ def _architecture(file: GGUFFile) -> str:
 
 
 def _refuse_unknown(file: GGUFFile, architecture: str) -> None:
-    """Raise GGUFError for a key of the architecture that may change results and is not read."""
+    """Raise FileError for a key of the architecture that may change results and is not read."""
     prefix = f"{architecture}."
     for key, value in file.metadata.items():
         name = key.removeprefix(prefix)
@@ -196,10 +196,10 @@ def _vocab_size(file: GGUFFile, vocabulary: GGUFVocabulary) -> int:
     tensor = file.tensors.get(EMBEDDING)
     if tensor is None or len(tensor.shape) != 2:
         found = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}"
-        raise GGUFError(file.path, f"tensor {EMBEDDING} {found}, expected a row for each token")
+        raise FileError(file.path, f"tensor {EMBEDDING} {found}, expected a row for each token")
     if vocabulary.size > tensor.shape[0]:
         what = f"tensor {EMBEDDING} has {tensor.shape[0]} rows, expected {vocabulary.size} or more, one for each token"
-        raise GGUFError(file.path, what)
+        raise FileError(file.path, what)
     return tensor.shape[0]
 
 

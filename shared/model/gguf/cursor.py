@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from quire.shared.model.gguf.errors import GGUFError
 from quire.shared.model.gguf.types import ARRAY, BOOL, SCALARS, STRING
+from quire.shared.process.errors import FileError
 
 MAX_STRING_BYTES = 16 << 20  # chat templates are the longest strings
 MAX_STRINGS = 4 << 20  # in all arrays together; the largest vocabularies have some 300,000 tokens and as many merges
@@ -23,8 +23,8 @@ class HeaderCursor:
         self.position = 0
         self._num_strings = 0
 
-    def fault(self, field: str, what: str, expected: str) -> GGUFError:
-        return GGUFError(self._path, f"{field} {what}, expected {expected}")
+    def fault(self, field: str, what: str, expected: str) -> FileError:
+        return FileError(self._path, f"{field} {what}, expected {expected}")
 
     def take(self, size: int, field: str) -> int:
         """Pass `size` bytes, and return the position of the first."""

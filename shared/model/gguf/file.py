@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from quire.shared.model.gguf.cursor import HeaderCursor, Scalar
-from quire.shared.model.gguf.errors import AGAIN, GGUFError
 from quire.shared.model.gguf.types import ARRAY, BOOL, OTHER_TENSOR_TYPES, SCALARS, STRING, TENSOR_TYPES, TensorType
+from quire.shared.process.errors import AGAIN, FileError
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MAX_KEYS, MAX_TENSORS = 10_000, 100_000
@@ -51,7 +51,7 @@ class GGUFArray:
 
 
 class GGUFFile:
-    """A mapped GGUF file. Construction raises GGUFError for a file that is damaged or not supported."""
+    """A mapped GGUF file. Construction raises FileError for a file that is damaged or not supported."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class GGUFFile:
             big_endian = struct.unpack("<I", struct.pack(">I", version))[0] in VERSIONS
             what = "the file is big-endian" if big_endian else f"the version is {version}"
             remedy = "convert the model again with a current llama.cpp, for little-endian machines"
-            raise GGUFError(self.path, f"{what}, expected version 2 or 3, little-endian", remedy)
+            raise FileError(self.path, f"{what}, expected version 2 or 3, little-endian", remedy)
         num_tensors = cursor.integer(10, "the number of tensors", 0, MAX_TENSORS)
         return num_tensors, cursor.integer(10, "the number of metadata keys", 0, MAX_KEYS)
 
@@ -125,7 +125,7 @@ class GGUFFile:
         if kind not in TENSOR_TYPES:
             known = ", ".join(one.name for one in TENSOR_TYPES.values())
             what = f"{field} has the type {OTHER_TENSOR_TYPES.get(kind, kind)}, expected one of {known}"
-            raise GGUFError(self.path, what, "take a file of the same model with another quantisation, such as Q4_K_M")
+            raise FileError(self.path, what, "take a file of the same model with another quantisation, such as Q4_K_M")
         tensor_type = TENSOR_TYPES[kind]
         if sizes[0] % tensor_type.block:
             expected = f"a multiple of {tensor_type.block} for {tensor_type.name}"
@@ -137,13 +137,13 @@ class GGUFFile:
 
     # --- typed metadata -----------------------------------------------------------------------------------------------
 
-    def fault(self, key: str, expected: str, remedy: str = AGAIN) -> GGUFError:
+    def fault(self, key: str, expected: str, remedy: str = AGAIN) -> FileError:
         """Return the error for a metadata value that cannot be honoured."""
         if key not in self.metadata:
-            return GGUFError(self.path, f"metadata {key!r} is missing, expected {expected}", remedy)
+            return FileError(self.path, f"metadata {key!r} is missing, expected {expected}", remedy)
         value = self.metadata[key]
         shown = f"an array of {value.count}" if isinstance(value, GGUFArray) else repr(value)[:120]
-        return GGUFError(self.path, f"metadata {key!r} is {shown}, expected {expected}", remedy)
+        return FileError(self.path, f"metadata {key!r} is {shown}, expected {expected}", remedy)
 
     def integer(self, key: str, minimum: int, maximum: int, default: int | None = None) -> int:
         """Return an integer of the metadata; `default` if the key is absent. None: the key is required."""
@@ -210,12 +210,12 @@ def shortest(value: float) -> float:
 def open_gguf(path: Path) -> GGUFFile:
     """Return the parsed file. The last one is kept, because configuration, tokenizer and weights are read separately.
 
-    Raises GGUFError.
+    Raises FileError.
     """
     try:
         stat = path.stat()
     except OSError as error:
-        raise GGUFError(path, f"the file cannot be read ({error.strerror})", "check the path") from None
+        raise FileError(path, f"the file cannot be read ({error.strerror})", "check the path") from None
     return _opened(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
@@ -229,6 +229,6 @@ def _map(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise GGUFError(path, f"the file cannot be read ({error.strerror})", "check the path") from None
+        raise FileError(path, f"the file cannot be read ({error.strerror})", "check the path") from None
     except ValueError:
-        raise GGUFError(path, "the file is empty, expected a GGUF file") from None
+        raise FileError(path, "the file is empty, expected a GGUF file") from None

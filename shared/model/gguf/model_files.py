@@ -13,18 +13,11 @@ from quire.shared.model.gguf.config import generation_config, model_config
 from quire.shared.model.gguf.file import GGUFFile, open_gguf
 from quire.shared.model.gguf.vocabulary import GGUFVocabulary, chat_template
 
-SUFFIX = ".gguf"
-
-
-def is_gguf(path: Path) -> bool:
-    """Return whether a path is a GGUF file, by its name."""
-    return path.suffix.lower() == SUFFIX and path.is_file()
-
 
 def gguf_json(path: Path, name: str) -> dict[str, Any]:
     """Return the content of the JSON file `name` of a GGUF file; empty for a file that it has no data for.
 
-    Raises GGUFError.
+    Raises FileError.
     """
     makers = {
         "config.json": model_config,

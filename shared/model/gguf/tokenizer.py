@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
-from quire.shared.model.gguf.errors import GGUFError
 from quire.shared.model.gguf.file import GGUFFile
 from quire.shared.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from quire.shared.model.gguf.vocabulary import GGUFVocabulary
 from quire.shared.model.sentence_pieces import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Pieces, make_tokenizer
+from quire.shared.process.errors import FileError
 
 OWN_TOKENIZER = "give the Hugging Face folder that it was made from"
 
 
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
-    """Return the tokenizer of a file. Raises GGUFError."""
+    """Return the tokenizer of a file. Raises FileError."""
     vocabulary = GGUFVocabulary(file)
     try:
         tokenizer = _byte_level(vocabulary) if vocabulary.kind == "gpt2" else _sentence_piece(vocabulary)
-    except GGUFError:
+    except FileError:
         raise
     except Exception as error:  # the library raises a plain Exception for every fault of the vocabulary
         what = f"metadata 'tokenizer.ggml.tokens' and 'tokenizer.ggml.merges' are not a tokenizer ({error})"
-        raise GGUFError(file.path, what, OWN_TOKENIZER) from error
+        raise FileError(file.path, what, OWN_TOKENIZER) from error
     _add_tokens(tokenizer, vocabulary)
     return tokenizer
 
@@ -38,7 +38,7 @@ def _byte_level(vocabulary: GGUFVocabulary) -> Tokenizer:
         left, space, right = merge.partition(" ")
         if not (left and space and right) or " " in right:
             what = f"metadata 'tokenizer.ggml.merges' has {merge[:80]!r}, expected two texts with a space between them"
-            raise GGUFError(file.path, what)
+            raise FileError(file.path, what)
         merges.append((left, right))
     if not merges:
         raise file.fault("tokenizer.ggml.merges", "merges for a tokenizer of the kind gpt2")

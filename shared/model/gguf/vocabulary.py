@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 
-from quire.shared.model.gguf.errors import GGUFError
 from quire.shared.model.gguf.file import GGUFFile
 from quire.shared.model.sentence_pieces import CONTROL, NORMAL
+from quire.shared.process.errors import FileError
 
 MAX_VOCABULARY = 1 << 22
 # Control tokens with these texts end a generation, too: a GGUF file names one end token, many models have several.
@@ -17,7 +17,7 @@ KINDS = ("gpt2", "llama")
 
 
 class GGUFVocabulary:
-    """The tokens of a file. Construction and properties raise GGUFError."""
+    """The tokens of a file. Construction and properties raise FileError."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
@@ -89,5 +89,5 @@ def chat_template(file: GGUFFile) -> str | None:
         return None
     template = file.text(key)
     if not template:
-        raise GGUFError(file.path, f"metadata {key!r} is empty, expected a Jinja template")
+        raise FileError(file.path, f"metadata {key!r} is empty, expected a Jinja template")
     return template

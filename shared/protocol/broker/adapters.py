@@ -13,11 +13,11 @@ class AdapterVerbs(Lane):
     """Announces adapters to all workers of a model."""
 
     async def announce_adapter(self, announcement: Announcement) -> bool:
-        """Announce an adapter. Returns False if one of this name is announced."""
+        """Announce an adapter. Return False if an adapter of this name is announced."""
         return bool(await self.client.hsetnx(self.keys.adapters, announcement.name, announcement.encode()))
 
     async def withdraw_adapter(self, name: str) -> bool:
-        """Withdraw an announcement. Returns False if no announcement has this name."""
+        """Withdraw an announcement. Return False if no announcement has this name."""
         return bool(await self.client.hdel(self.keys.adapters, name))
 
     async def announced_adapters(self) -> dict[str, Announcement]:
@@ -25,10 +25,10 @@ class AdapterVerbs(Lane):
         if await self.client.hlen(self.keys.adapters) > MAX_ANNOUNCEMENTS:
             self.note_corrupt("adapters", self.keys.adapters, f"more than {MAX_ANNOUNCEMENTS} entries")
             return {}
-        found = {}
+        announcements = {}
         for name, data in (await self.client.hgetall(self.keys.adapters)).items():
             try:
-                found[text(name)] = Announcement.decode(text(name), text(data))
+                announcements[text(name)] = Announcement.decode(text(name), text(data))
             except InvalidAdapter as error:
                 self.note_corrupt("adapter", text(name), error)
-        return found
+        return announcements

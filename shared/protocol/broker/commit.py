@@ -54,7 +54,7 @@ class ComputedTokens(NamedTuple):
 
 
 class PackedStep:
-    """The requests of a step as the script takes them: six values each; the last one is the item in msgpack."""
+    """The requests of a step as the script takes them: six values each; the last is the item in msgpack."""
 
     __slots__ = ("values",)
 
@@ -92,12 +92,12 @@ class CommitVerb(Lane):
     ) -> StepReply:
         """Log and publish one step's tokens under the fence. If the call fails, repeat it with the same arguments.
 
-        obeyed: the `notices` of the reply before this one. computed: counts that are charged.
+        obeyed: the `notices` of the previous reply. computed: counts that are charged.
         """
         step = commits if isinstance(commits, PackedStep) else PackedStep(commits)
         # One argument for the whole step: redis-py takes several microseconds per argument.
         args: list[Any] = [self.keys.prefix, RETENTION_S, self._packer.pack(step.values)]
-        args.append(self._packer.pack([value for one in computed for value in one]) if computed else b"")
+        args.append(self._packer.pack([value for counts in computed for value in counts]) if computed else b"")
         args += (part.encode(errors="surrogateescape") for notice in obeyed for part in notice)
         reply: Any = await self._commit_step(keys=[self.keys.mailbox(worker_id)], args=args)
         if not any(reply):

@@ -33,7 +33,7 @@ class LaneState:
 
 
 async def read_lane(broker: Broker) -> LaneState:
-    """Read the state of a lane. Raises RedisError or OSError."""
+    """Read the state of a lane. Raise RedisError or OSError."""
     keys = broker.keys
     pipe = broker.client.pipeline(transaction=True)
     pipe.hgetall(keys.totals)
@@ -73,10 +73,10 @@ async def read_lane(broker: Broker) -> LaneState:
 async def _oldest(broker: Broker, groups: dict[str, Any], now_ms: int) -> dict[str, float]:
     """Return the age of the first unread entry of each queue, in seconds."""
     pipe = broker.client.pipeline(transaction=False)
-    for name, found in groups.items():
+    for name, reply in groups.items():
         # The group exists from the first worker on, the queue from the first request on.
-        known = [] if isinstance(found, ResponseError) else found
-        taken = next((one["last-delivered-id"] for one in known if one["name"] == GROUP.encode()), b"0-0")
+        known = [] if isinstance(reply, ResponseError) else reply
+        taken = next((group["last-delivered-id"] for group in known if group["name"] == GROUP.encode()), b"0-0")
         pipe.xrange(broker.keys.queue(name), min=b"(" + taken, count=1)
     for name in WAITING_QUEUES:
         pipe.xrange(broker.keys.queue(name), count=1)

@@ -1,7 +1,7 @@
 """The model registry: workers register what they serve, and gateways find models and fetch their files.
 
 The content of a file is stored under its SHA-256 digest, so equal files of several models are stored once, and a
-gateway notices content that is not what the manifest names. A file is written and read in pieces, so that a large one
+gateway notices content that is not what the manifest names. A file is written and read in pieces, so that a large file
 does not delay commands of other clients.
 """
 
@@ -38,7 +38,7 @@ class ModelRegistry:
     async def register(self, manifest: ModelManifest, files: Mapping[str, bytes], *, replaces: bool) -> bool:
         """Register a model, or renew its registration. Contents that Redis lacks are written.
 
-        replaces: take the place of another manifest of this model. Returns False, and does nothing, if there is another
+        replaces: take the place of another manifest of this model. Return False, and does nothing, if there is another
         manifest and `replaces` is false.
         """
         own = manifest.encode()
@@ -80,8 +80,8 @@ class ModelRegistry:
 
         A manifest above MAX_MANIFEST_BYTES is cut, so that its decoding fails.
         """
-        found = await self.client.zrevrange(self.keys.models, 0, MAX_REGISTERED - 1)
-        names = [text(name) for name in found if len(name) <= 256]
+        listed = await self.client.zrevrange(self.keys.models, 0, MAX_REGISTERED - 1)
+        names = [text(name) for name in listed if len(name) <= 256]
         if not names:
             return {}
         pipe = self.client.pipeline(transaction=False)
@@ -91,7 +91,7 @@ class ModelRegistry:
         return {name: data for name, data in zip(names, replies, strict=True) if isinstance(data, bytes) and data}
 
     async def read(self, entry: FileEntry) -> bytes:
-        """Return the content of a file. Raises MessageError if Redis has another one, or none."""
+        """Return the content of a file. Raise MessageError if Redis has another content, or none."""
         key = self.keys.file(entry.digest)
         if (size := await self._size(key)) != entry.size:
             raise MessageError(f"{entry.name} is registered with {entry.size} bytes, and Redis has {size}")

@@ -35,15 +35,15 @@ class OperatorVerbs(Lane):
         return counts
 
     async def read_dead(self, count: int = 100) -> list[DeadRequest]:
-        """Return the newest entries of the dead-letter stream, without corrupt ones."""
+        """Return the newest entries of the dead-letter stream, without corrupt entries."""
         entries: Any = await self.client.xrevrange(self.keys.dead, count=count)
-        found = []
+        requests = []
         for entry_id, fields in entries:
             try:
-                found.append(_dead_request(entry_id, fields))
+                requests.append(_dead_request(entry_id, fields))
             except (KeyError, ValueError) as error:
                 self.note_corrupt("dead entry", text(entry_id), repr(error))
-        return found
+        return requests
 
     async def drop_dead(self, entry_id: str) -> bool:
         """Remove an entry of the dead-letter stream; False if it does not exist."""
@@ -51,7 +51,7 @@ class OperatorVerbs(Lane):
 
 
 def _dead_request(entry_id: Any, fields: dict[bytes, bytes]) -> DeadRequest:
-    """Decode an entry. Raises KeyError and ValueError if it is corrupt."""
+    """Decode an entry. Raise KeyError and ValueError if it is corrupt."""
     priority_class = fields[b"class"].decode()
     if priority_class not in PRIORITY_CLASSES:
         raise ValueError(f"class {priority_class[:64]!r}")

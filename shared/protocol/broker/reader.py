@@ -58,10 +58,10 @@ class QueueReader:
     async def read(
         self, rows: int, block_ms: int, queues: Sequence[str] = QUEUES, widest: int | None = None
     ) -> list[StreamEntry]:
-        """Return new requests with up to `rows` rows, from the first of `queues` first; block up to `block_ms` for one.
+        """Return new requests with up to `rows` rows, from the first of `queues` first; wait up to `block_ms`.
 
         widest: rows that the first request may have, by default `rows`. A request with more rows than are left stays in
-        Redis; `too_wide` names it, nothing behind it is read, and the read does not block.
+        Redis; `too_wide` names it, no request after it is read, and the read does not block.
         A request that was handed back is read whatever its rows, as long as a row is left. A read that blocked returns
         at most one request per queue. In both cases the requests may have more than `rows` rows.
         """
@@ -70,21 +70,21 @@ class QueueReader:
         # After a blocking read that found nothing, little can have arrived: block immediately. A blocking read returns
         # at most one entry per queue, so the read after it polls again.
         is_idle = self._was_empty and block_ms > 0 and rows >= len(queues)
-        found = [] if is_idle else await self._poll(rows, widest, queues)
-        if found or self.too_wide or block_ms <= 0:
-            return found
-        found = await self._read(queues, start=">", count=1, block_ms=block_ms)
-        if not found and self._wakes:  # requests wait in lines
-            found = await self._poll(rows, widest, queues)
-        self._was_empty = not found and not self.too_wide
-        return found
+        entries = [] if is_idle else await self._poll(rows, widest, queues)
+        if entries or self.too_wide or block_ms <= 0:
+            return entries
+        entries = await self._read(queues, start=">", count=1, block_ms=block_ms)
+        if not entries and self._wakes:  # requests wait in lines
+            entries = await self._poll(rows, widest, queues)
+        self._was_empty = not entries and not self.too_wide
+        return entries
 
     async def wait(self, queues: Sequence[str], block_ms: int) -> list[StreamEntry]:
         """Block up to `block_ms` for a new request in one of `queues`. Call it after a `read` of them that found none.
 
-        A full worker calls it for the classes that may displace another one. It does not read `wake`: requests of
+        A full worker calls it for the classes that may displace others. It does not read `wake`: requests of
         other classes may wait in lines all the time, and would end each wait. A request that arrives while others of
-        its class are unread goes into a line, where only the next `read` finds it. Returns at most one request.
+        its class are unread goes into a line, where only the next `read` finds it. Return at most one request.
         """
         return await self._read(queues, start=">", count=1, block_ms=block_ms, wakes=False)
 
@@ -113,13 +113,13 @@ class QueueReader:
         by_stream = {self.keys.queue(name): name for name in queues}
         streams: dict[Any, Any] = dict.fromkeys((*by_stream, self.keys.wake) if wakes else by_stream, start)
         reply: Any = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
-        found = []
+        unclaimed = []
         for stream, entries in reply or []:
             if text(stream) == self.keys.wake:
                 self._wakes += [text(entry_id) for entry_id, _ in entries]
                 continue
-            found += [read_entry(by_stream[text(stream)], entry_id, fields) for entry_id, fields in entries]
-        return found
+            unclaimed += [read_entry(by_stream[text(stream)], entry_id, fields) for entry_id, fields in entries]
+        return unclaimed
 
 
 def read_entry(queue: str, entry_id: Any, fields: Any) -> StreamEntry:

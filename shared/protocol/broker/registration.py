@@ -50,7 +50,7 @@ class RegistrationVerbs(Lane):
         return bool(await self._beat(keys=keys, args=args))
 
     async def beat(self, card: WorkerCard, slowest_step_s: float = 0.0, home: str = "", beat_s: float = BEAT_S) -> bool:
-        """Publish the worker's card and a heartbeat. Returns False if another incarnation has the name by now.
+        """Publish the worker's card and a heartbeat. Return False if another incarnation has the name by now.
 
         The worker counts as live for at least three of its slowest steps.
         """

@@ -27,8 +27,8 @@ ALONE_FROM_DEATHS = MAX_DEATHS - 1
 class Claim:
     """A request that this worker owns. The attempt token fences it; `logged` has the items of earlier attempts.
 
-    deaths: workers that died with it since its last progress. deliveries: attempts so far, including this one.
-    traceparent: of the gateway's span, '' without tracing. before: token of the previous attempt, '' for the first one.
+    deaths: workers that died with it since its last progress. deliveries: attempts so far, including this claim.
+    traceparent: of the gateway's span, '' without tracing. before: token of the previous attempt, '' for the first.
     is_background: the request runs on without a client.
     """
 
@@ -57,7 +57,7 @@ class Claim:
         return self.deaths >= ALONE_FROM_DEATHS
 
     def items(self) -> tuple[StepItem, ...]:
-        """Decode the items of the output log. Raises MessageError."""
+        """Decode the items of the output log. Raise MessageError."""
         return tuple(item for data in self.logged for item in decode_items(data))
 
 
@@ -83,7 +83,7 @@ class WorkerVerbs(Lane):
     async def claim(self, delivery: StreamEntry, worker_id: str, attempt: str, incarnation: str = "") -> Claim | None:
         """Claim a delivered request for the attempt `attempt` (`new_id()`).
 
-        Returns None if nothing is left to do, or if another worker has taken the request over since.
+        Return None if nothing is left to do, or if another worker has taken the request over since.
         incarnation: name of this process, by default the worker's. A request that another incarnation owned has seen a
         death.
         """
@@ -126,42 +126,42 @@ class WorkerVerbs(Lane):
     async def begin(self, claim: Claim) -> bool:
         """Start a claim that `runs_alone`: from now on a death of this worker counts.
 
-        Returns False if the attempt is over, for example because the request was cancelled or its deadline passed.
+        Return False if the attempt is over, for example because the request was cancelled or its deadline passed.
         """
         args = [self.keys.prefix, claim.request_id, claim.attempt, RETENTION_S]
         return bool(await self._begin(keys=[self.keys.request(claim.request_id)], args=args))
 
     async def renew(self, worker_id: str, attempts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Renew the leases of running requests, (id, attempt) each. Returns those that another attempt owns."""
+        """Renew the leases of running requests, (id, attempt) each. Return those that another attempt owns."""
         args = [self.keys.prefix, worker_id, *(part for attempt in attempts for part in attempt)]
         lost = [text(part) for part in await self._renew(keys=[self.keys.load], args=args)] if attempts else []
         return list(zip(lost[::2], lost[1::2], strict=True))
 
     async def release(self, attempts: Sequence[tuple[str, str]]) -> int:
-        """Return running requests, (id, attempt) each, to the queue for another worker. Returns their number."""
+        """Return running requests, (id, attempt) each, to the queue for another worker. Return their number."""
         args = [self.keys.prefix, *(part for attempt in attempts for part in attempt)]
         return int(await self._release(keys=[self.keys.load], args=args)) if attempts else 0
 
     async def reclaim(self, worker_id: str, lease_ms: int, rows: int) -> list[StreamEntry]:
         """Take over requests that their workers have not renewed for `lease_ms`, as many as fill `rows` rows.
 
-        The last one may have more rows than are left.
+        The last request may have more rows than are left.
         """
-        found: list[StreamEntry] = []
+        reclaimed: list[StreamEntry] = []
         for name in QUEUES:
             if rows <= 0:
                 break
             stream = self.keys.queue(name)
             old: Any = await self.client.xpending_range(stream, GROUP, "-", "+", rows, idle=lease_ms)
-            for one in old:
+            for pending in old:
                 if rows <= 0:
                     break
                 # Nothing, if another worker was faster.
-                reply: Any = await self.client.xclaim(stream, GROUP, worker_id, lease_ms, [one["message_id"]])
+                reply: Any = await self.client.xclaim(stream, GROUP, worker_id, lease_ms, [pending["message_id"]])
                 taken = [read_entry(name, entry_id, fields) for entry_id, fields in reply if entry_id is not None]
                 rows -= sum(entry.rows for entry in taken)
-                found += taken
-        return found
+                reclaimed += taken
+        return reclaimed
 
     async def listeners_of(self, request_ids: Sequence[str]) -> dict[str, list[str]]:
         """Return the gateways that listen to each of these requests; some may have died.
@@ -187,7 +187,7 @@ class WorkerVerbs(Lane):
         return {gateway_id for gateway_id, lives in zip(gateway_ids, replies, strict=True) if lives}
 
     async def is_looked_at(self, worker_id: str) -> bool:
-        """True if a gateway has asked for views of this worker's engine."""
+        """Return whether a gateway has asked for views of this worker's engine."""
         return bool(await self.client.exists(self.keys.view(worker_id)))
 
     async def publish_view(self, worker_id: str, view: bytes) -> None:

@@ -24,7 +24,7 @@ class MessageError(ValueError):
 
 
 def unpack(data: bytes, limit: int) -> Any:
-    """One msgpack object of at most `limit` bytes. Raises MessageError."""
+    """Return the msgpack object in at most `limit` bytes. Raise MessageError."""
     if len(data) > limit:
         raise MessageError(f"a message of {len(data)} bytes is over the limit of {limit}")
     try:
@@ -34,7 +34,7 @@ def unpack(data: bytes, limit: int) -> Any:
 
 
 def decode(data: bytes, limit: int, read: Callable[[Any], T]) -> T:
-    """Applies `read` to one msgpack object of at most `limit` bytes. Raises MessageError."""
+    """Apply `read` to the msgpack object in at most `limit` bytes. Raise MessageError."""
     value = unpack(data, limit)
     try:
         return read(value)
@@ -43,7 +43,7 @@ def decode(data: bytes, limit: int, read: Callable[[Any], T]) -> T:
 
 
 def new_packer() -> Any:
-    """A packer of messages, for one thread."""
+    """Return a packer of messages, for one thread."""
     return msgpack.Packer(use_bin_type=True)
 
 
@@ -51,30 +51,30 @@ class _Packers(threading.local):
     """One packer per thread: to make one costs more than to use it."""
 
     def __init__(self) -> None:
-        self.one = new_packer()
+        self.packer = new_packer()
 
 
 _packers = _Packers()
 
 
 def pack(value: Any) -> bytes:
-    """One msgpack object. Tuples become arrays."""
-    packed: bytes = _packers.one.pack(value)
+    """Return a value as a msgpack object. Tuples become arrays."""
+    packed: bytes = _packers.packer.pack(value)
     return packed
 
 
 def as_map(message: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name; a nested dataclass stays as it is."""
-    return {one.name: getattr(message, one.name) for one in fields(message)}
+    """Return the fields of a dataclass by name; a nested dataclass stays as it is."""
+    return {field.name: getattr(message, field.name) for field in fields(message)}
 
 
 def pack_token_ids(token_ids: Iterable[int]) -> bytes:
-    """Token ids as little-endian unsigned 32-bit integers (every machine that Quire runs on is little-endian)."""
+    """Return token ids as little-endian unsigned 32-bit integers: every machine that Quire runs on is little-endian."""
     return array("I", token_ids).tobytes()
 
 
 def unpack_token_ids(data: bytes) -> tuple[int, ...]:
-    """The reverse of `pack_token_ids`."""
+    """Reverse `pack_token_ids`."""
     ids = array("I")
     ids.frombytes(data)
     return tuple(ids)

@@ -54,13 +54,13 @@ def _name(name: str, value: Any) -> str:
 
 
 def _aliases(name: str, value: Any) -> tuple[str, ...]:
-    return tuple(_name(name, one) for one in short_array(name, value, MAX_ALIASES))
+    return tuple(_name(name, alias) for alias in short_array(name, value, MAX_ALIASES))
 
 
 def _files(name: str, value: Any) -> tuple[FileEntry, ...]:
     entries = []
-    for one in short_array(name, value, len(FILE_LIMITS)):
-        file, digest, size = fixed_array(name, one, 3)
+    for triple in short_array(name, value, len(FILE_LIMITS)):
+        file, digest, size = fixed_array(name, triple, 3)
         if type(file) is not str or file not in FILE_LIMITS:
             raise InvalidValue(name, f"may only have {', '.join(FILE_LIMITS)}")
         if type(digest) is not str or not _DIGEST.fullmatch(digest):
@@ -83,11 +83,11 @@ class ModelManifest:
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     def encode(self) -> bytes:
-        """The manifest as a message."""
+        """Return the manifest as a message."""
         files = [[entry.name, entry.digest, entry.size] for entry in self.files]
         return pack(as_map(self) | {"files": files})
 
     @classmethod
     def decode(cls, data: bytes) -> ModelManifest:
-        """Reads a message. Raises MessageError."""
+        """Read a message. Raise MessageError."""
         return decode(data, MAX_MANIFEST_BYTES, lambda value: read_map(cls, "manifest", value))

@@ -34,7 +34,7 @@ class PromptReport(NamedTuple):
 
 
 def read_report(value: Any) -> PromptReport:
-    """Check a decoded report. Raises InvalidValue."""
+    """Check a decoded report. Raise InvalidValue."""
     if type(value) is not tuple or len(value) != 3:
         raise InvalidValue("a prompt report", f"must be an array of 3, not {value!r:.80}")
     cached_tokens, prompt, records = value

@@ -42,7 +42,7 @@ def _sampling(name: str, value: Any) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One accepted request as the worker gets it. A request holds no text except stop strings, bad words and a grammar.
+    """An accepted request as the worker gets it. A request holds no text except stop strings, bad words and a grammar.
 
     Requests share cached prefixes only with requests of the same `cache_salt` and `cache_scope`. Pinned prefixes are
     shared by all scopes. A request with a `pooling`, one of
@@ -73,12 +73,12 @@ class GenerationRequest:
         return 1 if self.pooling or not self.sampling.max_tokens else self.sampling.num_sequences
 
     def encode(self) -> bytes:
-        """The request as a message."""
+        """Return the request as a message."""
         return pack(as_map(self) | {"prompt": pack_token_ids(self.prompt), "sampling": as_map(self.sampling)})
 
     @classmethod
     def decode(cls, data: bytes) -> GenerationRequest:
-        """Reads a message. Raises MessageError."""
+        """Read a message. Raise MessageError."""
         return decode(data, MAX_BODY_BYTES, lambda value: read_map(cls, "request", value))
 
 
@@ -107,10 +107,10 @@ class WorkerCard:
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     def encode(self) -> bytes:
-        """The card as a message."""
+        """Return the card as a message."""
         return pack(as_map(self))
 
     @classmethod
     def decode(cls, data: bytes) -> WorkerCard:
-        """Reads a message. Raises MessageError."""
+        """Read a message. Raise MessageError."""
         return decode(data, MAX_CARD_BYTES, lambda value: read_map(cls, "worker card", value))

@@ -1,4 +1,4 @@
-"""Step items: the result of one engine step for one request. Items are arrays, because one is sent for every token.
+"""Step items: the result of one engine step for one request. Items are arrays, because an item is sent for every token.
 
     item  = [version, request id, start, deltas, outcome]      start: tokens of the request before this item
     delta = [choice, token ids, finish reason | nil, matched stop string | nil, score | nil, logprobs | nil]
@@ -63,14 +63,14 @@ class Delta(NamedTuple):
     logprobs: bytes | None = None
 
     def first(self, count: int) -> Delta:
-        """The delta with the first `count` of its more than `count` tokens, and so without the end of the choice."""
+        """Return the delta with the first `count` of its more than `count` tokens, without the end of the choice."""
         records = self.logprobs
         if records is not None:
             records = records[: count * record_size(records, len(self.token_ids))]
         return Delta(self.choice, self.token_ids[:count], logprobs=records)
 
     def tokens(self) -> Iterator[Delta]:
-        """The delta in pieces of one token each; the last one has the end of the choice. Without tokens, the delta."""
+        """Yield the delta in pieces of a token each, the last with the end of the choice; without tokens, the delta."""
         count = len(self.token_ids)
         if count <= 1:
             yield self
@@ -78,11 +78,11 @@ class Delta(NamedTuple):
         size = record_size(self.logprobs, count) if self.logprobs is not None else 0
         for at, token_id in enumerate(self.token_ids):
             records = self.logprobs[at * size : (at + 1) * size] if self.logprobs is not None else None
-            one = Delta(self.choice, (token_id,), logprobs=records)
-            yield one if at < count - 1 else self._replace(token_ids=(token_id,), logprobs=records)
+            piece = Delta(self.choice, (token_id,), logprobs=records)
+            yield piece if at < count - 1 else self._replace(token_ids=(token_id,), logprobs=records)
 
     def without_first(self, count: int) -> Delta:
-        """The tokens after the first `count`, with the end of the choice. There may be no tokens left."""
+        """Return the tokens after the first `count`, with the end of the choice. There may be no tokens left."""
         records = self.logprobs
         if records is not None:
             records = records[count * record_size(records, len(self.token_ids)) :]
@@ -124,7 +124,7 @@ class StepItem(NamedTuple):
         return end
 
     def encode(self) -> bytes:
-        """The item as a message: the named tuples have their fields in the order of the message."""
+        """Return the item as a message: the named tuples have their fields in the order of the message."""
         outcome = None if self.outcome is None else self.outcome.values
         if self.report is None:
             return pack((VERSION, *self[:3], outcome))
@@ -132,9 +132,10 @@ class StepItem(NamedTuple):
 
 
 def decode_items(data: bytes, limit: int | None = None) -> Iterator[StepItem]:
-    """The items of a frame or of a log entry, in order. `limit` in bytes is by default MAX_FRAME_BYTES.
+    """Yield the items of a frame or of a log entry, in order. `limit` in bytes is by default MAX_FRAME_BYTES.
 
-    Raises MessageError at the first malformed item, and for data over the limit."""
+    Raise MessageError at the first malformed item, and for data over the limit.
+    """
     limit = MAX_FRAME_BYTES if limit is None else limit
     # Tuples, because this runs for every token: named tuples are made of them without a copy in Python.
     unpacker = msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=limit, use_list=False)
@@ -167,7 +168,7 @@ def _item(value: Any) -> StepItem:
 
 
 def _split_report(value: Any) -> tuple[tuple[Any, ...], PromptReport]:
-    """The five elements of an item, and the report after them."""
+    """Return the five elements of an item, and the report after them."""
     if type(value) is not tuple or len(value) != 6:
         raise InvalidValue("a step item", f"must be an array of 5 or 6, not {value!r:.80}")
     return value[:5], read_report(value[5])

@@ -1,5 +1,6 @@
 -- Shared functions of the scripts about files and batches, in place of _limits.lua and _prelude.lua. All keys of files
--- and batches have the same hash tag; the scripts build them from `prefix` (`BatchKeys` of shared/protocol/keys.py names them).
+-- and batches have the same hash tag; the scripts build them from `prefix` (`BatchKeys` of shared/protocol/keys.py
+-- names them).
 
 local function now_ms()
     local time = redis.call('TIME')
@@ -44,7 +45,7 @@ local function keep_output(prefix, batch, file_id, filename, bytes, now)
     return true
 end
 
--- End a batch: write its output files, release its input, and let its record expire. `status` is its last one.
+-- End a batch: write its output files, release its input, and let its record expire. `status` is its last status.
 local function end_batch(prefix, id, status, now)
     local key = prefix .. 'batch:' .. id
     local names = {'owner', 'input', 'output', 'errors_file', 'output_bytes', 'error_bytes', 'output_expires_s'}

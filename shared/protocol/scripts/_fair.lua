@@ -8,8 +8,8 @@
 -- because a commit must be cheap.
 --
 -- `tenants:<class>`, `users:<class>:<tenant>`: sorted sets of those who wait, by a lower bound of their counters.
--- `served:<class>`, `served:<class>:<tenant>`: hashes of the counters, those of idle ones included. The field FLOOR has
--- the counter of the last one that was taken: one that comes back begins there if none waits.
+-- `served:<class>`, `served:<class>:<tenant>`: hashes of the counters, those of idle tenants and users included. The
+-- field FLOOR has the counter of the last that was taken: who comes back begins there if none waits.
 -- `line:<class>:<tenant>:<user>`: sorted set of entries of the stream `queue:waiting:<class>`, by arrival.
 -- `waiting`: hash of the requests and the tokens of each tenant in its lines, in all classes.
 -- `wake`: stream with an entry that ends the blocking read of one idle worker.
@@ -59,7 +59,7 @@ local function charge(group, name, by)
 end
 
 -- Return who waits with the least counter, and the counter; nil if none waits.
--- Charges do not change the sorted set, so the first of it gets its present place until the first one has it already.
+-- Charges do not change the sorted set, so its first member gets its present place until the first has it already.
 local function least(group)
     while true do
         local first = redis.call('ZRANGE', group.waiting, 0, 0, 'WITHSCORES')
@@ -77,8 +77,8 @@ local function least(group)
     end
 end
 
--- Return the counter of one that does not wait: at least the least counter of those who wait, so that idle time earns no
--- service.
+-- Return the counter of a tenant or user that does not wait: at least the least counter of those who wait, so that idle
+-- time earns no service.
 local function lifted(group, name)
     local _, floor = least(group)
     local known = redis.call('HMGET', group.served, name, FLOOR)
@@ -117,7 +117,7 @@ local function refund_prompt(prefix, share)
         local name = i == 1 and share.tenant or share.user
         charge(group, name, prompt)
         local counter = redis.pcall('HGET', group.served, name)
-        if type(counter) == 'string' then -- the score of one that waits is a lower bound again
+        if type(counter) == 'string' then -- the score of a member that waits is a lower bound again
             redis.call('ZADD', group.waiting, 'XX', counter, name)
         end
     end
@@ -157,7 +157,7 @@ local function rows_of(fields)
 end
 
 -- Put a request at its place in the line of its user. before: its entry in another stream, whose time it keeps; '*'
--- without one. Returns the name of its queue and its entry.
+-- without one. Return the name of its queue and its entry.
 local function join_line(prefix, id, cost, rows, arrival, share, before)
     local queue = WAITING .. share.class
     local stream = prefix .. 'queue:' .. queue
@@ -172,7 +172,7 @@ local function join_line(prefix, id, cost, rows, arrival, share, before)
     return queue, entry
 end
 
--- Remove an entry from the line of a user, and the user and the tenant from those who wait if it was their last one.
+-- Remove an entry from the line of a user, and the user and the tenant from those who wait if it was their last.
 local function leave_line(prefix, class, tenant, user, entry, cost)
     local line, users = line_of(prefix, class, tenant, user), users_of(prefix, class, tenant).waiting
     if redis.call('ZREM', line, entry) == 1 then
@@ -202,7 +202,7 @@ local function wake(prefix)
     end
 end
 
--- Move a request that waits alone at the end of its stream to the line of its user: another one has come, and the
+-- Move a request that waits alone at the end of its stream to the line of its user: another request has come, and the
 -- counters decide who is next.
 local function put_back(prefix, class, unread)
     local id, req = unread[2][2], prefix .. 'req:' .. (unread[2][2] or '')
@@ -219,7 +219,7 @@ end
 
 -- Put a new request into the stream of its class if nothing else waits there, so that an idle worker gets it at once;
 -- else into the line of its user. A request with several rows always joins its line: a worker that blocks on the stream
--- gets the next entry whether it has the rows or not. Returns the name of its queue and its entry.
+-- gets the next entry whether it has the rows or not. Return the name of its queue and its entry.
 local function enqueue(prefix, id, cost, rows, arrival, share)
     local class, tenants = share.class, tenants_of(prefix, share.class)
     if redis.call('EXISTS', tenants.waiting) == 0 then
@@ -238,7 +238,7 @@ local function enqueue(prefix, id, cost, rows, arrival, share)
 end
 
 -- Move the next request of a class from its line to the stream of the class, unless it has more than `most` rows.
--- Returns the rows of the request that was moved, or 0; and the id of the next request if it has too many rows.
+-- Return the rows of the request that was moved, or 0; and the id of the next request if it has too many rows.
 local function move_next(prefix, class, most)
     local tenants = tenants_of(prefix, class)
     while true do
@@ -254,14 +254,14 @@ local function move_next(prefix, class, most)
             leave_line(prefix, class, tenant, user, '', 0)
         else
             local stream = prefix .. 'queue:' .. WAITING .. class
-            local found = redis.call('XRANGE', stream, entry, entry)[1]
-            local id, cost = found and found[2][2], found and tonumber(found[2][4]) or 0
-            local rows = found and rows_of(found[2]) or 1
+            local queued = redis.call('XRANGE', stream, entry, entry)[1]
+            local id, cost = queued and queued[2][2], queued and tonumber(queued[2][4]) or 0
+            local rows = queued and rows_of(queued[2]) or 1
             if rows > most then
                 return 0, id
             end
             leave_line(prefix, class, tenant, user, entry, cost)
-            if found then
+            if queued then
                 redis.call('XDEL', stream, entry)
                 local moved = redis.call('XADD', prefix .. 'queue:' .. class, '*', fields_of(id, cost, rows))
                 local req = prefix .. 'req:' .. id

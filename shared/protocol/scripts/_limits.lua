@@ -85,7 +85,7 @@ local function reserve(prefix, id, charge, most, now, base, is_unchecked)
     local root, calls, prompt, price_in, price_out, park_s = given[1], given[2], given[3], given[4], given[5], given[7]
     local day = day_of(root, given, now)
     local month = month_of(day)
-    local found = {}
+    local accounts = {}
     local reached, account, wait
     local whole_answer = most
     -- The tokens, prompt included, that an amount of money buys.
@@ -96,7 +96,7 @@ local function reserve(prefix, id, charge, most, now, base, is_unchecked)
     for i = 8, #given do
         local limits = given[i]
         local spent = spent_of(root .. 'spent:' .. limits[1], now, day, month, limits)
-        found[#found + 1] = {limits, spent}
+        accounts[#accounts + 1] = {limits, spent}
         for name, check in pairs({tokens_per_day = {limits[5], limits[5] - spent.day_tokens},
             tokens_per_month = {limits[6], limits[6] - spent.month_tokens},
             cost_per_day = {limits[7], bought(limits[7] - spent.day_cost)},
@@ -110,7 +110,7 @@ local function reserve(prefix, id, charge, most, now, base, is_unchecked)
         end
     end
     local cost = prompt * price_in + (most - prompt) * price_out
-    for _, pair in ipairs(found) do
+    for _, pair in ipairs(accounts) do
         local limits, spent = pair[1], pair[2]
         for name, check in pairs({requests_per_minute = {spent.calls, limits[2], calls},
             tokens_per_minute = {spent.tokens, limits[3], most}}) do
@@ -139,7 +139,7 @@ local function reserve(prefix, id, charge, most, now, base, is_unchecked)
     local record = {root, day, month, most, cost, prompt, price_in, price_out, given[6], base or 0, base and 0 or 1,
         park_s, whole_answer}
     local states = {}
-    for _, pair in ipairs(found) do
+    for _, pair in ipairs(accounts) do
         local limits, spent = pair[1], pair[2]
         spent.open = spent.open + 1
         spent.day_tokens, spent.month_tokens = spent.day_tokens + most, spent.month_tokens + most

@@ -1,5 +1,5 @@
--- Shared functions, prepended to every script of this folder. In front of them, shared/protocol/broker/scripts.py defines the
--- constants that Lua and Python share: MESSAGE_VERSION, GROUP, QUEUES, PRIORITY_CLASSES, ...
+-- Shared functions, prepended to every script of this folder. In front of them, shared/protocol/broker/scripts.py
+-- defines the constants that Lua and Python share: MESSAGE_VERSION, GROUP, QUEUES, PRIORITY_CLASSES, ...
 -- Scripts build the keys of a request from the lane's prefix; all keys of a lane have the same hash tag.
 
 local function now_ms()
@@ -13,8 +13,7 @@ local function whole(text)
 end
 
 -- Like redis.call, but errors caused by corrupt data (bad id, wrong type, missing group) are returned instead of
--- raised.
--- Other errors, such as no memory, end the script.
+-- raised. Other errors, such as no memory, end the script.
 local PASSED_OVER = {ERR = true, WRONGTYPE = true, NOGROUP = true}
 
 local function try(...)
@@ -54,8 +53,8 @@ local function load_of(prefix, class, cost, queue, entry)
     end
     local tokens = whole(cost)
     if not tokens and queue and entry then
-        local found = redis.pcall('XRANGE', prefix .. 'queue:' .. queue, entry, entry)
-        tokens = found[1] and whole(found[1][2][4])
+        local entries = redis.pcall('XRANGE', prefix .. 'queue:' .. queue, entry, entry)
+        tokens = entries[1] and whole(entries[1][2][4])
     end
     return class, tokens or 0
 end
@@ -73,24 +72,24 @@ end
 -- Listeners kept per request; the oldest is dropped. Far above any real number of gateways.
 local MAX_LISTENERS = 64
 
--- Return the gateways that listen to a request. If the field `gateways` is corrupt, only the last one, `gateway`.
+-- Return the gateways that listen to a request. If the field `gateways` is corrupt, only the last, `gateway`.
 local function listeners(gateways, gateway)
     local is_read, names = pcall(cmsgpack.unpack, gateways or '')
     if not is_read or type(names) ~= 'table' then
         return {gateway or nil}
     end
-    local found = {}
+    local texts = {}
     for _, name in ipairs(names) do
-        found[#found + 1] = type(name) == 'string' and name or nil
+        texts[#texts + 1] = type(name) == 'string' and name or nil
     end
-    return found
+    return texts
 end
 
 local function without(names, name)
     local rest = {}
-    for _, one in ipairs(names) do
-        if one ~= name then
-            rest[#rest + 1] = one
+    for _, other in ipairs(names) do
+        if other ~= name then
+            rest[#rest + 1] = other
         end
     end
     return rest
@@ -109,7 +108,7 @@ local function notify(prefix, worker, id, notice, retention_s)
     redis.call('EXPIRE', mailbox, retention_s)
 end
 
--- Delete the consumers of a worker that is gone. Returns false if entries are still pending for one of them: that
+-- Delete the consumers of a worker that is gone. Return false if entries are still pending for one of them: that
 -- consumer stays until they are taken over.
 local function forget_consumer(prefix, worker)
     local is_gone = true
@@ -128,7 +127,7 @@ local function forget_consumer(prefix, worker)
     return is_gone
 end
 
--- Remove a request from the parked ones: all are in the sorted set `parked`, those of an owner in a set of their own.
+-- Remove a request from the parked requests: all are in the sorted set `parked`, those of an owner in a set of their own.
 local function leave_parked(prefix, id)
     local _, owner = held_of(prefix, id)
     redis.call('ZREM', prefix .. 'parked', id)
@@ -190,7 +189,7 @@ local function count(prefix, what)
     redis.call('HINCRBY', prefix .. 'recoveries', what, 1)
 end
 
--- Park a request, waiting or running, for `park_s` at most. The owner of a running one finds its attempt token in its
+-- Park a request, waiting or running, for `park_s` at most. The owner of a running request finds its attempt token in its
 -- mailbox, unless `is_told` says that it gets to know otherwise. A request that was cancelled, or whose deadline has
 -- passed, ends instead.
 local function set_aside(prefix, id, park_s, retention_s, is_told)
@@ -227,7 +226,7 @@ local function set_aside(prefix, id, park_s, retention_s, is_told)
     count(prefix, 'parked')
 end
 
--- End a parked request whose retention is over. Returns false if it is not over.
+-- End a parked request whose retention is over. Return false if it is not over.
 local function has_lapsed(prefix, id, retention_s)
     if now_ms() <= tonumber(redis.call('ZSCORE', prefix .. 'parked', id) or 0) then
         return false
@@ -240,7 +239,7 @@ end
 local function finish_corrupt(prefix, id, retention_s)
     local state = redis.call('HMGET', prefix .. 'req:' .. id, 'state', 'class', 'cost', 'queue', 'entry', 'attempt',
         'owner')
-    -- A claim removes a running one from the load.
+    -- A claim removes a running request from the load.
     if state[1] == 'queued' or not (state[6] or state[1] == 'running' or state[1] == 'parked') then
         local class, cost = load_of(prefix, state[2], state[3], state[4], state[5])
         add_load(prefix, class, -1, -cost)
@@ -251,7 +250,7 @@ local function finish_corrupt(prefix, id, retention_s)
     finish_unowned(prefix, id, 'error', 'the request is corrupt in Redis; send it again', retention_s)
 end
 
--- Count a death: an attempt that ended because its worker died or lost its lease. Returns true from the `limit`th death
+-- Count a death: an attempt that ended because its worker died or lost its lease. Return true from the `limit`th death
 -- without a new token in between, and from the tenth death of the request, so that retries end.
 local function has_died_too_often(req, emitted, limit)
     local seen = redis.call('HMGET', req, 'deaths', 'died_at')

@@ -1,4 +1,4 @@
--- Memory of requests that stay, in front of _prelude.lua: stored ones, those in the background, parked ones, and those
+-- Memory of requests that stay, in front of _prelude.lua: those that are stored, in the background or parked, and those
 -- with much text. They are counted from `submit` (or `park`) until Redis forgets their keys.
 --
 -- Hash `held`: the bytes and the owner (id of the API key, '' = none) of each counted request, as '<bytes> <owner>'; the
@@ -28,13 +28,13 @@ local function add_held(prefix, owner, bytes)
     end
 end
 
--- Return the bytes and the owner of a counted request; 0 and nil for another one.
+-- Return the bytes and the owner of a counted request; 0 and nil for another.
 local function held_of(prefix, id)
     local bytes, owner = string.match(redis.call('HGET', prefix .. 'held', id) or '', '^(%d+) (.*)$')
     return tonumber(bytes or 0), owner
 end
 
--- Count a request, or change its bytes. A request that is counted keeps its owner. Returns the owner.
+-- Count a request, or change its bytes. A request that is counted keeps its owner. Return the owner.
 local function hold(prefix, id, owner, bytes, now)
     local before, known = held_of(prefix, id)
     owner = known or owner
@@ -48,7 +48,7 @@ local function hold(prefix, id, owner, bytes, now)
 end
 
 -- Note that a counted request has ended. life_ms: of its keys from now on. A request with the field `awaited` never goes
--- before its time: somebody other than a client will read it.
+-- before its time: a reader other than a client needs it.
 local function note_end(prefix, id, owner, now, life_ms)
     if redis.call('HEXISTS', prefix .. 'req:' .. id, 'awaited') == 0 then
         local ended = prefix .. 'ended:' .. owner
@@ -70,7 +70,7 @@ local function let_go(prefix, id)
     end
 end
 
--- Remove requests whose keys are gone. Returns the number of requests that were due.
+-- Remove requests whose keys are gone. Return the number of requests that were due.
 local function look(prefix, now)
     local due = redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', now, 'LIMIT', 0, 64)
     for _, id in ipairs(due) do
@@ -88,8 +88,8 @@ local function look(prefix, now)
     return #due
 end
 
--- Delete the counted request of an owner that ended first, unless it ended less than RETENTION_S ago: so long a client
--- may come back for any call. Returns false if there is none.
+-- Delete the counted request of an owner that ended first, unless it ended less than RETENTION_S ago: until then a
+-- client may come back for any call. Return false without such a request.
 local function drop_oldest(prefix, owner, now)
     local id = redis.call('ZRANGEBYSCORE', prefix .. 'ended:' .. owner, '-inf', now - 1000 * RETENTION_S, 'LIMIT', 0,
         1)[1]

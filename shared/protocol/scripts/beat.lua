@@ -1,5 +1,5 @@
 -- Take or keep a worker's name, and record a heartbeat. A name belongs to one process at a time; a new process may take
--- it over from a dead one.
+-- it over from a dead process.
 --   KEYS  the worker's hash, the set of workers
 --   ARGV  worker, incarnation of its process, where that process runs, seconds between beats, card ('' before the first
 --         beat), life of the hash (s), incarnation of the dead process that it replaces ('' = none), prefix

@@ -1,4 +1,4 @@
--- Cancel a request. A waiting or parked request ends at once; the worker of a running one is told with its next commit.
+-- Cancel a request. A waiting or parked request ends at once; the worker of a running request is told with its next commit.
 --   KEYS  request hash
 --   ARGV  prefix, id, retention (s), '1' to keep it if another gateway listens or if it is parked ('' = cancel in any
 --         case), gateways that do not count as listeners

@@ -1,14 +1,14 @@
--- Cancel a batch. One that is being validated ends at once; else the lines of its open windows are to be cancelled.
+-- Cancel a batch. If it is being validated it ends at once; else the lines of its open windows are to be cancelled.
 --   KEYS  batch hash
 --   ARGV  prefix, id, owner
 --   ->    {} (there is no such batch of this owner) | {status, begin, end, ...}: begin and end of each open window
 -- Repeatable.
 local prefix, id, owner = ARGV[1], ARGV[2], ARGV[3]
-local found = redis.call('HMGET', KEYS[1], 'owner', 'status')
-if not found[1] or found[1] ~= owner then
+local record = redis.call('HMGET', KEYS[1], 'owner', 'status')
+if not record[1] or record[1] ~= owner then
     return {}
 end
-local status, now = found[2], now_ms()
+local status, now = record[2], now_ms()
 if status == 'validating' then
     redis.call('HSET', KEYS[1], 'cancelling_at', math.floor(now / 1000))
     end_batch(prefix, id, 'cancelled', now)

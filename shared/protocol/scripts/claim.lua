@@ -64,7 +64,7 @@ local function is_corrupt()
 end
 
 if req[2] ~= entry or req[14] ~= queue then
-    -- The entry is superseded if the request has another one of its own; else the request is corrupt.
+    -- The entry is superseded if the request has another of its own; else the request is corrupt.
     local own = redis.pcall('XRANGE', prefix .. 'queue:' .. (req[14] or ''), req[2] or '', req[2] or '')
     return own[1] and drop(state) or end_corrupt()
 end

@@ -1,14 +1,14 @@
--- Begin a window of a batch, or its validation, or take over one whose lease has ended.
+-- Begin a window of a batch, or its validation, or take over a window whose lease has ended.
 --   KEYS  batch hash
 --   ARGV  prefix, id, fencing token, lease (ms)
---   ->    {} (there is none now) | {number of the window (-1: the validation), begin, end, '1' if an earlier gateway
+--   ->    {} (no window is free now) | {number of the window (-1: the validation), begin, end, '1' if an earlier gateway
 --         has begun it, '1' if its output is written: only its lines are to be deleted, milliseconds until the batch
 --         expires}
 --         begin, end: `<offset> <number of the line>` of the input, blank lines not counted
--- Not repeatable: a caller that lost the reply has begun a window, which another one takes over when the lease ends.
+-- Not repeatable: a caller that lost the reply has begun a window, which another caller takes over when the lease ends.
 local prefix, id, token = ARGV[1], ARGV[2], ARGV[3]
-local found = redis.call('HMGET', KEYS[1], 'status', 'expires')
-if not found[1] then -- the record was lost
+local record = redis.call('HMGET', KEYS[1], 'status', 'expires')
+if not record[1] then -- the record was lost
     redis.call('ZREM', prefix .. 'active', id)
     return {}
 end
@@ -28,4 +28,4 @@ redis.call('HSET', open, index, token)
 local written = redis.call('HGET', open, index .. ':written') and '1' or ''
 local windows = prefix .. 'windows:' .. id
 return {index, redis.call('LINDEX', windows, index) or '', redis.call('LINDEX', windows, index + 1) or '', begun, written,
-    left_ms(found[2], now)}
+    left_ms(record[2], now)}

@@ -1,4 +1,4 @@
--- Close a window whose lines are counted and deleted. The last one ends the batch.
+-- Close a window whose lines are counted and deleted. The last window ends the batch.
 --   KEYS  batch hash
 --   ARGV  prefix, id, fencing token, number of the window
 --   ->    'closed' | 'lost'
@@ -10,9 +10,9 @@ end
 redis.call('ZREM', prefix .. 'leases:' .. id, index)
 redis.call('HDEL', prefix .. 'open:' .. id, index, index .. ':written', index .. ':progress')
 local closed = redis.call('HINCRBY', KEYS[1], 'closed', 1)
-local found = redis.call('HMGET', KEYS[1], 'windows', 'status', 'expired_lines')
-if closed == tonumber(found[1]) then
-    local status = found[2] == 'cancelling' and 'cancelled' or tonumber(found[3]) > 0 and 'expired' or 'completed'
+local record = redis.call('HMGET', KEYS[1], 'windows', 'status', 'expired_lines')
+if closed == tonumber(record[1]) then
+    local status = record[2] == 'cancelling' and 'cancelled' or tonumber(record[3]) > 0 and 'expired' or 'completed'
     end_batch(prefix, id, status, now_ms())
 end
 return 'closed'

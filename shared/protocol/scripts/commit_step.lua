@@ -1,9 +1,10 @@
 -- Make one engine step durable and visible: log every request's new tokens, then publish once per gateway.
 --   KEYS  the worker's mailbox
 --   ARGV  prefix, retention (s), a msgpack array with six values for each request:
---         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see shared/protocol/messages/step_items.py);
+--         id, attempt token, start, end, outcome ('' while it runs), item (msgpack, see
+--         shared/protocol/messages/step_items.py);
 --         a msgpack array with three values for each request that emits nothing before its end: id, attempt token,
---         tokens that the attempt has computed so far ('' = there is none);
+--         tokens that the attempt has computed so far ('' = no such request);
 --         then request id and notice for each notice that was obeyed
 --   ->    {{lost id, its attempt token, ...}, {cancelled ids}, {expired ids}, {id, index, ...}, {id, notice, ...}}
 --         lost: another attempt owns the request, or the request ended without this attempt, or is parked: drop its
@@ -12,7 +13,7 @@
 --         id, index: the log is shorter than the worker assumes (Redis lost its tail): send again from that index on.
 --         id, notice: a notice in the mailbox ('cancel', or the attempt token that is over). The notice stays there
 --         until a commit says that it was obeyed, because a reply may be lost.
--- The fence: an item is appended only if its attempt token is the current one and it starts where the log ends.
+-- The fence: an item is appended only if its attempt token is the current token and it starts where the log ends.
 -- Repeatable: an item that the log has is skipped, so a caller that lost the reply sends the same step again.
 -- A reader never sees a token that is not in the log: log and publish are one atomic step.
 --

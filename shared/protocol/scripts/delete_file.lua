@@ -5,19 +5,19 @@
 --         'unknown' (there is no such file of this owner)
 -- Repeatable.
 local prefix, id, owner = ARGV[1], ARGV[2], ARGV[3]
-local found = redis.call('HMGET', KEYS[1], 'owner', 'bytes', 'uses', 'expires')
-if not found[1] or found[1] ~= owner then
+local record = redis.call('HMGET', KEYS[1], 'owner', 'bytes', 'uses', 'expires')
+if not record[1] or record[1] ~= owner then
     return 'unknown'
 end
-local expires = tonumber(found[4] or 0)
+local expires = tonumber(record[4] or 0)
 if ARGV[4] == '1' and (expires == 0 or expires > now_ms() / 1000) then
     return 'kept'
 end
-if tonumber(found[3] or 0) > 0 then
+if tonumber(record[3] or 0) > 0 then
     return 'used'
 end
 -- Not `-bytes`: Redis takes a negative zero for no integer.
-add_used(prefix, owner, 0 - tonumber(found[2] or 0))
+add_used(prefix, owner, 0 - tonumber(record[2] or 0))
 redis.call('DEL', KEYS[1], prefix .. 'parts:' .. id)
 redis.call('ZREM', prefix .. 'files:' .. owner, id)
 redis.call('ZREM', prefix .. 'expiring', id)

@@ -17,13 +17,13 @@ redis.call('HDEL', open, index .. ':progress')
 for i, name in ipairs({'completed', 'failed', 'expired_lines', 'prompt_tokens', 'completion_tokens'}) do
     redis.call('HINCRBY', KEYS[1], name, ARGV[4 + i])
 end
-local found = redis.call('HMGET', KEYS[1], 'owner', 'output', 'errors_file')
+local record = redis.call('HMGET', KEYS[1], 'owner', 'output', 'errors_file')
 for i, name in ipairs({'output_bytes', 'error_bytes'}) do
     local object, bytes = ARGV[8 + 2 * i], tonumber(ARGV[9 + 2 * i])
     if bytes > 0 then
-        redis.call('HSET', prefix .. 'parts:' .. found[1 + i], index, object .. ' ' .. ARGV[9 + 2 * i])
+        redis.call('HSET', prefix .. 'parts:' .. record[1 + i], index, object .. ' ' .. ARGV[9 + 2 * i])
         redis.call('HINCRBY', KEYS[1], name, bytes)
-        add_used(prefix, found[1], bytes)
+        add_used(prefix, record[1], bytes)
     end
 end
 return 'ended'

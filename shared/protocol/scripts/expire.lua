@@ -1,4 +1,4 @@
--- End a request whose deadline has passed, waiting or running, because no worker has done so; or a parked one whose
+-- End a request whose deadline has passed, waiting or running, because no worker has done so; or a parked request whose
 -- retention is over. The deadline of a parked request does not count.
 --   KEYS  request hash
 --   ARGV  prefix, id, retention (s)

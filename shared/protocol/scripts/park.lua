@@ -1,11 +1,12 @@
 -- Park a request, waiting or running: no worker computes it until `unpark`, and its tokens stay.
 --   KEYS  request hash
 --   ARGV  prefix, id, seconds for which it may be parked, largest number of parked requests of the lane (0 = any),
---         attempt token that must be the present one ('' = any), retention (s) of a notice for its worker, largest
+--         attempt token that must be the present token ('' = any), retention (s) of a notice for its worker, largest
 --         number of parked requests of an API key, largest number of bytes of all requests that stay, and of those of an
 --         API key (0 = any)
 --   ->    'parked' (now or before) | 'ending' (it was cancelled or its deadline has passed: nothing was done) | 'full'
---         (there are as many parked requests already) | 'key_full' (of its API key) | 'no_room' | 'lost' (another attempt owns it) | 'done' | 'unknown'
+--         (there are as many parked requests already) | 'key_full' (of its API key) | 'no_room' | 'lost' (another
+--         attempt owns it) | 'done' | 'unknown'
 -- Repeatable; a repeated call does not extend the time. The owner of a running request finds its attempt token in its
 -- mailbox: that attempt is over, and the fence refuses its further items. The request holds no reservation while it is
 -- parked. The deadline stands still. The request needs no listener any more, also not after `unpark`.

@@ -4,13 +4,13 @@
 --   ARGV  worker, rows of the requests at most, prefix, rows of the first request at most, then the entries of the stream
 --         `wake` that the worker has read
 --   ->    for each queue {{entry id, {field, value, ...}}, ...}, then the id of the next request if it has more rows
---         than are left ('' = no request waits, or no row is left): nothing behind it was read
+--         than are left ('' = no request waits, or no row is left): no request after it was read
 -- A request that was handed back is read whatever its rows, as long as a row is left.
 -- Not repeatable: entries that were read are pending for the worker, which looks there after a call that failed.
 local prefix, left, widest = ARGV[3], tonumber(ARGV[2]), tonumber(ARGV[4])
-local found, is_first, too_wide = {}, true, ''
+local replies, is_first, too_wide = {}, true, ''
 
--- Read at most `count` entries of a queue. Returns their number, and the rows of the last one.
+-- Read at most `count` entries of a queue. Return their number, and the rows of the last entry.
 local function add_new(entries, queue, count)
     local reply = redis.call('XREADGROUP', 'GROUP', GROUP, ARGV[1], 'COUNT', count, 'STREAMS', queue, '>')
     local new = reply and reply[1][2] or {}
@@ -60,7 +60,7 @@ for i, queue in ipairs(KEYS) do
             read_handed(entries, queue)
         end
     end
-    found[i] = entries
+    replies[i] = entries
 end
 for _, class in ipairs(PRIORITY_CLASSES) do
     if redis.call('EXISTS', prefix .. 'tenants:' .. class) == 1 then
@@ -68,5 +68,5 @@ for _, class in ipairs(PRIORITY_CLASSES) do
         break
     end
 end
-found[#found + 1] = too_wide
-return found
+replies[#replies + 1] = too_wide
+return replies

@@ -13,5 +13,5 @@ redis.call('ZADD', prefix .. 'leases:' .. id, lease > 0 and now + lease or 0, in
 if not redis.call('HGET', prefix .. 'open:' .. id, index .. ':written') then
     redis.call('HSET', prefix .. 'open:' .. id, index .. ':progress', ARGV[6] .. ' ' .. ARGV[7])
 end
-local found = redis.call('HMGET', KEYS[1], 'status', 'expires')
-return found[1] and {found[1], left_ms(found[2], now)} or {'lost'}
+local record = redis.call('HMGET', KEYS[1], 'status', 'expires')
+return record[1] and {record[1], left_ms(record[2], now)} or {'lost'}

@@ -1,7 +1,7 @@
 -- Queue a parked request again with its tokens, at the end of the line of its user.
 --   KEYS  request hash
 --   ARGV  prefix, id, max queued requests, max queued tokens, accounts with their present limits (msgpack array, as in a
---         charge; see _limits.lua; '' = reserve in any case), retention (s) of requests without one of their own
+--         charge; see _limits.lua; '' = reserve in any case), retention (s) of requests without their own
 --   ->    {'queued'} | {'active'} (it is not parked: it waits or runs) | {'limited', limit that is reached, its account,
 --         milliseconds until it allows the request (-1: never)} | {'full', queued requests, queued tokens} | {'done'}
 --         | {'unknown'}

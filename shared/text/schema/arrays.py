@@ -49,7 +49,7 @@ def write_out_contains(schema: dict[str, Any], document: Document) -> None:
 def write_out_unique_items(schema: dict[str, Any], document: Document) -> None:
     """Replace `uniqueItems`, in place: the arrays are listed, or consist of items that differ by their schemas.
 
-    Raises GrammarError if the items have infinitely many values.
+    Raise GrammarError if the items have infinitely many values.
     """
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
@@ -80,20 +80,20 @@ def _arrays(prefix: list[Any], items: Any, low: int, high: int | None, document:
     if rest is None or any(column is None for column in columns):
         return []
     known = [column for column in columns if column is not None]
-    found: list[list[Any]] = []
+    arrays: list[list[Any]] = []
     for length in range(low, len(known) + len(rest) + 1 if high is None else high + 1):
         # Without `prefixItems`, many values come in the order of their list, as properties do.
         ordered = not known and len(rest) > 5
-        arrays = (
+        candidates = (
             itertools.combinations(rest, length)
             if ordered
             else _different([*known[:length], *[rest] * (length - len(known))])
         )
-        added = [list(array) for array in itertools.islice(arrays, _MAX_ARRAYS + 1)]
-        if len(found) + len(added) > _MAX_ARRAYS:
+        added = [list(array) for array in itertools.islice(candidates, _MAX_ARRAYS + 1)]
+        if len(arrays) + len(added) > _MAX_ARRAYS:
             break
-        found += added
-    return found
+        arrays += added
+    return arrays
 
 
 def _different(columns: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
@@ -119,9 +119,9 @@ def _values(schema: Any, document: Document) -> list[Any] | None:
     for keyword in ("anyOf", "oneOf"):
         if values is None and type(branches := schema.get(keyword)) is list:
             parts = [_values(branch, document) for branch in branches]
-            values = None if None in parts else [one for part in parts for one in part or []]
+            values = None if None in parts else [value for part in parts for value in part or []]
     if values is None and type(schema.get("allOf")) is list:
-        values = next((found for part in schema["allOf"] if (found := _values(part, document)) is not None), None)
+        values = next((listed for part in schema["allOf"] if (listed := _values(part, document)) is not None), None)
     if values is None and "$ref" in schema:
         values = _constants(document.target(schema["$ref"]))
     if type(values) is not list or len(values) > _MAX_VALUES:
@@ -146,7 +146,7 @@ def _constants(schema: Any) -> Any:
             return list(range(low, high + 1))
         return None
     is_few = {"boolean", "null"}.issuperset(named)
-    return [one for one in (True, False, None) if kind_of(one) in named] if is_few else None
+    return [constant for constant in (True, False, None) if kind_of(constant) in named] if is_few else None
 
 
 def _key(value: Any) -> str:
@@ -158,8 +158,8 @@ def _plain(value: Any) -> Any:
     if type(value) is float and value.is_integer():
         return int(value)
     if type(value) is list:
-        return [_plain(one) for one in value]
-    return {name: _plain(one) for name, one in value.items()} if type(value) is dict else value
+        return [_plain(item) for item in value]
+    return {name: _plain(inner) for name, inner in value.items()} if type(value) is dict else value
 
 
 def _is_count(value: Any) -> bool:

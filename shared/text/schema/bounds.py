@@ -7,13 +7,13 @@ from typing import Any
 
 from quire.shared.text.grammar_error import GrammarError
 
-# llguidance has bounds of 64 bits; this is the largest one that is exact as a float.
+# llguidance has bounds of 64 bits; this is the largest that is exact as a float.
 _LARGEST = 2**63 - 1024
-# llguidance refuses a bound from 10**18 on, unless there is another one on its other side.
+# llguidance refuses a bound from 10**18 on, unless there is a bound on its other side, too.
 _ONE_SIDED = 9 * 10**17
 # A digit after the point costs a level of an expression, and llguidance has less than a hundred.
 _SMALLEST = 1e-50
-# Whole numbers up to this one are exact as floats.
+# Whole numbers up to this are exact as floats.
 _EXACT = 2**53
 _STEP = 1e-6
 # Bounds beyond this are too large for the step to be exact.
@@ -22,7 +22,7 @@ _TYPES = (int, float, type(None))
 
 
 def write_out_bounds(schema: dict[str, Any]) -> None:
-    """Move bounds, in place, to numbers that llguidance follows exactly. Raises GrammarError if there is none."""
+    """Move bounds, in place, to numbers that llguidance follows exactly. Raise GrammarError if there are none."""
     for keyword, sign, other in (
         ("minimum", 1, "maximum"),
         ("exclusiveMinimum", 1, "maximum"),
@@ -42,7 +42,7 @@ def write_out_bounds(schema: dict[str, Any]) -> None:
 
 
 def _followed(bound: float, is_exclusive: bool) -> float:
-    """Return the bound itself, or one a little above that llguidance follows exactly."""
+    """Return the bound itself, or a number a little above it that llguidance follows exactly."""
     if bound < -_LARGEST:
         return -_LARGEST
     if 0 < abs(bound) < _SMALLEST:

@@ -19,7 +19,7 @@ _MAX_ONE_OF = 12
 
 
 def write_out(schema: dict[str, Any], document: Document) -> None:
-    """Replace the conditions of a schema, in place, those of its parts excepted. Raises GrammarError."""
+    """Replace the conditions of a schema, in place, those of its parts excepted. Raise GrammarError."""
     conditions = schema.keys() & CONDITIONS
     if not conditions:
         return
@@ -47,13 +47,13 @@ def write_out(schema: dict[str, Any], document: Document) -> None:
 
 
 def _outside(keyword: str, schema: Any, document: Document) -> Any:
-    """Return a schema for values outside of a schema. Raises GrammarError if none is found."""
-    found = complement(schema, document)
-    if not found.branches:
-        if found.is_whole:
+    """Return a schema for values outside of a schema. Raise GrammarError if none is found."""
+    outside = complement(schema, document)
+    if not outside.branches:
+        if outside.is_whole:
             return False
         raise GrammarError(f"{keyword} cannot be followed here: write the values that are allowed instead")
-    return Silent({"anyOf": found.branches})
+    return Silent({"anyOf": outside.branches})
 
 
 def _if(schema: dict[str, Any], document: Document) -> Any:
@@ -91,19 +91,19 @@ def _written_out(branches: list[Any], document: Document) -> list[Any]:
     """
     if len(branches) > _MAX_ONE_OF:
         return []
-    found = []
+    written = []
     outside = [complement(branch, document) for branch in branches]
     for index, branch in enumerate(branches):
         its_kinds = kinds(document.resolve(branch))
         parts: list[Any] = [document.copy(branch)]
         for other in outside[:index] + outside[index + 1 :]:
-            matching = [document.copy(one) for one in other.branches if not its_kinds.isdisjoint(kinds(one))]
+            matching = [document.copy(schema) for schema in other.branches if not its_kinds.isdisjoint(kinds(schema))]
             if not matching and not other.is_whole:
                 return []
             parts.append(Silent({"anyOf": matching}) if matching else False)
         if False not in parts:
-            found.append({"allOf": parts})
-    return found
+            written.append({"allOf": parts})
+    return written
 
 
 def _dependencies(schema: dict[str, Any], document: Document) -> list[Any]:

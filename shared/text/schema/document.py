@@ -29,7 +29,7 @@ ANNOTATIONS = frozenset(
 
 
 class Silent(dict[str, Any]):
-    """A schema that evaluates no property and no item, such as one that stands for `not`."""
+    """A schema that evaluates no property and no item, such as a schema that stands for `not`."""
 
 
 class Document:
@@ -45,7 +45,7 @@ class Document:
         self._copied = 0
 
     def copy(self, schema: Any) -> Any:
-        """Return a deep copy. Raises GrammarError if rewriting copies too much."""
+        """Return a deep copy. Raise GrammarError if rewriting copies too much."""
         self._copied += 1 + sum(1 for _ in _parts(schema))
         if self._copied > MAX_COPIES:
             raise GrammarError("it is too large when its conditions are written out; make it simpler")
@@ -59,10 +59,10 @@ class Document:
         for _ in range(_MAX_REFERENCES):
             if type(schema) is not dict or "$ref" not in schema or schema.keys() - ANNOTATIONS != {"$ref"}:
                 break
-            found = self.target(schema["$ref"])
-            if found is None:
+            target = self.target(schema["$ref"])
+            if target is None:
                 break
-            schema = found
+            schema = target
         return schema
 
     def target(self, reference: Any) -> Any:
@@ -74,24 +74,24 @@ class Document:
                 part for part in _parts(self.root) if part.get("$anchor", part.get("$dynamicAnchor")) == reference[1:]
             ]
             return named[0] if len(named) == 1 else None
-        found: Any = self.root
+        node: Any = self.root
         for name in reference[2:].split("/") if len(reference) > 1 else ():
             name = unquote(name).replace("~1", "/").replace("~0", "~")
-            if type(found) is list:
-                found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+            if type(node) is list:
+                node = node[int(name)] if name.isdecimal() and int(name) < len(node) else None
             else:
-                found = found.get(name) if type(found) is dict else None
-        return found
+                node = node.get(name) if type(node) is dict else None
+        return node
 
 
 def _parts(value: Any) -> list[dict[str, Any]]:
     """Return all objects within a value, itself included."""
-    waiting, found = [value], []
+    waiting, parts = [value], []
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            found.append(one)
-            waiting += one.values()
-        elif type(one) is list:
-            waiting += one
-    return found
+        part = waiting.pop()
+        if isinstance(part, dict):
+            parts.append(part)
+            waiting += part.values()
+        elif type(part) is list:
+            waiting += part
+    return parts

@@ -13,23 +13,23 @@ _MAX_BRANCHES = 100
 
 
 def are_disjoint(branches: list[Any], document: Document) -> bool:
-    """Tell if types, constants and required properties prove that no value matches two of the branches."""
+    """Return whether types, constants and required properties prove that no value matches two of the branches."""
     if len(branches) > _MAX_BRANCHES:
         return False
-    found = [document.resolve(branch) for branch in branches]
-    return all(_exclude(one, other, document) for index, one in enumerate(found) for other in found[:index])
+    resolved = [document.resolve(branch) for branch in branches]
+    return all(_exclude(schema, other, document) for index, schema in enumerate(resolved) for other in resolved[:index])
 
 
-def _exclude(one: Any, other: Any, document: Document) -> bool:
-    """Tell if no value matches both schemas. Looks at required properties of objects, and no deeper."""
-    if _differ(one, other):
+def _exclude(first: Any, second: Any, document: Document) -> bool:
+    """Return whether no value matches both schemas. Look at required properties of objects, and no deeper."""
+    if _differ(first, second):
         return True
-    if kinds(one) != {"object"} or kinds(other) != {"object"}:
+    if kinds(first) != {"object"} or kinds(second) != {"object"}:
         return False
-    fields, others = one.get("properties"), other.get("properties")
+    fields, others = first.get("properties"), second.get("properties")
     if type(fields) is not dict or type(others) is not dict:
         return False
-    required = [name for schema in (one, other) if type(schema.get("required")) is list for name in schema["required"]]
+    required = [name for part in (first, second) if type(part.get("required")) is list for name in part["required"]]
     return any(
         type(name) is str
         and name in fields
@@ -39,11 +39,11 @@ def _exclude(one: Any, other: Any, document: Document) -> bool:
     )
 
 
-def _differ(one: Any, other: Any) -> bool:
-    """Tell if two schemas have no type in common, or no constant."""
-    if kinds(one).isdisjoint(kinds(other)):
+def _differ(first: Any, second: Any) -> bool:
+    """Return whether two schemas have no type in common, or no constant."""
+    if kinds(first).isdisjoint(kinds(second)):
         return True
-    values, others = constants(one), constants(other)
+    values, others = constants(first), constants(second)
     return values is not None and others is not None and values.isdisjoint(others)
 
 

@@ -31,7 +31,7 @@ _UNKNOWN = Complement([], False)
 
 
 def complement(schema: Any, document: Document, depth: int = 0) -> Complement:
-    """Return schemas for values that do not match a schema. Raises GrammarError if they become too large."""
+    """Return schemas for values that do not match a schema. Raise GrammarError if they become too large."""
     if schema is True:
         return _NOTHING
     if schema is False:
@@ -43,16 +43,16 @@ def complement(schema: Any, document: Document, depth: int = 0) -> Complement:
     for keyword, value in schema.items():
         if keyword in _COMPLEMENTS:
             try:
-                found = _COMPLEMENTS[keyword](value, schema, document, depth + 1)
+                outside = _COMPLEMENTS[keyword](value, schema, document, depth + 1)
             except (
                 AttributeError,
                 KeyError,
                 TypeError,
                 ValueError,
             ):  # a value of the wrong type, which llguidance reports
-                found = _UNKNOWN
-            branches += found.branches
-            is_whole = is_whole and found.is_whole
+                outside = _UNKNOWN
+            branches += outside.branches
+            is_whole = is_whole and outside.is_whole
         elif keyword in _WITHOUT:
             is_whole = False
     return Complement([document.copy(branch) for branch in branches], is_whole)
@@ -67,13 +67,13 @@ def _type(value: Any, schema: Schema, document: Document, depth: int) -> Complem
 
 
 def _enum(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
-    named = {kind_of(one) for one in value}
+    named = {kind_of(constant) for constant in value}
     branches: list[Schema] = [{"type": sorted(KINDS - named)}] if KINDS - named else []
     is_whole = True
-    if "boolean" in named and (others := [one for one in (True, False) if not any(one is other for other in value)]):
+    if "boolean" in named and (others := [flag for flag in (True, False) if not any(flag is other for other in value)]):
         branches.append({"enum": others})
     if "number" in named:
-        numbers = sorted(one for one in value if type(one) in (int, float))
+        numbers = sorted(number for number in value if type(number) in (int, float))
         branches.append({"type": "number", "exclusiveMaximum": numbers[0]})
         branches += [
             {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
@@ -82,14 +82,14 @@ def _enum(value: Any, schema: Schema, document: Document, depth: int) -> Complem
         ]
         branches.append({"type": "number", "exclusiveMinimum": numbers[-1]})
     if "string" in named:
-        pattern = patterns.none_of(one for one in value if type(one) is str)
+        pattern = patterns.none_of(text for text in value if type(text) is str)
         branches += [{"type": "string", "pattern": pattern}] if pattern else []
         is_whole = pattern is not None
     if "array" in named:
-        branches.append({"type": "array", "minItems": 1 + max(len(one) for one in value if type(one) is list)})
+        branches.append({"type": "array", "minItems": 1 + max(len(array) for array in value if type(array) is list)})
         is_whole = False
     if "object" in named:
-        objects = [one for one in value if type(one) is dict]
+        objects = [constant for constant in value if type(constant) is dict]
         if len(objects) == 1:
             branches += [_absent(name) for name in objects[0]]
         branches += [{"type": "object", "minProperties": 1}] if objects == [{}] else []
@@ -114,24 +114,24 @@ def _properties(value: Any, schema: Schema, document: Document, depth: int) -> C
     branches: list[Schema] = []
     is_whole = True
     for name, inner in value.items():
-        found = complement(inner, document, depth)
-        is_whole = is_whole and found.is_whole
-        if found.branches:
-            branches.append({"type": "object", "properties": {name: _any_of(found.branches)}, "required": [name]})
+        outside = complement(inner, document, depth)
+        is_whole = is_whole and outside.is_whole
+        if outside.branches:
+            branches.append({"type": "object", "properties": {name: _any_of(outside.branches)}, "required": [name]})
     return Complement(branches, is_whole)
 
 
 def _items(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
-    found = complement(value, document, depth)
+    outside = complement(value, document, depth)
     before = len(schema.get("prefixItems", []))
     # Only the first of the items is looked at.
-    return Complement([_item(before, found.branches)] if found.branches else [], found == _NOTHING)
+    return Complement([_item(before, outside.branches)] if outside.branches else [], outside == _NOTHING)
 
 
 def _prefix_items(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
-    found = [complement(inner, document, depth) for inner in value]
-    branches = [_item(place, one.branches) for place, one in enumerate(found) if one.branches]
-    return Complement(branches, all(one.is_whole for one in found))
+    complements = [complement(inner, document, depth) for inner in value]
+    branches = [_item(place, outside.branches) for place, outside in enumerate(complements) if outside.branches]
+    return Complement(branches, all(outside.is_whole for outside in complements))
 
 
 def _item(place: int, branches: list[Schema]) -> Schema:
@@ -142,24 +142,25 @@ def _item(place: int, branches: list[Schema]) -> Schema:
 def _contains(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
     if not schema.get("minContains", 1):
         return _UNKNOWN
-    found = complement(value, document, depth)
-    branches: list[Schema] = [{"type": "array", "items": _any_of(found.branches)}] if found.branches else []
+    outside = complement(value, document, depth)
+    branches: list[Schema] = [{"type": "array", "items": _any_of(outside.branches)}] if outside.branches else []
     if value is True:
         branches = [{"type": "array", "maxItems": 0}]
     return Complement(branches, False)
 
 
 def _all_of(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
-    found = [complement(inner, document, depth) for inner in value]
-    return Complement([branch for one in found for branch in one.branches], all(one.is_whole for one in found))
+    complements = [complement(inner, document, depth) for inner in value]
+    branches = [branch for outside in complements for branch in outside.branches]
+    return Complement(branches, all(outside.is_whole for outside in complements))
 
 
 def _any_of_keyword(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
-    found = [complement(inner, document, depth) for inner in value]
-    is_whole = all(one.is_whole for one in found)
-    if any(not one.branches for one in found):
+    complements = [complement(inner, document, depth) for inner in value]
+    is_whole = all(outside.is_whole for outside in complements)
+    if any(not outside.branches for outside in complements):
         return Complement([], is_whole)
-    return Complement([{"allOf": [_any_of(one.branches) for one in found]}], is_whole)
+    return Complement([{"allOf": [_any_of(outside.branches) for outside in complements]}], is_whole)
 
 
 def _one_of(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
@@ -193,26 +194,26 @@ def _dependent_schemas(value: Any, schema: Schema, document: Document, depth: in
     branches: list[Schema] = []
     is_whole = True
     for name, inner in value.items():
-        found = complement(inner, document, depth)
-        branches += [{"type": "object", "required": [name], "allOf": [branch]} for branch in found.branches]
-        is_whole = is_whole and found.is_whole
+        outside = complement(inner, document, depth)
+        branches += [{"type": "object", "required": [name], "allOf": [branch]} for branch in outside.branches]
+        is_whole = is_whole and outside.is_whole
     return Complement(branches, is_whole)
 
 
 def _ref(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
-    found = document.target(value)
-    return _UNKNOWN if found is None else complement(found, document, depth)
+    target = document.target(value)
+    return _UNKNOWN if target is None else complement(target, document, depth)
 
 
 def _limit(kind: str, opposite: str, step: int) -> Callable[[Any, Schema, Document, int], Complement]:
     """Return the complement of a keyword for a bound: beyond it, by `step`, the opposite keyword begins."""
 
-    def found(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
+    def beyond(value: Any, schema: Schema, document: Document, depth: int) -> Complement:
         if step and (int(value) != value or value + step < 0):
             return _NOTHING if value + step < 0 else _UNKNOWN
         return Complement([{"type": kind, opposite: int(value) + step if step else value}], True)
 
-    return found
+    return beyond
 
 
 _COMPLEMENTS: dict[str, Callable[[Any, Schema, Document, int], Complement]] = {

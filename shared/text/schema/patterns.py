@@ -18,7 +18,7 @@ def none_of(texts: Iterable[str]) -> str | None:
 
 
 def none_starting_with(texts: Iterable[str]) -> str | None:
-    """Return a pattern that matches every text that starts with none of these; None if none does, or they are long."""
+    """Return a pattern for every text that starts with none of these; None if no text does, or if these are long."""
     return _without(texts, _ANY)
 
 
@@ -28,7 +28,7 @@ def length_between(low: int, high: int | None) -> str:
 
 
 def _without(texts: Iterable[str], rest: str) -> str | None:
-    """Return a pattern for all texts except these, followed by `rest`: an empty pattern, or one for any text."""
+    """Return a pattern for all texts except these, followed by `rest`: an empty pattern, or a pattern for any text."""
     tree: dict[str, Any] = {}
     texts = list(texts)
     if sum(map(len, texts)) > _MAX_EXCLUDED or any(len(text) > _MAX_EXCLUDED // 10 for text in texts):
@@ -66,20 +66,20 @@ def without_lookaheads(pattern: str) -> list[str] | None:
     """
     if not pattern.startswith("^(?=") and not pattern.startswith("^(?!"):
         return None
-    found: list[str] = []
+    patterns: list[str] = []
     rest = pattern[1:]
     while rest.startswith(("(?=", "(?!")):
         if (end := _end_of_group(rest)) is None:
             return None
         sign, inner, rest = rest[2], rest[3:end], rest[end + 1 :]
         if sign == "=":
-            found.append(f"^(?:{inner})")
+            patterns.append(f"^(?:{inner})")
         elif (excluded := _excluding(inner)) is not None:
-            found.append(excluded)
+            patterns.append(excluded)
         else:
             return None
     # `^(?=a)b|c` is `(?:^(?=a)b)|(?:c)`.
-    return None if _has_branches(rest) else [*found, f"^{rest}"]
+    return None if _has_branches(rest) else [*patterns, f"^{rest}"]
 
 
 def _excluding(inner: str) -> str | None:
@@ -104,7 +104,7 @@ def _has_branches(text: str) -> bool:
 
 
 def _end_of_group(text: str) -> int | None:
-    """Return the place of the parenthesis that closes the first one."""
+    """Return the place of the parenthesis that closes the group at the beginning."""
     return next((at for at, letter, depth in _letters(text) if letter == ")" and depth == 0), None)
 
 

@@ -48,7 +48,7 @@ class Branch:
 
 
 def write_out_unevaluated(schema: dict[str, Any], document: Document) -> None:
-    """Replace both keywords of a schema, in place. Raises GrammarError."""
+    """Replace both keywords of a schema, in place. Raise GrammarError."""
     given = {keyword: schema.pop(keyword) for keyword in UNEVALUATED if keyword in schema}
     if not given:
         return
@@ -82,7 +82,7 @@ def _branches(schema: Any, document: Document, depth: int) -> list[Branch]:
     items = _evaluated_items(schema)
     write_out_contains(schema, document)
     base = {keyword: value for keyword, value in schema.items() if keyword not in ("allOf", "anyOf", "$ref")}
-    one = Branch(
+    branch = Branch(
         [base],
         list(base.get("properties", {})),
         list(base.get("patternProperties", {})),
@@ -90,17 +90,18 @@ def _branches(schema: Any, document: Document, depth: int) -> list[Branch]:
         "additionalProperties" in base or "unevaluatedProperties" in base,
         "items" in base or "unevaluatedItems" in base,
     )
-    found = [one]
+    branches = [branch]
     for part in schema.get("allOf", []):
-        found = _both(found, _branches(part, document, depth + 1))
+        branches = _both(branches, _branches(part, document, depth + 1))
     if "anyOf" in schema:
-        found = _both(found, [branch for part in schema["anyOf"] for branch in _branches(part, document, depth + 1)])
+        choices = [branch for part in schema["anyOf"] for branch in _branches(part, document, depth + 1)]
+        branches = _both(branches, choices)
     if "$ref" in schema:
         target = document.target(schema["$ref"])
         if target is None:
             raise GrammarError("unevaluatedProperties and unevaluatedItems do not go with references to elsewhere")
-        found = _both(found, _branches(target, document, depth + 1))
-    return found
+        branches = _both(branches, _branches(target, document, depth + 1))
+    return branches
 
 
 def _evaluated_items(schema: dict[str, Any]) -> int:
@@ -112,4 +113,4 @@ def _evaluated_items(schema: dict[str, Any]) -> int:
 def _both(some: list[Branch], others: list[Branch]) -> list[Branch]:
     if len(some) * len(others) > _MAX_BRANCHES:
         raise GrammarError("unevaluatedProperties and unevaluatedItems do not go with so many branches")
-    return [one.with_other(other) for one in some for other in others]
+    return [branch.with_other(other) for branch in some for other in others]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.gateway.admission import parking
 from quire.gateway.admission.canceller import Canceller
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import usable_adapters
+from quire.gateway.features.parking import service as parking
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol.broker import Broker, QueueBounds
 from quire.shared.protocol.keys import LaneKeys
@@ -305,7 +305,7 @@ async def send(gateway: RunningGateway, method: str, path: str, key: str, body: 
 
 async def make_key(gateway: RunningGateway, **limits: Any) -> tuple[str, str]:
     """Return the id and the secret of a new key."""
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     account, secret = await store.create("acme", "web", "test", AccountLimits.of(limits))
     return account.id, secret
 
@@ -403,9 +403,9 @@ async def test_an_answer_beyond_the_budget_is_parked_at_its_last_token(start_gat
         name = f"/v1/completions/cmpl-{call_id}"
         refused = await send(gateway, "POST", f"{name}/unpark", key)
         assert (refused.status, refused.error["code"]) == (402, "insufficient_quota")
-        store = gateway.gateway.process.key_ring.store
+        store = gateway.gateway.process.keys.ring.store
         await store.limit(f"key:{key_id}", AccountLimits(tokens_per_day=1000))
-        gateway.gateway.process.key_ring.forget()
+        gateway.gateway.process.keys.ring.forget()
         emitted[call_id] = 10
         assert (await send(gateway, "POST", f"{name}/unpark", key)).status == 200
 

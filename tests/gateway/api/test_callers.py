@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from quire.gateway.api.authentication import PUBLIC
 from quire.gateway.api.caller import ANONYMOUS, CALLER, Caller, caller_of
 from quire.gateway.api.cors import CorsOrigins
-from quire.gateway.api.key_policy import check_model, may_use
 from quire.gateway.errors.api_errors import ModelNotFound
+from quire.gateway.features.keys.authentication import PUBLIC
+from quire.gateway.features.keys.key_policy import check_model, may_use
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.process.errors import StartError
@@ -28,7 +28,7 @@ NOT_THERE = "0" * 32
 
 
 async def key_of(gateway: RunningGateway, **limits: Any) -> str:
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     return (await store.create("acme", "web", "test", AccountLimits.of(limits)))[1]
 
 
@@ -68,7 +68,7 @@ async def test_a_key_in_either_header_is_accepted(scheme: str, start_gateway: St
 
 async def test_wrong_revoked_expired_and_rotated_keys_are_refused(start_gateway: Start) -> None:
     gateway = await start_gateway(require_keys=True)
-    store, key = gateway.gateway.process.key_ring.store, await key_of(gateway)
+    store, key = gateway.gateway.process.keys.ring.store, await key_of(gateway)
     key_id = key[9:25]
     wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
     for secret in (wrong, "sk-quire-x", "sk-other", "sk-quire-" + "0" * 16 + key[25:]):
@@ -76,10 +76,10 @@ async def test_wrong_revoked_expired_and_rotated_keys_are_refused(start_gateway:
         assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
     _, new = await store.rotate(key_id, grace_s=60)
     _, newer = await store.rotate(key_id)
-    gateway.gateway.process.key_ring.forget()
+    gateway.gateway.process.keys.ring.forget()
     assert [(await send(gateway, "GET", "/v1/models", key=one)).status for one in (key, new, newer)] == [401, 401, 200]
     await store.revoke(key_id)
-    gateway.gateway.process.key_ring.forget()
+    gateway.gateway.process.keys.ring.forget()
     assert (await send(gateway, "GET", "/v1/models", key=newer)).status == 401
     _, old = await store.create("acme", "web", "old", AccountLimits(), expires=1)
     reply = await send(gateway, "GET", "/v1/models", key=old)
@@ -141,7 +141,7 @@ def test_an_idempotency_key_of_two_callers_names_two_calls() -> None:
     assert Caller("a").scoped("key") == "a key"
 
 
-# --- The models that keys may use; tests/gateway/admission/test_key_limits.py has the other limits over HTTP ----------
+# --- The models that keys may use; tests/gateway/features/keys has the other limits over HTTP ----------------
 
 
 def caller(*models: tuple[str, ...]) -> Caller:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from quire.gateway.api import parameters
-from quire.gateway.api.batch_parameters import BATCHES, MAX_WINDOW_S, expires_after, window_s
 from quire.gateway.api.call import Call, Options
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import read_prompts
@@ -22,6 +21,7 @@ from quire.gateway.api.parameters import read
 from quire.gateway.api.request_schemas import MESSAGES, PROMPT
 from quire.gateway.api.token_requests import read_detokenize, read_tokenize
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, body
+from quire.gateway.features.batches.batch_parameters import BATCHES, MAX_WINDOW_S, expires_after, window_s
 from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.stream.answer_options import AnswerOptions
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams

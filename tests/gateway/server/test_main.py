@@ -21,9 +21,12 @@ from typing import Any
 
 import pytest
 
+from quire.gateway.features.admin.commands import DEAD_LETTERS
+from quire.gateway.features.keys.commands import KEYS
+from quire.gateway.features.keys.start_check import check_start, make_first_key
+from quire.gateway.features.parking.commands import PARKING
 from quire.gateway.server import commands
 from quire.gateway.server.main import serve
-from quire.gateway.server.start_check import check_start, make_first_key
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.accounts.secret import key_id_of
@@ -196,7 +199,7 @@ def test_every_static_file_is_packaged(project: str) -> None:
         patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["quire.gateway"]
     gateway = PROJECT_ROOT / "gateway"
     packaged = {path for pattern in patterns for path in gateway.glob(pattern)}
-    static = {path for path in (gateway / "pages" / "static").rglob("*") if path.is_file()}
+    static = {path for path in (gateway / "features" / "pages" / "static").rglob("*") if path.is_file()}
     assert static
     assert static <= packaged
 
@@ -219,7 +222,7 @@ def test_a_folder_without_a_model_is_refused_before_the_gateway_starts(tmp_path:
 
 @pytest.mark.parametrize(
     "command",
-    [commands.GATEWAY, commands.DEAD_LETTERS, commands.PARKING, commands.KEYS, *commands.KEYS.commands.values()],
+    [commands.GATEWAY, DEAD_LETTERS, PARKING, KEYS, *KEYS.commands.values()],
 )
 def test_each_example_begins_with_the_program(command: Command[Any] | CommandGroup) -> None:
     assert command.examples

@@ -228,7 +228,7 @@ async def test_the_calls_of_a_revoked_key_end(
 ) -> None:
     monkeypatch.setattr(model_directory, "LOOK_S", 0.1)
     gateway = await start_gateway()
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     keys = [await store.create("acme", "web", name, AccountLimits()) for name in ("leaving", "staying")]
     headers = {keys[index][0].id: {"Authorization": f"Bearer {keys[index][1]}"} for index in range(2)}
     leaving, staying = headers
@@ -448,7 +448,7 @@ async def test_an_unknown_model_is_refused_with_at_most_sixteen_names(redis_url:
 
 
 async def test_a_request_without_a_name_needs_a_key_for_the_only_model(gateway: RunningGateway) -> None:
-    store = gateway.gateway.process.key_ring.store
+    store = gateway.gateway.process.keys.ring.store
     for models, status in (([MODEL], 200), (["other"], 404), ([], 200)):
         _, secret = await store.create("acme", "web", "test", AccountLimits.of({"models": models}))
         reply = await gateway.post("/tokenize", {"prompt": "Hi"}, authorization=f"Bearer {secret}")

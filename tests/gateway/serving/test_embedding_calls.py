@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.gateway.serving.registered_model import RegistrationFault, load_registered
+from quire.gateway.features.several_models.registered_model import RegistrationFault, load_registered
 from quire.gateway.settings import GatewaySettings
 from quire.shared.protocol.messages import GenerationRequest, Outcome, StepItem
 from quire.shared.protocol.messages.manifest import FileEntry, ModelManifest

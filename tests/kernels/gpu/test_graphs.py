@@ -11,8 +11,8 @@ import torch
 
 from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.shared.protocol.messages import SamplingParams
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, record_on_cuda
+from quire.worker.device.cuda.graphs import DRAWN, GREEDY, MIXED, GraphBucket, record_on_cuda
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate

@@ -5,7 +5,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.moe import Routing
-from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
+from quire.kernels.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
 
 PLAIN = AttentionUse(4, 2, 16, 0.25)

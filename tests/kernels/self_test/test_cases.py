@@ -27,8 +27,8 @@ from quire.kernels.self_test.logits import PARAMETERS, draws, kept_mass, logits_
 from quire.kernels.self_test.products import chosen, experts_cases, linear_cases, logits_case
 from quire.kernels.self_test.registry import cases_of
 from quire.kernels.self_test.rows import rotation_cases
-from quire.kernels.self_test.uses import ExpertsUse, LinearUse
-from quire.worker.device.graphs import record_on_cuda
+from quire.kernels.uses import ExpertsUse, LinearUse
+from quire.worker.device.cuda.graphs import record_on_cuda
 from tests.kernels.self_test.conftest import ODD, PLAIN
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, make_triton_ops
 from tests.support.kernels.oracle import kept

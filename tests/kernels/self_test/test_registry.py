@@ -11,7 +11,7 @@ from quire import kernels
 from quire.kernels.self_test.cases import WrongKernel, run_cases
 from quire.kernels.self_test.inputs import FULL, QUICK
 from quire.kernels.self_test.registry import cases_of
-from quire.kernels.self_test.uses import KernelUses, LinearUse
+from quire.kernels.uses import KernelUses, LinearUse
 from tests.kernels.self_test.conftest import PLAIN
 from tests.support.kernels.implementations import HAS_TRITON, LONG_WITHOUT_GPU, TRITON_DTYPES, make_triton_ops
 

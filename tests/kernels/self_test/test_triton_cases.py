@@ -8,7 +8,7 @@ import torch
 
 from quire.kernels.self_test.cases import KernelCase, run_cases
 from quire.kernels.self_test.inputs import QUICK, CaseInputs
-from quire.kernels.self_test.uses import AttentionUse
+from quire.kernels.uses import AttentionUse
 from tests.kernels.self_test.conftest import ODD, PLAIN
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
 

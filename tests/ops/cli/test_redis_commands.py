@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from quire.gateway.admin.key_settings import CreateKey, ListKeys, RevokeKey
-from quire.ops.cli.api_keys import keys
-from quire.ops.cli.dead_letters import dead
+from quire.gateway.features.keys.key_settings import CreateKey, ListKeys, RevokeKey
+from quire.ops.cli.redis_commands import dead, keys
 from quire.ops.cli.settings import DeadSettings, of_state_folder
 from quire.ops.local.embedded_redis import running_url
 from quire.ops.local.preconditions import find_redis, lock_state_dir

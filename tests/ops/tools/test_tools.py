@@ -86,16 +86,16 @@ def test_the_example_file_has_every_setting() -> None:
 @pytest.mark.parametrize(
     ("paths", "expected"),
     [
-        (["gateway/batches/slots.py", "gateway/batches/line.py"], ["tests/gateway/batches"]),
-        (["gateway/batches/slots.py", "tests/gateway/batches/test_slots.py"], ["tests/gateway/batches"]),
-        (["tests/gateway/test_parking.py"], ["tests/gateway/test_parking.py"]),
-        (["gateway/settings.py", "gateway/batches/slots.py"], ["tests/gateway"]),
-        (["gateway/pages/static/run.js"], ["tests/gateway/pages"]),
+        (["gateway/stream/router.py", "gateway/stream/cursor.py"], ["tests/gateway/stream"]),
+        (["gateway/stream/router.py", "tests/gateway/stream/test_gone.py"], ["tests/gateway/stream"]),
+        (["tests/gateway/features/parking/test_parking.py"], ["tests/gateway/features/parking/test_parking.py"]),
+        (["gateway/settings.py", "gateway/stream/router.py"], ["tests/gateway"]),
+        (["gateway/features/pages/static/run.js"], ["tests/gateway/features/pages"]),
         (["tests/page/conftest.py"], ["tests/page"]),
         (["shared/protocol/scripts/submit.lua"], ["tests/shared/broker"]),
         (["docs/how-to/keys.md", "docker-compose.yml"], ["tests/outside/deploy", "tests/test_docs.py"]),
         (["tests/support/redis_server.py", "tests/conftest.py", "README.md", "LICENSE"], []),
-        (["gateway/batches/gone.py", "tests/gateway/batches/test_gone.py"], ["tests/gateway/batches"]),
+        (["gateway/stream/gone.py", "tests/gateway/stream/test_gone.py"], ["tests/gateway/stream"]),
     ],
 )
 def test_files_have_the_tests_of_their_rooms(paths: list[str], expected: list[str]) -> None:

@@ -63,7 +63,7 @@ BUGS: dict[str, Patch] = {
         ("serve(state[6], tokens - before)", "serve(state[6], tokens)"),
     ),
     "what was computed is charged again with the answer": (("    if first == 0 and outcome ~= ''", "    if false"),),
-    "a worker reads more than its rows": (("local rows = found and rows_of(found[2]) or 1\n", "local rows = 1\n"),),
+    "a worker reads more than its rows": (("local rows = queued and rows_of(queued[2]) or 1\n", "local rows = 1\n"),),
     "a request that never ran is charged": (("already\n        refund_prompt(prefix, share)\n", "already\n"),),
     "the first of a line keeps its place in the stream": (("        put_back(prefix, class, unread)\n", ""),),
     "no worker is woken": (("share, '*')\n    wake(prefix)\n", "share, '*')\n"),),

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from quire.shared.model.files import ModelError, read_json
+from quire.shared.model.folder import is_gguf
 from quire.shared.model.gguf import cursor
 from quire.shared.model.gguf.config import model_config, rope_factors
 from quire.shared.model.gguf.cursor import HeaderCursor
-from quire.shared.model.gguf.errors import GGUFError
 from quire.shared.model.gguf.file import GGUFFile, open_gguf, shortest
-from quire.shared.model.gguf.model_files import gguf_json, is_gguf
+from quire.shared.model.gguf.model_files import gguf_json
 from quire.shared.model.gguf.types import ARRAY, BOOL, OTHER_TENSOR_TYPES, SCALARS, STRING, TENSOR_TYPES
-from quire.shared.process.errors import CheckpointError
+from quire.shared.process.errors import CheckpointError, FileError
 from quire.worker.models.choice import choose_model
 from quire.worker.models.files.fields import read_json as read_by_worker
 from quire.worker.models.native.config import read_config
@@ -41,7 +41,7 @@ def test_the_strings_of_all_arrays_have_a_limit(monkeypatch: pytest.MonkeyPatch)
     content = value(9, (8, ["a", "b"]))[4:]
     at = over(content * 2)
     at.skip_array("first")
-    with pytest.raises(GGUFError, match="second brings the strings in arrays to 4, expected at most 3"):
+    with pytest.raises(FileError, match="second brings the strings in arrays to 4, expected at most 3"):
         at.skip_array("second")
 
 
@@ -218,7 +218,7 @@ WRONG = {
 def test_a_wrong_file_is_refused_in_one_line_with_file_field_and_remedy(kind: str, tmp_path: Path) -> None:
     content, said = WRONG[kind]
     path = write(tmp_path, content)
-    with pytest.raises(GGUFError, match=said) as caught:
+    with pytest.raises(FileError, match=said) as caught:
         GGUFFile(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
@@ -227,7 +227,7 @@ def test_a_wrong_file_is_refused_in_one_line_with_file_field_and_remedy(kind: st
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GGUFError, match="cannot be read"):
+    with pytest.raises(FileError, match="cannot be read"):
         open_gguf(tmp_path / "a.gguf")
 
 
@@ -244,7 +244,7 @@ def test_metadata_of_another_type_is_refused_by_its_key(tmp_path: Path) -> None:
         (lambda: file.strings("a"), r"metadata 'a' is an array of 2, expected an array of strings"),
         (lambda: file.numbers("s"), r"metadata 's' is 'x', expected an array of numbers"),
     ):
-        with pytest.raises(GGUFError, match=said):
+        with pytest.raises(FileError, match=said):
             read()
     assert file.strings("absent") == []
     assert file.numbers("absent") == []
@@ -292,9 +292,9 @@ def test_damaged_files_are_read_or_refused_in_bounded_time_and_memory(tmp_path: 
             file = GGUFFile(path)
             for name in file.metadata:
                 for read in (file.strings, file.numbers, file.text, file.number):
-                    with contextlib.suppress(GGUFError):
+                    with contextlib.suppress(FileError):
                         read(name)
-        except GGUFError as error:
+        except FileError as error:
             messages.append(str(error))
     assert 200 < len(messages) < 2000
     assert not any("\n" in message for message in messages)
@@ -389,7 +389,7 @@ def test_linear_scaling_is_read_in_the_newer_and_the_older_form(changes: dict[st
 )
 def test_what_is_not_honoured_is_refused_by_its_key(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     changed = file(tmp_path, **changes)
-    with pytest.raises(GGUFError, match=said) as caught:
+    with pytest.raises(FileError, match=said) as caught:
         model_config(changed)
     assert str(caught.value).startswith(f"{changed.path}: ")
     assert "\n" not in str(caught.value)
@@ -399,7 +399,7 @@ def test_what_is_not_honoured_is_refused_by_its_key(changes: dict[str, Any], sai
 def test_another_architecture_is_refused_by_its_name(architecture: str, tmp_path: Path) -> None:
     path = write_vocabulary(tmp_path / "a.gguf", architecture=architecture)
     with pytest.raises(
-        GGUFError, match=f"'general.architecture' is '{architecture}', expected one of llama, qwen2, qwen3"
+        FileError, match=f"'general.architecture' is '{architecture}', expected one of llama, qwen2, qwen3"
     ):
         model_config(open_gguf(path))
 
@@ -416,7 +416,7 @@ def test_a_window_of_another_architecture_is_refused(tmp_path: Path) -> None:
     }
     changes = {f"qwen2.{key}": value for key, value in keys.items()}
     path = write_vocabulary(tmp_path / "a.gguf", changes, "qwen2")
-    with pytest.raises(GGUFError, match=r"'qwen2.attention.sliding_window' is 64, expected no such key for this arch"):
+    with pytest.raises(FileError, match=r"'qwen2.attention.sliding_window' is 64, expected no such key for this arch"):
         model_config(open_gguf(path))
 
 
@@ -429,7 +429,7 @@ def test_a_window_of_another_architecture_is_refused(tmp_path: Path) -> None:
 )
 def test_wrong_rope_factors_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(content)
-    with pytest.raises(GGUFError, match=said):
+    with pytest.raises(FileError, match=said):
         rope_factors(open_gguf(tmp_path / "a.gguf"))
     assert rope_factors(file(tmp_path)) == ()
 

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.gguf_writer import write_gguf
-from quire.shared.model.gguf.errors import GGUFError
 from quire.shared.model.gguf.file import open_gguf
 from quire.shared.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from quire.shared.model.gguf.tokenizer import build_tokenizer
 from quire.shared.model.gguf.vocabulary import GGUFVocabulary, chat_template
+from quire.shared.process.errors import FileError
 from quire.shared.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_bytes import gguf_bytes, value
@@ -89,14 +89,14 @@ def test_a_wrong_value_is_refused_by_its_key(key: str, value: object, said: str,
         found = vocabulary(tmp_path, **{key: value})
         return found.tokens, found.types, found.scores, found.eos_token_ids
 
-    with pytest.raises(GGUFError, match=said):
+    with pytest.raises(FileError, match=said):
         read()
 
 
 def test_an_empty_chat_template_is_refused(tmp_path: Path) -> None:
     assert chat_template(open_gguf(write_vocabulary(tmp_path / "a.gguf"))) is None
     (tmp_path / "b.gguf").write_bytes(gguf_bytes([("tokenizer.chat_template", value(8, ""))]))
-    with pytest.raises(GGUFError, match="chat_template' is empty"):
+    with pytest.raises(FileError, match="chat_template' is empty"):
         chat_template(open_gguf(tmp_path / "b.gguf"))
 
 
@@ -238,7 +238,7 @@ def test_the_flags_of_the_file_are_honoured(changes: dict[str, Any], ids: list[i
 )
 def test_a_wrong_vocabulary_is_refused_by_its_key(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     file = open_gguf(write_vocabulary(tmp_path / "a.gguf", changes))
-    with pytest.raises(GGUFError, match=said) as caught:
+    with pytest.raises(FileError, match=said) as caught:
         build_tokenizer(file)
     assert "\n" not in str(caught.value)
 

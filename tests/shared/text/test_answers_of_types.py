@@ -29,7 +29,7 @@ from quire.shared.model.model_argument import DEFAULT_MODEL
 from quire.shared.text import grammar
 from quire.shared.text.grammar import GrammarVocabulary
 from quire.shared.text.grammar_error import GrammarError
-from quire.worker.engine.grammars import Grammars, Matcher
+from quire.worker.engine.features.grammars import Grammars, Matcher
 
 
 class Colour(enum.Enum):

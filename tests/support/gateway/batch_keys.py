@@ -12,6 +12,6 @@ from tests.support.gateway.running import RunningGateway
 
 async def with_key(gateway: RunningGateway, project: str = "web", **limits: Any) -> tuple[BatchClient, str]:
     """Make a key; returns a client with it, and the id of the key."""
-    store = AccountStore(gateway.gateway.process.account_client, "test")
+    store = AccountStore(gateway.gateway.process.keys.client, "test")
     account, secret = await store.create("acme", project, "test", AccountLimits.of(limits))
     return BatchClient(gateway, secret), account.id

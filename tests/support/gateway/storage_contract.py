@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.files.storage import CHUNK, Storage, StorageError
+from quire.gateway.features.batches.files.storage import CHUNK, Storage, StorageError
 
 FILE = "0" * 32
 

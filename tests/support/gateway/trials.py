@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from quire.gateway.features.several_models import registered_model
 from quire.gateway.model import grammar_check, model_trial
-from quire.gateway.serving import registered_model
 from quire.shared.text import grammar_trial
 from quire.shared.text.grammar import GrammarVocabulary
 

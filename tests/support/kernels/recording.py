@@ -76,7 +76,7 @@ class Recorded(TorchDispatchMode):
 
 
 def record(launch: Callable[[], None], pool: Any) -> tuple[Recorded, Any]:
-    """Replace `quire.worker.device.graphs.record_on_cuda`."""
+    """Replace `quire.worker.device.cuda.graphs.record_on_cuda`."""
     recorded = Recorded()
     with recorded.launches(), recorded:
         launch()

@@ -12,8 +12,8 @@ from typing import Any
 from aiohttp import web
 
 from quire.gateway.api.chat import ChatDialect
+from quire.gateway.features.pages import static_files
 from quire.gateway.output.parts import AnswerPart
-from quire.gateway.pages import static_files
 from quire.gateway.stream import sse
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import EventId

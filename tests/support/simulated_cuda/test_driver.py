@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from quire.worker.device.graphs import record_on_cuda
+from quire.worker.device.cuda.graphs import record_on_cuda
 from tests.support.simulated_cuda.devices import CONTEXT_BYTES
 from tests.support.simulated_cuda.driver import CUDA, Driver, simulated_cuda
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from quire.worker.device import staging
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graphs import DRAWN, GraphBucket, record_on_cuda
+from quire.worker.device.cuda import staging
+from quire.worker.device.cuda.graphs import DRAWN, GraphBucket, record_on_cuda
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine import transfers
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.forward_batch import ForwardBatch
@@ -38,9 +38,9 @@ from tests.support.mock_model import (
     text,
 )
 from tests.support.simulated_cuda.driver import CUDA, Driver, simulated_cuda
+from tests.worker.engine.features.test_pooling import embed, embedding, expected
 from tests.worker.engine.test_engine_random import EngineUnderLoad, Interrupted
 from tests.worker.engine.test_in_flight import FEATURES, SCARCE, add_mixed, long_text, results
-from tests.worker.engine.test_pooling import embed, embedding, expected
 
 
 class LateOps(MockOps):

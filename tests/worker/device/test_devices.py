@@ -15,9 +15,8 @@ from quire import kernels
 from quire.shared.process.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.cache_range import warn_of_saturation
-from quire.worker.device.topology import Core, Topology
 from quire.worker.models.files.fields import Fields
-from quire.worker.models.files.quantized.config import read_quantization
+from quire.worker.models.files.quantized.config import parse_quantization
 from quire.worker.models.native.config import ModelConfig, read_config
 from quire.worker.models.native.decoder import Decoder
 from quire.worker.models.transformers.bridge import TransformersModel
@@ -104,7 +103,7 @@ def test_activations_of_quantised_weights_are_float32_on_every_cpu() -> None:
 
 def test_weights_are_rounded_on_load_on_cpus_and_where_transformers_computes_in_one_process() -> None:
     other = TransformersConfig(Path(), "GptForCausalLM", False, 8, 8, (), 1, 1, None, None)
-    stored = replace(other, quantization=read_quantization(Fields(FP8_CONFIG, "config.json")))
+    stored = replace(other, quantization=parse_quantization(Fields(FP8_CONFIG, "config.json")))
     for name, bits in (("none", 0), ("int8", 8), ("int4", 4)):
         settings = WorkerSettings(quantization=name)
         assert devices.quantized_bits(settings) == bits
@@ -149,7 +148,7 @@ def test_fp8_products_take_only_weights_with_a_scale_per_channel_or_tensor(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     stored = {"quant_method": "mxfp4"} if name == "mxfp4" else FORMATS[name][1]
-    quantization = read_quantization(Fields({"quantization_config": stored}, "config.json"))
+    quantization = parse_quantization(Fields({"quantization_config": stored}, "config.json"))
     config, settings = Mock(spec=ModelConfig, quantization=quantization), WorkerSettings(quantization="fp8-dynamic")
     if STORED_AS.get(name) != "fp8":
         with pytest.raises(StartError, match=r"fp8-dynamic: .* quantised already .*; leave it out"):
@@ -176,7 +175,7 @@ def test_quantised_gguf_files_are_not_quantised_again(tmp_path: Path) -> None:
 def test_quantised_checkpoints_are_not_quantised_again(name: str) -> None:
     """Each format takes only the value that names what it stores."""
     stored = {"quant_method": "mxfp4"} if name == "mxfp4" else FORMATS[name][1]
-    quantization = read_quantization(Fields({"quantization_config": stored}, "config.json"))
+    quantization = parse_quantization(Fields({"quantization_config": stored}, "config.json"))
     config = Mock(spec=ModelConfig, quantization=quantization)
     for value in ("none", "int8", "int4", "fp8"):
         settings = WorkerSettings(quantization=value)
@@ -198,7 +197,7 @@ def test_layers_of_several_formats_take_a_value_that_names_all(second: str) -> N
 
     groups = {"one": weights(8, "int", "re:.*mlp.*"), "other": weights(8, second, "re:.*self_attn.*")}
     stored = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
-    quantization = read_quantization(Fields({"quantization_config": stored}, "config.json"))
+    quantization = parse_quantization(Fields({"quantization_config": stored}, "config.json"))
     assert quantization is not None
     assert quantization.stored_as == ("int8" if second == "int" else "")
 
@@ -208,24 +207,6 @@ def test_the_log_names_the_card_and_its_memory(monkeypatch: pytest.MonkeyPatch) 
     card = SimpleNamespace(name="NVIDIA H200", total_memory=141 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     assert devices.describe(CUDA) == "NVIDIA H200 (141 GiB)"
-
-
-def test_a_cpu_worker_has_a_rank_per_node_unless_the_user_decides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    topology = Topology(tuple(Core((cpu,), cpu // 4) for cpu in range(8)), 8)
-    monkeypatch.setattr(devices, "read_topology", lambda: topology)
-    config = read_config(make_checkpoint(tmp_path, "llama"))
-    cpu = torch.device("cpu")
-
-    def ranks(device: torch.device = cpu, **given: Any) -> int:
-        return devices.choose_ranks(WorkerSettings(**given), device, config).tensor_parallel_size
-
-    assert ranks() == 2
-    assert ranks(tensor_parallel_size=1) == 1
-    assert ranks(threads=4) == 1
-    assert ranks(thread_binding="none") == 1
-    assert ranks(torch.device("cuda")) == 1
 
 
 @pytest.mark.parametrize(

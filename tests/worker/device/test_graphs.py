@@ -14,10 +14,10 @@ import torch
 
 from quire.shared.protocol.messages import StepItem
 from quire.worker import build
-from quire.worker.device import memory_plan
-from quire.worker.device.device_runner import DeviceRunner
-from quire.worker.device.graph_capture import capture_graphs, graph_buckets, measure_graphs
-from quire.worker.device.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, record_on_cuda
+from quire.worker.device import devices
+from quire.worker.device.cuda.graph_capture import capture_graphs, graph_buckets, measure_graphs
+from quire.worker.device.cuda.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, record_on_cuda
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
@@ -207,7 +207,7 @@ def test_reference_kernels_take_no_graphs() -> None:
         (WorkerSettings(kernels="reference"), False),
         (WorkerSettings(cuda_graphs=False), False),
     ):
-        assert memory_plan.uses_graphs(settings) is takes
+        assert devices.uses_graphs(settings) is takes
         assert bool(build.graph_buckets(settings, limits)) is takes
 
 

@@ -15,7 +15,8 @@ from quire.kernels.gpu.cuda import pinned_bytes
 from quire.shared.process.errors import StartError
 from quire.worker import build, capacity
 from quire.worker.capacity import choose_limits
-from quire.worker.device import memory_plan
+from quire.worker.device import devices
+from quire.worker.device.cuda import memory_plan
 from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.native.decoder import Decoder
@@ -213,20 +214,20 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     model = Decoder.load(path, kernels.ReferenceOps("cpu", torch.float32), torch.float32, "cpu")
     needed = model.config.least_weight_bytes(torch.float32)
     assert needed == model.weight_bytes
-    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed)
+    monkeypatch.setattr(devices, "available_memory", lambda: needed)
     check_weights(path, model.config, torch.float32, torch.device("cpu"))
-    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed - 1)
+    monkeypatch.setattr(devices, "available_memory", lambda: needed - 1)
     with pytest.raises(StartError, match=r"llama: its weights take .* as float32, .* take --dtype bfloat16 or float16"):
         check_weights(path, model.config, torch.float32, torch.device("cpu"))
     check_weights(path, model.config, torch.float16, torch.device("cpu"))
     for bits in (8, 4):
-        monkeypatch.setattr(memory_plan, "available_memory", lambda bits=bits: needed * bits // 32)
+        monkeypatch.setattr(devices, "available_memory", lambda bits=bits: needed * bits // 32)
         check_weights(path, model.config, torch.float32, torch.device("cpu"), bits=bits)
-        monkeypatch.setattr(memory_plan, "available_memory", lambda bits=bits: needed * bits // 32 - 1)
+        monkeypatch.setattr(devices, "available_memory", lambda bits=bits: needed * bits // 32 - 1)
         with pytest.raises(StartError, match=f"llama: its weights take .* as int{bits}"):
             check_weights(path, model.config, torch.float32, torch.device("cpu"), bits=bits)
     # 16-bit weights stay as they are stored.
-    monkeypatch.setattr(memory_plan, "available_memory", lambda: needed // 2)
+    monkeypatch.setattr(devices, "available_memory", lambda: needed // 2)
     check_weights(path, replace(model.config, dtype="bfloat16"), torch.float32, torch.device("cpu"))
 
 

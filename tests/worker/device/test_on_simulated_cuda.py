@@ -17,8 +17,8 @@ import torch
 from quire.shared.process.errors import StartError
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker import build
-from quire.worker.device import device_runner, memory_plan
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda import memory_plan, runner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.offline import complete, generate
 from quire.worker.settings import WorkerSettings
@@ -46,7 +46,7 @@ def make_engine(model: Path, device: str = "cuda", **options: object) -> Engine:
 @pytest.fixture(autouse=True)
 def few_scored_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest step samples a row for each position that may be scored, which takes the interpreter long."""
-    for module in (memory_plan, device_runner):
+    for module in (memory_plan, runner):
         monkeypatch.setattr(module, "MAX_SCORED_POSITIONS", 2)
 
 

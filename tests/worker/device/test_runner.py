@@ -14,8 +14,7 @@ import torch
 from quire import kernels
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.build import build_engine
-from quire.worker.device.slow_choices import slow_choices
-from quire.worker.device.staging import (
+from quire.worker.device.cuda.staging import (
     ALIGNMENT,
     IN_FLIGHT,
     Staging,
@@ -23,8 +22,9 @@ from quire.worker.device.staging import (
     padded,
     pinned_buffers,
 )
-from quire.worker.engine.adapter_rows import adapter_batch
+from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.blocks import Copy
+from quire.worker.engine.features.adapters import adapter_batch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.runner import NOWHERE, Runner

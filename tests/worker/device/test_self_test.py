@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.self_test.uses import AttentionUse, ExpertsUse, LinearUse
+from quire.kernels.uses import AttentionUse, ExpertsUse, LinearUse
 from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.shared.process.errors import StartError
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.device import self_test
 from quire.worker.device.backend import arithmetic_labels, kernels_name
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.device.self_test import check_kernels, level_of, warn_of_assembler
 from quire.worker.engine.engine import Engine

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quire.shared.protocol.logprobs import read_records
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.runner import Runner

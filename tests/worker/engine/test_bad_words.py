@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sampler import bad_word_tokens

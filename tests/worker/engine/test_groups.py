@@ -7,8 +7,8 @@ import pytest
 
 from quire.shared.protocol.keys import PRIORITY_CLASSES
 from quire.shared.protocol.messages import SamplingParams
-from quire.worker.engine.beams import BeamSearch
 from quire.worker.engine.blocks import Copy
+from quire.worker.engine.features.beams import BeamSearch
 from quire.worker.engine.groups import DEFAULT_PRIORITY, NUM_PRIORITIES, Groups
 from quire.worker.engine.integrity import check_groups
 from quire.worker.engine.limits import EngineLimits

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from quire.shared.protocol.messages import Delta, Outcome, SamplingParams, StepItem
-from quire.worker.engine.beams import EndedBeam
+from quire.worker.engine.features.beams import EndedBeam, best_beams
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.results import Results, StopStringMatcher, best_beams
+from quire.worker.engine.results import Results, StopStringMatcher
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.step import DecodeBatch
 from tests.support.mock_model import Letters

@@ -16,7 +16,7 @@ from quire import kernels
 from quire.shared.protocol.logprobs import TokenLogprobs, read_records
 from quire.shared.protocol.messages import Delta, GenerationRequest, SamplingParams, StepItem
 from quire.shared.protocol.prompt_logprobs import read_prompt_records
-from quire.worker.device.device_runner import DeviceRunner
+from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import Completion, complete

@@ -8,9 +8,9 @@ import torch
 from quire import kernels
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache
-from quire.worker.engine.state_pool import ALIGNMENT, StateKey, StateLayout, StatePool
 from quire.worker.engine.transfers import send
 from quire.worker.models.native.mixed_cache import KVShape, LatentShape, MixedKVCache, alloc_layers, bytes_per_block
+from quire.worker.models.transformers.state_pool import ALIGNMENT, StateKey, StateLayout, StatePool
 
 SHAPES = [KVShape(2, 16), KVShape(1, 48), KVShape(2, 16), KVShape(1, 16)]
 

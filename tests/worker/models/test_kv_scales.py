@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from quire import kernels
 from quire.kernels.grouped_weight import KINDS
 from quire.kernels.k_quant_weight import K_QUANTS
-from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.lora import AdapterBatch
 from quire.kernels.quantization import quantize
+from quire.kernels.weights import LinearWeight
 from quire.shared.process.errors import CheckpointError
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.files.kv_scales import KVFactors, read_kv_factors, scaled_rows

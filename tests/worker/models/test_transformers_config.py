@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.shared.model.folder import WEIGHTS
-from quire.shared.process.errors import CheckpointError, NotSupported, StartError
-from quire.worker.device import devices
+from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.engine.offline import generate
 from quire.worker.models.choice import choose_model
 from quire.worker.models.files.fields import Fields
@@ -26,7 +25,6 @@ from quire.worker.models.native.families import (
     refuse_unsupported,
 )
 from quire.worker.models.transformers.config import TransformersConfig, read_transformers_config
-from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
 from tests.support.parity import GREEDY, by_hugging_face, load, load_own, make_engine, prompts, refusal
 from tests.support.transformers_checkpoints import (
@@ -154,15 +152,6 @@ def test_without_transformers_the_error_says_to_install_it(tmp_path: Path, monke
     with pytest.raises(NotSupported, match=r"GPT2LMHeadModel.*Llama.*; install Transformers"):
         choose_model(path)
     assert isinstance(choose_model(Path("models/demo")), ModelConfig)
-
-
-def test_ranks_must_divide_the_heads(tmp_path: Path) -> None:
-    config = choose_model(make_kind(tmp_path / "gpt2", "gpt2"))
-    device = torch.device("cpu")
-    devices.check_ranks(WorkerSettings(), device, config)
-    devices.check_ranks(WorkerSettings(tensor_parallel_size=2), device, config)
-    with pytest.raises(StartError, match=r"--tensor-parallel-size 3: 3 ranks cannot share 4 heads; 1, 2, 4 can"):
-        devices.check_ranks(WorkerSettings(tensor_parallel_size=3), device, config)
 
 
 @pytest.mark.parametrize("kind", ["internlm3", "iquestcoder"])

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.engine.state_pool import StateKey, StateLayout, StatePool
 from quire.worker.models.transformers import states, trial
 from quire.worker.models.transformers.attention import AttentionProbe, UnsupportedAttention, cache_of_call
 from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.models.transformers.examine import apart, examine
+from quire.worker.models.transformers.state_pool import StateKey, StateLayout, StatePool
 from quire.worker.models.transformers.states import StateProbe, StateStep
 from quire.worker.models.transformers.trial import BLOCK_SIZE, LENGTHS, TrialChunk, texts
 from tests.support.architectures import ARCHITECTURES

@@ -25,7 +25,7 @@ from tests.support.parity import GREEDY, MAX_TOKENS, by_hugging_face, load, make
 from tests.support.selection import one_in
 from tests.support.transformers_checkpoints import LLAMA_LIKE, change, make_kind, make_other
 from tests.support.vision_checkpoints import OTHERS, OWN, make_vision
-from tests.worker.engine.test_pooling import by_engine, by_transformers, vectors
+from tests.worker.engine.features.test_pooling import by_engine, by_transformers, vectors
 
 # Fields of config.json files on the Hugging Face Hub, which differ from those that Transformers writes.
 HUB = {

@@ -16,7 +16,7 @@ from quire.shared.model.adapter_names import Announcement
 from quire.shared.process.errors import CheckpointError
 from quire.shared.protocol.broker import Broker
 from quire.shared.redis.clients import command_client
-from quire.worker.engine.adapters import Adapters
+from quire.worker.engine.features.adapters import Adapters
 from quire.worker.queue.adapter_loader import AdapterLoader, AdapterSettings
 from quire.worker.queue.model_registrar import ModelRegistrar, read_registration
 from tests.support.gateway.running import write_model

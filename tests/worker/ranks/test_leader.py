@@ -30,7 +30,7 @@ from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.parity import MAX_TOKENS, by_hugging_face, load_own, prompts
 from tests.support.selection import one_in
-from tests.worker.engine.test_pooling import by_engine, vectors
+from tests.worker.engine.features.test_pooling import by_engine, vectors
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,7 @@ from tests.support.parity import (
 from tests.support.quantized import quantize_checkpoint
 from tests.support.selection import one_in
 from tests.support.transformers_checkpoints import make_kind
-from tests.worker.engine.test_pooling import by_engine, vectors
+from tests.worker.engine.features.test_pooling import by_engine, vectors
 
 ASKED = prompts()[:12]
 

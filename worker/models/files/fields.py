@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.shared.model.folder import CONFIG, find_fault
-from quire.shared.model.gguf.errors import GGUFError
-from quire.shared.model.gguf.model_files import gguf_json, is_gguf
-from quire.shared.process.errors import CheckpointError, NotSupported
+from quire.shared.model.files import made_json
+from quire.shared.model.folder import CONFIG, find_fault, is_gguf
+from quire.shared.process.errors import CheckpointError, FileError, NotSupported
 
 REQUIRED: Any = object()
 
@@ -19,11 +18,11 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
     If the folder is a GGUF file, the object is made from its metadata.
     """
-    if is_gguf(path.parent):
-        try:
-            return gguf_json(path.parent, path.name)
-        except GGUFError as error:
-            raise CheckpointError(error.where, error.what, error.remedy) from error
+    try:
+        if (made := made_json(path)) is not None:
+            return made
+    except FileError as error:
+        raise CheckpointError(error.where, error.what, error.remedy) from error
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

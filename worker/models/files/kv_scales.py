@@ -15,10 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.kernels.grouped_weight import GroupedWeight
-from quire.kernels.k_quant_weight import KQuantWeight
-from quire.kernels.linear_weight import LinearWeight
-from quire.kernels.quantization import QuantizedWeight
+from quire.kernels.weights import GroupedWeight, KQuantWeight, LinearWeight, QuantizedWeight
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import Weights
 

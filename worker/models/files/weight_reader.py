@@ -14,11 +14,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from quire.kernels.grouped_weight import GroupedWeight, to_fp8
-from quire.kernels.linear_weight import LinearWeight, Ranges, RowsDiffer, WeightRows, whole
-from quire.kernels.moe import ExpertWeights, PackedMoE, Routing
-from quire.kernels.ops import Ops, PackedLinear
-from quire.kernels.quantization import quantize
+from quire.kernels.ops import ExpertWeights, Ops, PackedLinear, PackedMoE, Routing
+from quire.kernels.weights import GroupedWeight, LinearWeight, Ranges, RowsDiffer, WeightRows, quantize, to_fp8, whole
 from quire.worker.models.files.free_memory import FreeMemory
 from quire.worker.models.files.kv_scales import scaled_rows
 

@@ -7,26 +7,22 @@ absent field has the default of the configuration class in Transformers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quire.kernels.moe import SILU
+from quire.kernels.ops import SILU
 from quire.shared.model.config import longer_context
 from quire.shared.model.folder import CONFIG
-from quire.shared.model.gguf.file import open_gguf
-from quire.shared.model.gguf.model_files import is_gguf
 from quire.shared.process.errors import NotSupported
 from quire.worker.models.files.fields import Fields, config_fields, read_json, special_token_ids
-from quire.worker.models.files.gguf.quantization import quantization_of
-from quire.worker.models.files.quantized.config import read_quantization
-from quire.worker.models.files.quantized.layout import Quantization
+from quire.worker.models.files.formats import Quantization, read_quantization, rope_divisors
 from quire.worker.models.native.experts import ExpertsConfig, parse_experts
 from quire.worker.models.native.families import Family, family_of, refuse_unsupported
 from quire.worker.models.native.gemma4 import DEFAULT_ROPES, parse_gemma4
-from quire.worker.models.native.rope import DEFAULT_THETA, RopeConfig, parse_rope, with_divisors
+from quire.worker.models.native.rope import DEFAULT_THETA, RopeConfig, parse_rope
 from quire.worker.models.native.wrappers import is_wrapper, text_fields
 
 # Names of tensors in a checkpoint.
@@ -204,7 +200,6 @@ def read_config(folder: Path) -> ModelConfig:
     """
     whole = config_fields(folder)
     fields = text_fields(whole)
-    gguf = open_gguf(folder) if is_gguf(folder) else None
     architecture, family = family_of(fields)
     refuse_unsupported(fields, family)
 
@@ -235,7 +230,7 @@ def read_config(folder: Path) -> ModelConfig:
         head_dim=head_dim,
         max_position_embeddings=rope.longest_context(max_position_embeddings),
         rms_norm_eps=fields.number("rms_norm_eps", family.default("rms_norm_eps") or 1e-6),
-        rope=with_divisors(rope, gguf, head_dim) if gguf else rope,
+        rope=replace(rope, divisors=rope_divisors(folder, head_dim)),
         sliding_windows=sliding_windows,
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         o_bias=attention_bias if family.o_bias == "attention_bias" else fields.flag(family.o_bias, False),
@@ -246,7 +241,7 @@ def read_config(folder: Path) -> ModelConfig:
         # If a vocabulary was cut, end tokens may be outside of it: they have no logits and are never sampled.
         eos_token_ids=tuple(token for token in eos_token_ids if token < vocab_size),
         dtype=_dtype(fields),
-        quantization=quantization_of(gguf) if gguf else read_quantization(fields),
+        quantization=read_quantization(folder, fields),
         experts=parse_experts(fields, family, num_layers),
         sinks=family.sinks,
         gate=family.gate,

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.kernels.grouped_weight import grouped_part, grouped_rows
-from quire.kernels.linear_weight import LinearWeight
-from quire.kernels.moe import ExpertNorms, ExpertWeights, PackedMoE
+from quire.kernels.ops import ExpertNorms, ExpertWeights, PackedMoE
+from quire.kernels.weights import LinearWeight, grouped_part, grouped_rows
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.weight_reader import WeightReader
 from quire.worker.models.native.experts import (

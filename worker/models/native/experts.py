@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.kernels.moe import CLAMPED, GELU, Routing
+from quire.kernels.ops import CLAMPED, GELU, Routing
 from quire.worker.models.files.fields import REQUIRED, Fields
 from quire.worker.models.native.families import Family
 

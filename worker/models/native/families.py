@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from quire.kernels.moe import CLAMPED_ALPHA, CLAMPED_LIMIT, GELU, SILU
+from quire.kernels.ops import CLAMPED_ALPHA, CLAMPED_LIMIT, GELU, SILU
 from quire.worker.models.files.fields import Fields
 
 log = logging.getLogger(__name__)

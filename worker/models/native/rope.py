@@ -7,14 +7,10 @@ bit: a difference in the last bit of a frequency grows with the position.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from quire.shared.model.gguf.config import ROPE_FACTORS, rope_factors
-from quire.shared.model.gguf.errors import AGAIN, GGUFError
-from quire.shared.model.gguf.file import GGUFFile
-from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.fields import Fields
 
 SUPPORTED = "default, linear, llama3"
@@ -104,21 +100,6 @@ def parse_rope(
         return _parse_yarn(rope, theta, original)
     supported = f"{SUPPORTED}, yarn" if yarn else f"{SUPPORTED}, proportional" if proportional else SUPPORTED
     raise rope.unsupported(key, supported) if isinstance(rope_type, str) else rope.fault(key, supported)
-
-
-def with_divisors(rope: RopeConfig, file: GGUFFile, head_dim: int) -> RopeConfig:
-    """Return the parameters with the divisors that a GGUF file stores as a tensor, as for Llama 3.1, if it does.
-
-    Raises CheckpointError.
-    """
-    try:
-        divisors = rope_factors(file)
-    except GGUFError as error:
-        raise CheckpointError(error.where, error.what, error.remedy) from error
-    if divisors and len(divisors) != head_dim // 2:
-        what = f"tensor {ROPE_FACTORS} has {len(divisors)} numbers, expected {head_dim // 2}, half of head_dim"
-        raise CheckpointError(file.path, what, AGAIN)
-    return replace(rope, divisors=divisors)
 
 
 def _parse_yarn(rope: Fields, theta: float, original: int) -> RopeConfig:

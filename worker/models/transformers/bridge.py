@@ -19,11 +19,10 @@ from torch import nn
 
 from quire.kernels import CpuOps, triton_failure
 from quire.kernels.ops import Ops
-from quire.kernels.self_test.uses import AttentionUse, KernelUses, LinearUse
+from quire.kernels.uses import AttentionUse, KernelUses, LinearUse
 from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import EmptyKVCache, KVCache, PagedModel
-from quire.worker.engine.state_pool import StatePool
 from quire.worker.models.files.free_memory import FreeMemory
 from quire.worker.models.files.loader import Progress
 from quire.worker.models.files.mapped_files import MappedFiles
@@ -49,12 +48,13 @@ from quire.worker.models.transformers.shapes import AttentionShape
 from quire.worker.models.transformers.sparse_attention import TAKES_INDICES, leave_out_indexers
 from quire.worker.models.transformers.split import ONE_PROCESS, CannotSplit, move_part, split
 from quire.worker.models.transformers.split_attention import SplitAttention, SplitRotations
+from quire.worker.models.transformers.state_pool import StatePool
 from quire.worker.models.transformers.states import RecurrentStates, StateStep, running, wrap
 from quire.worker.models.transformers.text import drop_unused
 from quire.worker.models.transformers.weights import copy_weights, load_weights, mapped_weights, nbytes_of
 from quire.worker.models.transformers.written_attention import has_alibi, prepare
 
-__all__ = ["TransformersConfig", "TransformersModel", "read_transformers_config"]
+__all__ = ["StatePool", "TransformersConfig", "TransformersModel", "read_transformers_config"]
 
 log = logging.getLogger(__name__)
 
@@ -296,6 +296,7 @@ class TransformersModel(PagedModel):
             if kv_cache.states is None:
                 found = trial.logits(self._model, *inputs)
             else:
+                assert isinstance(kv_cache.states, StatePool)
                 states = StateStep(batch, kv_cache.states, self._continues_one_by_one)
                 with running(states):
                     found = trial.logits(self._model, *inputs, states)

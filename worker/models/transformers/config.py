@@ -16,11 +16,14 @@ from quire.shared.model.folder import CONFIG
 from quire.shared.process.errors import NotSupported
 from quire.worker.lean_torch import complete_torch
 from quire.worker.models.files.fields import Fields, config_fields, special_token_ids
+from quire.worker.models.files.formats import (
+    QUANTIZED,
+    DequantizedCheckpoint,
+    Mxfp4,
+    QuantizedLayers,
+    parse_quantization,
+)
 from quire.worker.models.files.loader import Weights
-from quire.worker.models.files.quantized.config import QUANTIZED, read_quantization
-from quire.worker.models.files.quantized.dequantized_checkpoint import DequantizedCheckpoint
-from quire.worker.models.files.quantized.layout import Quantization
-from quire.worker.models.files.quantized.mxfp4 import Mxfp4
 from quire.worker.models.native.families import FAMILIES
 from quire.worker.models.transformers.written_attention import is_written_out
 
@@ -59,7 +62,7 @@ class TransformersConfig:
     model_class: Any  # of Transformers
     loaded: Any  # a transformers.PreTrainedConfig, whose fields depend on the model
     may_keep_states: bool = False  # layers may keep recurrent states besides keys and values
-    quantization: Quantization | None = None
+    quantization: QuantizedLayers | None = None
     longest_context: int = 0  # that --max-model-len may ask for, with longrope; 0: max_position_embeddings
 
     @property
@@ -84,7 +87,7 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     Raises CheckpointError, one line; NotSupported for a kind of model that cannot run with paged attention.
     """
     fields, path = config_fields(folder), folder / CONFIG
-    quantization = read_quantization(fields)
+    quantization = parse_quantization(fields)
     if isinstance(quantization, Mxfp4):
         raise fields.unsupported(QUANTIZED[0], "formats other than mxfp4, as Transformers computes this model")
     for name in ELSEWHERE:
@@ -124,7 +127,7 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     )
 
 
-def _num_elements(folder: Path, quantization: Quantization | None) -> int:
+def _num_elements(folder: Path, quantization: QuantizedLayers | None) -> int:
     if quantization is None:
         return Weights(folder).num_elements()
     return DequantizedCheckpoint(folder, quantization, (torch.float32,)).num_elements()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.kernels.linear_weight import LinearWeight
+from quire.kernels.weights import LinearWeight
 
 
 class LayerWeights:

@@ -21,14 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quire.kernels.grouped_weight import GroupedWeight, grouped_rows, to_fp8
-from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
-from quire.kernels.quantization import MAX_INTEGER_FEATURES, QuantizedWeight, quantize
+from quire.kernels.weights import (
+    MAX_INTEGER_FEATURES,
+    GroupedWeight,
+    LinearWeight,
+    QuantizedWeight,
+    grouped_rows,
+    quantize,
+    quantized_rows,
+    to_fp8,
+)
+from quire.worker.models.files.formats import DequantizedCheckpoint, make_reader
 from quire.worker.models.files.loader import Progress
-from quire.worker.models.files.quantized.dequantized_checkpoint import DequantizedCheckpoint
-from quire.worker.models.files.quantized.reader import QuantizedReader
-from quire.worker.models.files.quantized.weight import joined
 from quire.worker.models.files.weight_reader import HEAD_BITS, Unsplit
 from quire.worker.models.transformers.config import TransformersConfig
 from quire.worker.models.transformers.layer_weights import AS_THEY_ARE, LayerWeights
@@ -44,7 +49,7 @@ class StoredWeights(LayerWeights):
         """Raises CheckpointError."""
         assert config.quantization is not None
         self._checkpoint = DequantizedCheckpoint(config.folder, config.quantization, (ops.dtype,), progress)
-        self._reader = QuantizedReader(self._checkpoint, Unsplit(), ops, ops.dtype, ops.device)
+        self._reader = make_reader(self._checkpoint, Unsplit(), ops, ops.dtype, ops.device, 0)
         self._names: dict[bytes, str] = {}  # by the content of the dequantised weights
         self._dtype = ops.dtype
         self.has_integers = config.quantization.rounds_activations and bool(ops.quantized_bits)
@@ -118,7 +123,7 @@ class RoundedWeights(LayerWeights):
         codes = [self._codes.get(_content(weight)) for weight in weights]
         whole = [one for one in codes if isinstance(one, QuantizedWeight)]
         if len(whole) == len(codes):
-            return joined(whole)
+            return quantized_rows(whole)
         groups = [one for one in codes if isinstance(one, GroupedWeight)]
         together = grouped_rows(groups) if len(groups) == len(codes) else None
         return super().joined(weights) if together is None else together

@@ -25,8 +25,8 @@ from torch import nn
 
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import PagedModel
-from quire.worker.engine.state_pool import StateKey, StateLayout, StatePool
 from quire.worker.models.transformers import trial
+from quire.worker.models.transformers.state_pool import StateKey, StateLayout, StatePool
 
 CONV, RECURRENT = "conv", "recurrent"
 
@@ -317,7 +317,7 @@ class RecurrentStates:
             found, logits = [], []
             for value in (0.0, 1.0):
                 cache = model.alloc_states(model.alloc_kv_cache(1, trial.BLOCK_SIZE), 1)
-                assert cache.states is not None
+                assert isinstance(cache.states, StatePool)
                 cache.states.states[key].fill_(value)
                 with torch.inference_mode():
                     logits.append(model.forward(chunk, cache))

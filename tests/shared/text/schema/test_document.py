@@ -10,10 +10,10 @@ import pytest
 
 from quire.shared.text import grammar
 from quire.shared.text.grammar_error import GrammarError
+from quire.shared.text.json_schema import simplify
 from quire.shared.text.schema.document import MAX_COPIES, Document
 from quire.shared.text.schema.facts import are_disjoint
 from quire.shared.text.schema.formats import FORMATS
-from quire.shared.text.schema.rewrite import simplify
 from quire.shared.text.schema.words import words
 from tests.support.schema_checks import BYTES, accepted, accepts, accepts_text
 

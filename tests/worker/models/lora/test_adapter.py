@@ -19,8 +19,8 @@ from quire.kernels.lora import LINEARS
 from quire.kernels.reference import ReferenceOps
 from quire.shared.process.errors import CheckpointError
 from quire.shared.protocol.messages import GenerationRequest
-from quire.worker.engine.adapters import Adapter
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.adapters import Adapter
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.files.lora.adapter import load_adapter
 from quire.worker.models.files.lora.adapter_config import (

@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.kernels.weights import quantized_part, quantized_rows
 from quire.shared.model.folder import WEIGHTS
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized import weight as weight_module
 from quire.worker.models.files.quantized.awq import AwqLayer
 from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
-from quire.worker.models.files.quantized.config import read_quantization
+from quire.worker.models.files.quantized.config import parse_quantization
 from quire.worker.models.files.quantized.gptq import GptqLayer, read_gptq
 from quire.worker.models.files.quantized.layout import (
     TensorFault,
@@ -25,7 +26,7 @@ from quire.worker.models.files.quantized.layout import (
     required,
 )
 from quire.worker.models.files.quantized.mxfp4 import dequantize_mxfp4
-from quire.worker.models.files.quantized.weight import ScaledWeight, joined, part_of
+from quire.worker.models.files.quantized.weight import ScaledWeight
 from quire.worker.models.files.quantized.words import unpack_columns, unpack_rows
 from quire.worker.models.native.config import read_config
 from tests.support.quantized import FORMATS, edit_config, group, quantize_checkpoint, scheme
@@ -33,7 +34,7 @@ from tests.support.vision_checkpoints import make_vision
 
 
 def parse(quantization, name="quantization_config"):
-    return read_quantization(Fields({name: quantization}, "config.json"))
+    return parse_quantization(Fields({name: quantization}, "config.json"))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -45,7 +46,7 @@ def test_every_format_is_read(name):
 
 
 def test_a_plain_checkpoint_has_none():
-    assert read_quantization(Fields({}, "config.json")) is None
+    assert parse_quantization(Fields({}, "config.json")) is None
 
 
 def test_the_old_field_without_a_method_is_compressed_tensors():
@@ -299,17 +300,17 @@ def test_a_part_is_that_of_the_dequantised_weights():
         whole = ScaledWeight(integers(-8, 7), scales(6, k), (1, 64 // k)).exact(bits)
         assert whole is not None
         for part in ((slice(2, 4), slice(None)), (slice(None), slice(32, 64))):
-            cut = part_of(whole, part)
+            cut = quantized_part(whole, part)
             assert cut is not None
             assert torch.equal(cut.dequantized(), whole.dequantized()[part])
     assert whole is not None
-    assert part_of(whole, (slice(None), slice(16, 48))) is None
-    assert part_of(whole, ()) is whole
+    assert quantized_part(whole, (slice(None), slice(16, 48))) is None
+    assert quantized_part(whole, ()) is whole
 
 
 def test_joined_layers_are_side_by_side():
     parts = [ScaledWeight(integers(-8, 7, n), scales(n, 2), (1, 32)).exact(4) for n in (2, 5)]
-    whole = joined([part for part in parts if part is not None])
+    whole = quantized_rows([part for part in parts if part is not None])
     assert torch.equal(whole.dequantized(), torch.cat([part.dequantized() for part in parts if part is not None]))
 
 

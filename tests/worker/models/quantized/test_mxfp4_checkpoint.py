@@ -14,8 +14,8 @@ from quire.shared.process.errors import CheckpointError
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.engine.offline import complete
+from quire.worker.models.files.formats import make_reader, open_weights
 from quire.worker.models.files.quantized.mxfp4 import dequantize_mxfp4
-from quire.worker.models.files.quantized.reader import make_reader, open_weights
 from quire.worker.models.native.config import read_config
 from quire.worker.models.native.decoder import Decoder
 from quire.worker.models.native.expert_weights import load_experts

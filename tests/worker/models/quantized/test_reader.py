@@ -13,7 +13,7 @@ from quire.kernels.fp8_rows import FP8_DYNAMIC, quantize_rows
 from quire.kernels.grouped_weight import FP8
 from quire.kernels.quantization import QuantizedWeight, quantized_linear
 from quire.shared.process.errors import CheckpointError
-from quire.worker.models.files.quantized.reader import make_reader
+from quire.worker.models.files.formats import make_reader
 from quire.worker.models.native.config import read_config
 from quire.worker.models.native.decoder import Decoder
 from quire.worker.models.native.sharding import Shard

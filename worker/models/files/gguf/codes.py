@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import UINT4, UINT8, GroupedWeight
-from quire.kernels.k_quant_weight import K_QUANT4, K_QUANT6, K_QUANTS, KQuantWeight
+from quire.kernels.weights import K_QUANT4, K_QUANT6, K_QUANTS, UINT4, UINT8, GroupedWeight, KQuantWeight
 from quire.worker.models.files.gguf.blocks import K_BLOCKS, half, int4_values, q5_0_codes, signed
 
 # The kind of the weights of each type that has one.

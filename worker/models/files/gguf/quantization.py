@@ -6,11 +6,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from quire.kernels.grouped_weight import BITS, GROUP
-from quire.kernels.k_quant_weight import BLOCK, K_QUANTS
+from quire.kernels.weights import BITS, BLOCK, GROUP, K_QUANTS
 from quire.shared.model.gguf.file import GGUFFile
 from quire.worker.models.files.gguf.codes import KINDS
-from quire.worker.models.files.quantized.layout import LayerLayout, StoredType
 
 INTEGER_TYPE = "Q4_0"  # the only type whose integers the kernels multiply: groups of 32 with a float16 scale
 INTEGER_BITS = 4.5  # of its weights, with the scales
@@ -48,9 +46,6 @@ class GGUFQuantization:
         """Return the memory of the weights. has_integers: the integers of INTEGER_TYPE are multiplied."""
         bits = KEPT_BITS | ({INTEGER_TYPE: INTEGER_BITS} if has_integers else {})
         return int(sum(count * bits.get(name, WIDE_BITS) for name, count in self.weights)) // 8
-
-    def layer(self, name: str, stored_type: StoredType) -> LayerLayout | None:
-        """Return None: each tensor of a GGUF file says its own type."""
 
 
 def quantization_of(file: GGUFFile) -> GGUFQuantization | None:

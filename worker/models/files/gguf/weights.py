@@ -13,19 +13,26 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu.convert import copy_finite
-from quire.kernels.grouped_weight import GroupedWeight, grouped_part, grouped_rows
-from quire.kernels.k_quant_weight import KQuantWeight, k_quant_part, k_quant_rows
-from quire.kernels.quantization import INT4_GROUP, QuantizedWeight
-from quire.shared.model.gguf.config import ROPE_FACTORS
-from quire.shared.model.gguf.errors import AGAIN
-from quire.shared.model.gguf.file import GGUFTensor, open_gguf
-from quire.shared.process.errors import CheckpointError
+from quire.kernels.weights import (
+    INT4_GROUP,
+    GroupedWeight,
+    KQuantWeight,
+    QuantizedWeight,
+    grouped_part,
+    grouped_rows,
+    k_quant_part,
+    k_quant_rows,
+    quantized_part,
+    quantized_rows,
+)
+from quire.shared.model.gguf.config import ROPE_FACTORS, rope_factors
+from quire.shared.model.gguf.file import GGUFFile, GGUFTensor, open_gguf
+from quire.shared.process.errors import AGAIN, CheckpointError, FileError
 from quire.worker.models.files.gguf.blocks import EXPANSIONS, half, int4_values
 from quire.worker.models.files.gguf.codes import codes_of, common_kind
 from quire.worker.models.files.gguf.names import row_order, stored_name
 from quire.worker.models.files.gguf.quantization import INTEGER_TYPE, quantization_of
 from quire.worker.models.files.loader import Progress, Weights
-from quire.worker.models.files.quantized.weight import joined, part_of
 
 CHUNK = 1 << 20  # weights that are expanded at a time
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -151,12 +158,12 @@ class GGUFWeights(Weights):
             return None
         weights = []
         for name, part in zip(names, parts, strict=True):
-            weight = part_of(self._int4(name, part[0] if part else slice(None)), _columns(part))
+            weight = quantized_part(self._int4(name, part[0] if part else slice(None)), _columns(part))
             self._drop_pages(name)
             if weight is None:
                 return None
             weights.append(weight)
-        return joined(weights)
+        return quantized_rows(weights)
 
     def codes(
         self, names: Sequence[str], parts: Sequence[tuple[slice, ...]], layer: Sequence[str] = ()
@@ -276,3 +283,15 @@ class GGUFWeights(Weights):
 def _columns(part: tuple[slice, ...]) -> tuple[slice, ...]:
     """Return the part of rows that were read as a part says: the same columns of all of them."""
     return (slice(None), *part[1:]) if len(part) > 1 else ()
+
+
+def read_rope_divisors(file: GGUFFile, head_dim: int) -> tuple[float, ...]:
+    """Return the divisors of RoPE of a file; empty if it has none. Raises CheckpointError."""
+    try:
+        divisors = rope_factors(file)
+    except FileError as error:
+        raise CheckpointError(error.where, error.what, error.remedy) from error
+    if divisors and len(divisors) != head_dim // 2:
+        what = f"tensor {ROPE_FACTORS} has {len(divisors)} numbers, expected {head_dim // 2}, half of head_dim"
+        raise CheckpointError(file.path, what, AGAIN)
+    return divisors

@@ -18,10 +18,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from quire.kernels.lora import MAX_RANK, LoraPart
-from quire.kernels.ops import Ops
+from quire.kernels.ops import MAX_RANK, LoraPart, Ops
 from quire.shared.process.errors import CheckpointError, NotSupported
-from quire.worker.engine.adapters import Adapter
+from quire.worker.engine.sequence import Adapter
 from quire.worker.models.files.kv_scales import KVFactors
 from quire.worker.models.files.lora.adapter_config import (
     ADAPTER_CONFIG,

@@ -8,12 +8,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import GroupedWeight, grouped_part, grouped_rows
-from quire.kernels.quantization import QuantizedWeight
+from quire.kernels.weights import (
+    GroupedWeight,
+    QuantizedWeight,
+    grouped_part,
+    grouped_rows,
+    quantized_part,
+    quantized_rows,
+)
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import AGAIN, TORCH_DTYPES, Progress, Weights
 from quire.worker.models.files.quantized.layout import LayerLayout, Quantization, Stored, TensorFault
-from quire.worker.models.files.quantized.weight import ScaledWeight, joined, part_of
+from quire.worker.models.files.quantized.weight import ScaledWeight
 
 # Tensors that do not change the weights: the rounding of activations and of the KV cache.
 NEUTRAL_ENDS = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
@@ -86,11 +92,11 @@ class QuantizedCheckpoint(Weights):
                 return None
             rows, inside = self._rows(name, part)
             exact = rows.exact(bits)
-            weight = None if exact is None else part_of(exact, inside)
+            weight = None if exact is None else quantized_part(exact, inside)
             if weight is None:
                 return None
             weights.append(weight)
-        return joined(weights)
+        return quantized_rows(weights)
 
     def codes(
         self, names: Sequence[str], parts: Sequence[tuple[slice, ...]], layer: Sequence[str] = ()

@@ -24,7 +24,7 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
 }
 
 
-def read_quantization(fields: Fields) -> Quantization | None:
+def parse_quantization(fields: Fields) -> Quantization | None:
     """Parse the quantisation of a checkpoint; None if it is not quantised. Raises CheckpointError.
 
     fields: of `config.json`.

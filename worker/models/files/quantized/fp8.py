@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.kernels.grouped_weight import FP8
+from quire.kernels.weights import FP8
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized.layout import E4M3, Fp8Layer, LayerLayout, StoredType, refuse_unknown
 

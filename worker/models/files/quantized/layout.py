@@ -9,8 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import FP8
-from quire.kernels.quantization import INT4_GROUP
+from quire.kernels.weights import FP8, INT4_GROUP
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized.weight import ScaledWeight
 

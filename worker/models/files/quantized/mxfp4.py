@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import E2M1, GROUP, MXFP4, GroupedWeight
+from quire.kernels.weights import E2M1, GROUP, MXFP4, GroupedWeight
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized.layout import LayerLayout, StoredType, refuse_unknown
 

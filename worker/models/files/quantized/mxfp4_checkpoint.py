@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import GROUP, GroupedWeight, grouped_part
+from quire.kernels.weights import GROUP, GroupedWeight, grouped_part
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import AGAIN
 from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint

@@ -17,67 +17,62 @@ from typing import Protocol
 
 import torch
 
-from quire.kernels.fp8_rows import FP8_DYNAMIC, Fp8Activations
-from quire.kernels.grouped_weight import MXFP4, GroupedWeight
-from quire.kernels.linear_weight import LinearWeight
 from quire.kernels.ops import Ops
-from quire.kernels.quantization import QuantizedWeight
-from quire.shared.model.gguf.model_files import is_gguf
+from quire.kernels.weights import (
+    FP8_DYNAMIC,
+    MXFP4,
+    Fp8Activations,
+    GroupedWeight,
+    KQuantWeight,
+    LinearWeight,
+    QuantizedWeight,
+)
 from quire.shared.process.errors import CheckpointError
-from quire.worker.models.files.gguf.weights import GGUFWeights
-from quire.worker.models.files.loader import Progress, Weights
 from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
-from quire.worker.models.files.quantized.layout import Quantization
-from quire.worker.models.files.quantized.mxfp4 import Mxfp4
-from quire.worker.models.files.quantized.mxfp4_checkpoint import Mxfp4Checkpoint
-from quire.worker.models.files.weight_reader import Form, Held, NotHeld, Part, WeightReader
+from quire.worker.models.files.weight_reader import Form, Held, NotHeld, Part, TensorSource, WeightReader
 
 log = logging.getLogger(__name__)
 
 AS_STORED, DEQUANTIZED = "as stored", "dequantised"  # `Form.how`
 
 
-class StoredConfig(Protocol):
-    """How a checkpoint stores its weights."""
+class StoredLayout(Protocol):
+    """How one layer is stored."""
 
     @property
-    def quantization(self) -> Quantization | None: ...
+    def label(self) -> str: ...
 
     @property
-    def dtype(self) -> str | None:
-        """The type of the weights that the checkpoint declares."""
+    def integer_bits(self) -> int:
+        """Bits of weights if the format multiplies them with activations that are rounded to 8 bits; else 0."""
 
 
-def open_weights(
-    folder: Path,
-    config: StoredConfig,
-    dtypes: Sequence[torch.dtype],
-    device: torch.device | str,
-    progress: Progress | None = None,
-) -> Weights:
-    """Open the files of a checkpoint.
+class Labelled(Protocol):
+    """How a checkpoint is quantised, for the log."""
 
-    dtypes: of weights that the kernels multiply by. Raises CheckpointError; for a GGUF file on a GPU, too.
-    """
-    quantization = config.quantization
-    if is_gguf(folder):
-        if torch.device(device).type != "cpu":
-            raise CheckpointError(folder, "GGUF files are computed on CPUs only", "take --device cpu")
-        return GGUFWeights(folder, dtypes, progress)
-    if quantization is None:
-        return Weights(folder, progress)
-    wide = torch.float16 if config.dtype == "float16" else torch.bfloat16
-    kind = Mxfp4Checkpoint if isinstance(quantization, Mxfp4) else QuantizedCheckpoint
-    return kind(folder, quantization, dtypes, wide, progress)
+    @property
+    def label(self) -> str: ...
 
 
-def make_reader(
-    weights: Weights, shard: Held, ops: Ops, dtype: torch.dtype, device: torch.device | str, bits: int | str
-) -> WeightReader:
-    """Return a reader of weights. Arguments as of `WeightReader`."""
-    if isinstance(weights, QuantizedCheckpoint) or (isinstance(weights, GGUFWeights) and weights.quantization):
-        return QuantizedReader(weights, shard, ops, dtype, device, bits)
-    return WeightReader(weights, shard, ops, dtype, device, bits)
+class StoredLayers(TensorSource, Protocol):
+    """A checkpoint whose layers may be stored as integers or codes: a `QuantizedCheckpoint` or a GGUF file."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def quantization(self) -> Labelled | None: ...
+
+    def layout(self, name: str) -> StoredLayout | None:
+        """Return the layout of a weight; None if it is not quantised."""
+
+    def exact(self, names: Sequence[str], bits: int, parts: Sequence[Part]) -> QuantizedWeight | None:
+        """Return layers as one in integers of these bits; None if that would round them."""
+
+    def codes(
+        self, names: Sequence[str], parts: Sequence[Part], layer: Sequence[str] = ()
+    ) -> GroupedWeight | KQuantWeight | None:
+        """Return layers as one, as codes with scales; None if that would round them. layer: all that are packed."""
 
 
 class QuantizedReader(WeightReader):
@@ -85,7 +80,7 @@ class QuantizedReader(WeightReader):
 
     def __init__(
         self,
-        weights: QuantizedCheckpoint | GGUFWeights,
+        weights: StoredLayers,
         shard: Held,
         ops: Ops,
         dtype: torch.dtype,

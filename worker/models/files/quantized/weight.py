@@ -7,8 +7,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import FP8, GROUP, MAX_ZEROS, UINT4, UINT8, GroupedWeight, has_short_scales
-from quire.kernels.quantization import INT4_GROUP, MAX_INTEGER_FEATURES, QuantizedWeight
+from quire.kernels.weights import (
+    FP8,
+    GROUP,
+    INT4_GROUP,
+    MAX_INTEGER_FEATURES,
+    MAX_ZEROS,
+    UINT4,
+    UINT8,
+    GroupedWeight,
+    QuantizedWeight,
+    has_short_scales,
+)
 
 CHUNK = 1 << 22  # values that are float32 at a time
 
@@ -122,25 +132,3 @@ class ScaledWeight:
 def _fits_4_bits(values: Tensor) -> bool:
     low, high = values.aminmax()
     return bool(low >= -8 and high <= 7)
-
-
-def part_of(weight: QuantizedWeight, part: tuple[slice, ...]) -> QuantizedWeight | None:
-    """Return the rows and input features of a rank; None if they cut a group of 4-bit weights."""
-    if not part:
-        return weight
-    values, (rows, columns) = weight.values, part if len(part) == 2 else (part[0], slice(None))
-    first, last, _ = columns.indices(values.shape[1])
-    scales = weight.scales[rows]
-    if weight.bits == 4:
-        if first % INT4_GROUP or (last % INT4_GROUP and last < values.shape[1]):
-            return None
-        scales = scales[:, first // INT4_GROUP : -(-last // INT4_GROUP)]
-    return QuantizedWeight(values[rows, columns].contiguous(), scales.contiguous(), weight.bits)
-
-
-def joined(weights: list[QuantizedWeight]) -> QuantizedWeight:
-    """Return layers of the same bits and input features as one, along their output channels."""
-    if len(weights) == 1:
-        return weights[0]
-    values = torch.cat([weight.values for weight in weights])
-    return QuantizedWeight(values, torch.cat([weight.scales for weight in weights]), weights[0].bits)

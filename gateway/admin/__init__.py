@@ -1,1 +1,0 @@
-"""The admin endpoints of a gateway: `server` serves `/metrics` and `/health`, `metrics` renders the metrics."""

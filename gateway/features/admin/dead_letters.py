@@ -1,0 +1,149 @@
+"""The dead-letter queue: requests that were given up because every worker that ran them died.
+
+Lists them, shows one, puts one into the queue again, or drops one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+
+from redis.exceptions import RedisError
+
+from quire.gateway.features.admin.commands import DeadLetterSettings
+from quire.shared.config.command_line import CommandError
+from quire.shared.process.interrupts import raise_at_ctrl_c
+from quire.shared.protocol.broker import Broker, DeadRequest, QueueBounds, new_id
+from quire.shared.protocol.keys import LaneKeys
+from quire.shared.protocol.messages import GenerationRequest, MessageError
+from quire.shared.redis.clients import command_client, node_clients
+from quire.shared.redis.url import BrokerUnavailable, redact
+
+# An operator's retry is never refused for want of room in the queue.
+NO_BOUNDS = QueueBounds(10**12, 10**15)
+_LANE = re.compile(r"^quire:\{(.+)\}:dead$")
+
+
+def run(settings: DeadLetterSettings, environ: Mapping[str, str]) -> int:
+    """Carry out the action at `settings.redis_url`, and print what it found. Raises CommandError."""
+    raise_at_ctrl_c()
+    where = f"no Redis at {redact(settings.redis_url)}"
+    return carry_out(settings, where, "pass another --redis-url (QUIRE_REDIS_URL)")
+
+
+def carry_out(settings: DeadLetterSettings, where: str, remedy: str) -> int:
+    """Like `run`. `where` and `remedy` begin and end the error for a Redis that does not answer."""
+    return asyncio.run(_carry_out(settings, where, remedy))
+
+
+async def _carry_out(settings: DeadLetterSettings, where: str, remedy: str) -> int:
+    brokers: dict[str, Broker] = {}
+    try:
+        name = settings.served_model_name
+        for lane in [name] if name else await _lanes(settings.redis_url):
+            brokers[lane] = Broker(command_client(settings.redis_url, lane, connections=2), lane)
+        if settings.action == "list":
+            return await _list(brokers.values(), settings)
+        broker, found = await _find(brokers.values(), settings.entry)
+        return await ACTIONS[settings.action](broker, found)
+    except BrokerUnavailable as error:
+        raise CommandError(str(error)) from error
+    except (RedisError, OSError) as error:
+        raise CommandError(f"{where}: {str(error).rstrip('.')}; {remedy}") from error
+    finally:
+        for broker in brokers.values():
+            await broker.client.aclose()
+
+
+async def _list(brokers: Iterable[Broker], settings: DeadLetterSettings) -> int:
+    found = [(broker.keys.lane, one) for broker in brokers for one in await broker.read_dead(settings.count)]
+    for lane, one in found:
+        print(f"{one.entry_id}  {lane}  request {one.request_id}  worker {one.worker}  {one.emitted} tokens")
+    if not found:
+        model = f" of model {settings.served_model_name!r}" if settings.served_model_name else ""
+        print(f"no request{model} was given up", file=sys.stderr)
+    return 0
+
+
+async def _lanes(url: str) -> list[str]:
+    """The lanes that have a dead-letter stream."""
+    found = []
+    clients = await node_clients(url)
+    try:
+        for client in clients:
+            async for key in client.scan_iter(LaneKeys("*").dead, count=1000):
+                if match := _LANE.match(key.decode()):
+                    found.append(match[1])
+    finally:
+        for client in clients:
+            await client.aclose()
+    return sorted(found)
+
+
+async def _find(brokers: Iterable[Broker], entry: str) -> tuple[Broker, DeadRequest]:
+    if not entry:
+        raise CommandError("--entry is missing: give one that the action `list` shows")
+    found = [
+        (broker, one) for broker in brokers for one in await broker.read_dead(count=10_000) if one.entry_id == entry
+    ]
+    if not found:
+        raise CommandError(f"there is no entry {entry!r}: the action `list` shows all entries")
+    if len(found) > 1:
+        names = ", ".join(broker.keys.lane for broker, _ in found)
+        raise CommandError(f"there is an entry {entry!r} of the models {names}: choose with --served-model-name")
+    return found[0]
+
+
+async def _show(broker: Broker, one: DeadRequest) -> int:
+    fields: dict[str, object] = {
+        "entry": one.entry_id,
+        "model": broker.keys.lane,
+        "request": one.request_id,
+        "class": one.priority_class,
+        "worker": one.worker,
+        "emitted_tokens": one.emitted,
+    }
+    try:
+        request = GenerationRequest.decode(one.body)
+        fields |= {"prompt_tokens": list(request.prompt), "sampling": repr(request.sampling)}
+    except MessageError as error:
+        fields["unreadable"] = str(error)
+    print(json.dumps(fields, indent=1))
+    return 0
+
+
+async def _retry(broker: Broker, one: DeadRequest) -> int:
+    """Submit the request again under a new id, as a background request: its client has already had its answer."""
+    try:
+        request = replace(GenerationRequest.decode(one.body), id=new_id())
+    except MessageError as error:
+        raise CommandError(f"entry {one.entry_id} cannot be read: {error}") from error
+    await broker.submit(
+        request.id,
+        request.encode(),
+        gateway="none",
+        cost=request.cost,
+        bounds=NO_BOUNDS,
+        priority_class=one.priority_class,
+        metadata=one.metadata,
+        is_background=True,
+        prompt_tokens=len(request.prompt),
+        rows=request.rows,
+        share=one.share,
+    )
+    await broker.drop_dead(one.entry_id)
+    print(f"queued again as request {request.id}")
+    return 0
+
+
+async def _drop(broker: Broker, one: DeadRequest) -> int:
+    await broker.drop_dead(one.entry_id)
+    print(f"dropped {one.entry_id}")
+    return 0
+
+
+ACTIONS: dict[str, Callable[[Broker, DeadRequest], Awaitable[int]]] = {"show": _show, "retry": _retry, "drop": _drop}

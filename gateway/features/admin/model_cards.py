@@ -1,0 +1,140 @@
+"""GET /v1/models: the model of this gateway with its limits and capabilities, in the shapes of OpenAI and vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from quire.gateway.api.caller import caller_of
+from quire.gateway.model.served_model import ServedModel
+from quire.gateway.output.formats import FORMATS
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import Gateway
+
+
+def _any(model: ServedModel) -> bool:
+    return True
+
+
+def _chats(model: ServedModel) -> bool:
+    """True if the model has a chat template."""
+    return model.template is not None
+
+
+def _ends(model: ServedModel) -> bool:
+    """True if the model has an end token: an answer in a grammar ends where the grammar does."""
+    return bool(model.eos_token_ids)
+
+
+def _calls_tools(model: ServedModel) -> bool:
+    return _chats(model) and _ends(model) and bool(model.tool_format)
+
+
+def _reasons(model: ServedModel) -> bool:
+    """True if the reasoning of the model is told apart from its answer."""
+    return _chats(model) and bool(reasoning_format(model))
+
+
+# Features of the API, each with the models that have it.
+CAPABILITIES: dict[str, Callable[[ServedModel], bool]] = {
+    "beam_search": _any,
+    "chat": _chats,
+    "completions": _any,
+    "embeddings": _any,
+    "json_object": _ends,
+    "json_schema": _ends,
+    "logprobs": _any,
+    "messages": _chats,
+    "reasoning": _reasons,
+    "responses": _chats,
+    "resume": _any,
+    "scoring": _any,
+    "structured_outputs": _ends,
+    "tokenize": _any,
+    "tools": _calls_tools,
+}
+
+
+def capabilities(model: ServedModel) -> list[str]:
+    """The names of the features that a model has, in alphabetical order."""
+    return sorted(name for name, has in CAPABILITIES.items() if has(model))
+
+
+def reasoning_format(model: ServedModel) -> str:
+    """The format in which the model marks its reasoning; empty if it does not.
+
+    A format of tool calls may have reasoning of its own.
+    """
+    form = FORMATS.get(model.tool_format)
+    return model.reasoning_format or (form.name if form is not None and form.has_reasoning else "")
+
+
+class ModelCards:
+    """Handlers of the endpoints that describe the models of a gateway."""
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        self._directory = directory
+        self._may_use = directory.process.keys.may_use
+
+    async def all(self, request: web.Request) -> web.Response:
+        """GET /v1/models: each live model under all of its names that the caller may use."""
+        caller = caller_of(request)
+        cards: dict[str, dict[str, Any]] = {}
+        for gateway in self._directory.live:
+            for name in gateway.names:
+                # A name that two models claim is listed for the one that gets its calls.
+                if name not in cards and self._may_use(caller, name) and self._directory.find(name) is gateway:
+                    cards[name] = _card(gateway, name)
+        return web.json_response({"object": "list", "data": list(cards.values())})
+
+    async def one(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{name}"""
+        name = request.match_info["name"]
+        gateway = self._directory.choose(name, caller_of(request))
+        gateway.limits.check_model(name)
+        return web.json_response(_card(gateway, name))
+
+
+def _card(gateway: Gateway, name: str) -> dict[str, Any]:
+    """The card of the model, of an alias, or of one of its adapters, whose parent is the model."""
+    model, limits, created = gateway.model, gateway.limits, gateway.started
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "quire",
+        # vLLM's: the checkpoint, here by its served name, since its folder is no concern of clients.
+        "root": model.name,
+        "parent": model.name if name in limits.adapters else None,
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "vocab_size": limits.vocab_size,
+        "max_n": limits.max_n,
+        "max_prompts": limits.max_prompts,
+        "max_choices": limits.max_choices,
+        "capabilities": capabilities(model),
+        "tool_call_format": model.tool_format or None,
+        "reasoning_format": reasoning_format(model) or None,
+        "sampling_defaults": model.sampling_defaults,
+        "permission": [_permission(name, created)],
+    }
+
+
+def _permission(name: str, created: int) -> dict[str, Any]:
+    """An entry that OpenAI's API once had, and that vLLM has: every client may use the model."""
+    return {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }

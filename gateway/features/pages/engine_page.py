@@ -1,0 +1,198 @@
+"""`/engine`: the data of the page that shows a worker's engine at work, as server-sent events.
+
+The page shows the number of running requests of all tenants and the beginnings of their ids to everyone whose calls the
+gateway accepts. So by default the page is on only if the gateway listens on the loopback interface and needs no API
+keys: behind a proxy, clients are others. If the page is off, its URLs answer 404 with the name of the setting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from weakref import WeakKeyDictionary
+
+from aiohttp import web
+
+from quire.gateway.admission.worker_registry import WorkerRegistry
+from quire.gateway.api.caller import caller_of
+from quire.gateway.errors.api_errors import ApiError, InvalidRequest, NotFound
+from quire.gateway.features.pages.engine_viewer import EngineViewer
+from quire.gateway.features.pages.view_subscriptions import ViewSubscriptions
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import Gateway
+from quire.gateway.stream import sse
+from quire.shared.config.service_settings import is_loopback
+
+# Maximum number of open streams of one gateway.
+MAX_VIEWERS = 64
+
+_KEY = re.compile(r"[!-~]{1,255}", re.ASCII)
+
+
+class TooManyViewers(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    code = "too_many_viewers"
+
+
+def is_on(setting: str, host: str, is_open: bool) -> bool:
+    """True if a gateway that listens on `host` serves the page.
+
+    setting: the value of `--engine-view`. is_open: calls without an API key are accepted.
+    """
+    if setting != "auto":
+        return setting == "on"
+    return is_open and is_loopback(host)
+
+
+def add_to(app: web.Application, directory: ModelDirectory) -> None:
+    """Adds the routes of the page's data, or of the refusal. Must be called before the routes of the page are added."""
+    settings = directory.process.settings
+    if not is_on(settings.engine_view, settings.host, settings.is_open):
+        app.add_routes([web.get("/engine", _refuse), web.get("/engine/{rest:.*}", _refuse)])
+        return
+    page = EnginePage(directory)
+    app.add_routes([web.get("/engine/workers", page.workers), web.get("/engine/stream", page.stream, allow_head=False)])
+    app.on_shutdown.append(page.close)
+
+
+async def _refuse(request: web.Request) -> web.StreamResponse:
+    raise NotFound(
+        "The engine view is off at this gateway, because it would show what all clients run. Start "
+        "the gateway with --engine-view on (QUIRE_ENGINE_VIEW=on) to have it."
+    )
+
+
+class EnginePage:
+    """Handlers of the page's data. Until `close` they accept viewers."""
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        self._directory = directory
+        self._may_use = directory.process.keys.may_use
+        self._is_closing = False
+        # The subscriptions of each model with a viewer; a model that is gone takes its own with it.
+        self._views: WeakKeyDictionary[Gateway, ViewSubscriptions] = WeakKeyDictionary()
+
+    async def close(self, app: web.Application) -> None:
+        """Ends all streams: the same views can be had from another gateway."""
+        self._is_closing = True
+        for views in self._views.values():
+            views.end_all()
+
+    def _views_of(self, gateway: Gateway) -> ViewSubscriptions:
+        if gateway not in self._views:
+            url = gateway.settings.redis_url
+            # No reference to the gateway itself: the key of a weak dictionary must not be held by its value.
+            registry = gateway.worker_registry
+            self._views[gateway] = ViewSubscriptions(url, gateway.broker, lambda: _ids(registry))
+        return self._views[gateway]
+
+    def _choose(self, request: web.Request) -> Gateway:
+        """Returns the model that `model` names, by default the first with a live worker. Raises ApiError."""
+        name, caller = request.query.get("model"), caller_of(request)
+        if name is not None:
+            gateway = self._directory.choose(name, caller)
+            gateway.limits.check_model(name)
+            return gateway
+        models = [
+            one for one in self._directory.live or self._directory.gateways if self._may_use(caller, one.model.name)
+        ]
+        if not models:
+            raise NotFound("This server has no model for you yet.", param="model")
+        return models[0]
+
+    async def workers(self, request: web.Request) -> web.Response:
+        """GET /engine/workers?model=NAME: the live workers of a model, and the names of all models."""
+        gateway = self._choose(request)
+        workers = [
+            {
+                "id": card.worker_id,
+                "running": card.running,
+                "waiting": card.waiting,
+                "free_blocks": card.free_blocks,
+                "total_blocks": card.total_blocks,
+                "block_size": card.block_size,
+                "max_model_len": card.max_model_len,
+                "max_num_seqs": card.max_num_seqs,
+            }
+            for card in sorted(gateway.worker_registry.workers, key=lambda card: card.worker_id)
+        ]
+        return web.json_response(
+            {
+                "model": gateway.model.name,
+                "models": [
+                    one.model.name for one in self._directory.live if self._may_use(caller_of(request), one.model.name)
+                ],
+                "workers": workers,
+            }
+        )
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """GET /engine/stream?model=NAME&worker=ID&follow=KEY: views of a worker, until the client leaves.
+
+        `follow`: an idempotency key. The stream then has the views of the worker that has claimed most requests of the
+        call of this key, as soon as a worker has claimed one.
+        """
+        gateway = self._choose(request)
+        worker_id, key = _read_worker(gateway, request), caller_of(request).scoped(_read_key(request))
+        if self._is_closing:
+            raise ApiError("This gateway is shutting down.", code="shutting_down")
+        if sum(views.num_viewers for views in self._views.values()) >= MAX_VIEWERS:
+            raise TooManyViewers(
+                f"This gateway has {MAX_VIEWERS} open engine views already, which is its limit; close one, or wait."
+            )
+        viewer = EngineViewer()
+        response = web.StreamResponse(headers=sse.HEADERS)
+        async with self._views_of(gateway).showing(viewer, worker_id, key):
+            await response.prepare(request)
+            await self._send(request, response, viewer)
+        return response
+
+    async def _send(self, request: web.Request, response: web.StreamResponse, viewer: EngineViewer) -> None:
+        """Writes events until the viewer ends, the client leaves, or the client does not read for the write timeout."""
+        settings = self._directory.process.settings
+        with contextlib.suppress(ConnectionError):
+            while True:
+                try:
+                    async with asyncio.timeout(settings.keepalive_s):
+                        event = await viewer.next()
+                except TimeoutError:
+                    event = sse.KEEPALIVE
+                if event is None:
+                    return
+                try:
+                    async with asyncio.timeout(settings.write_timeout_s):
+                        await response.write(event)
+                except TimeoutError:
+                    # The viewer is no longer counted, so its connection and the bytes buffered for it go at once.
+                    if request.transport is not None:
+                        request.transport.abort()
+                    return
+
+
+def _ids(registry: WorkerRegistry) -> list[str]:
+    return [card.worker_id for card in registry.workers]
+
+
+def _read_worker(gateway: Gateway, request: web.Request) -> str:
+    """Returns the worker that the client asks for, by default the first. Raises InvalidRequest or NotFound."""
+    unknown = sorted(request.query.keys() - {"model", "worker", "follow"})
+    if unknown:
+        raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has model, worker and follow.")
+    live = sorted(_ids(gateway.worker_registry))
+    worker_id: str = request.query.get("worker", live[0] if live else "")
+    if worker_id not in live:
+        there = f"there are {', '.join(live[:8])}" if live else "there is none now"
+        raise NotFound(f"No live worker has the id {worker_id[:80]!r}; {there}.", param="worker")
+    return worker_id
+
+
+def _read_key(request: web.Request) -> str:
+    """Returns the idempotency key of the call to follow; empty for none. Raises InvalidRequest."""
+    key: str = request.query.get("follow", "")
+    if key and not _KEY.fullmatch(key):
+        raise InvalidRequest(
+            f"follow must be an Idempotency-Key of 1 to 255 visible ASCII characters, not {key[:80]!r}.", param="follow"
+        )
+    return key

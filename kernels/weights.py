@@ -1,0 +1,76 @@
+"""The kinds of weights that a linear layer may have, given to an implementation at once or a few rows at a time.
+
+Modules outside of kernels import all kinds from here; each kind has a module of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.kernels.fp8_rows import FP8_DYNAMIC, Fp8Activations
+from quire.kernels.grouped_weight import (
+    BITS,
+    E2M1,
+    FP8,
+    GROUP,
+    MAX_ZEROS,
+    MXFP4,
+    UINT4,
+    UINT8,
+    GroupedWeight,
+    grouped_part,
+    grouped_rows,
+    has_short_scales,
+    to_fp8,
+)
+from quire.kernels.k_quant_weight import (
+    BLOCK,
+    K_QUANT4,
+    K_QUANT6,
+    K_QUANTS,
+    KQuantWeight,
+    k_quant_part,
+    k_quant_rows,
+)
+from quire.kernels.quantization import (
+    INT4_GROUP,
+    MAX_INTEGER_FEATURES,
+    QuantizedWeight,
+    quantize,
+    quantized_part,
+    quantized_rows,
+)
+
+__all__ = [
+    "BITS", "BLOCK", "E2M1", "FP8", "FP8_DYNAMIC", "GROUP", "INT4_GROUP", "K_QUANT4", "K_QUANT6", "K_QUANTS",
+    "MAX_INTEGER_FEATURES", "MAX_ZEROS", "MXFP4", "UINT4", "UINT8", "Fp8Activations", "GroupedWeight", "KQuantWeight",
+    "LinearWeight", "QuantizedWeight", "Ranges", "RowsDiffer", "WeightRows", "grouped_part", "grouped_rows",
+    "has_short_scales", "k_quant_part", "k_quant_rows", "quantize", "quantized_part",
+    "quantized_rows", "to_fp8", "whole",
+]  # fmt: skip
+
+
+class RowsDiffer(ValueError):
+    """The rows of a weight have several dtypes, kinds or orders, so that they cannot be packed as one."""
+
+
+LinearWeight = Tensor | QuantizedWeight | GroupedWeight | KQuantWeight
+Ranges = Sequence[tuple[int, int]]  # of rows: first, and one after the last
+
+
+@dataclass(frozen=True, eq=False)
+class WeightRows:
+    """Weights that are read while they are packed, so that few of them are in memory twice.
+
+    shape: [N, K]. read: returns the rows of some ranges as one weight. All rows have the same dtype or kind.
+    """
+
+    shape: torch.Size
+    read: Callable[[Ranges], LinearWeight]
+
+
+def whole(weight: LinearWeight | WeightRows) -> LinearWeight:
+    """Return all rows of a weight."""
+    return weight.read([(0, weight.shape[0])]) if isinstance(weight, WeightRows) else weight

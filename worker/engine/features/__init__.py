@@ -1,0 +1,1 @@
+"""Features of a request: the engine calls each through its one module."""

@@ -1,0 +1,1 @@
+"""Recurrent states: slots for them, and prefixes that end at a snapshot."""
