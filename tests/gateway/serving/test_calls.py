@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.gateway.api import resume
 from quire.gateway.model.served_model import load_model
 from quire.gateway.serving import model_directory, service
 from quire.gateway.serving.service import Gateway
@@ -56,21 +55,6 @@ async def started(worker: FakeWorker) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("how", ["closed", "reset"])
-async def test_a_running_request_is_cancelled_within_two_steps(gateway: RunningGateway, stream: bool, how: str) -> None:
-    async with gateway.worker(endless(65)) as worker:
-        _, writer = await gateway.connect(call(stream=stream))
-        await started(worker)
-        if how == "reset":
-            writer.transport.abort()
-        else:
-            writer.close()
-        request_id = await asyncio.wait_for(worker.cancelled.get(), 60)
-        assert request_id == worker.claimed[0].id
-    assert await outcome(gateway, "cancelled") == 1
-
-
-@pytest.mark.parametrize("stream", [True, False])
 async def test_a_waiting_request_is_taken_out_of_the_queue(gateway: RunningGateway, stream: bool) -> None:
     _, writer = await gateway.connect(call(stream=stream))
 
@@ -87,21 +71,6 @@ async def test_a_waiting_request_is_taken_out_of_the_queue(gateway: RunningGatew
     async with gateway.worker(emit(tokens("a"))) as worker:
         assert (await gateway.chat()).status == 200
         assert len(worker.claimed) == 1
-
-
-async def test_every_prompt_of_a_call_is_cancelled(gateway: RunningGateway) -> None:
-    body = json.dumps({"model": MODEL, "prompt": ["a", "b", "c"]}).encode()
-    _, writer = await gateway.connect(raw_request("POST", "/v1/completions", body))
-
-    async def queued() -> bool:
-        return await gateway.queued() == 3
-
-    async def cancelled() -> bool:
-        return await outcome(gateway, "cancelled") == 3
-
-    await until(queued)
-    writer.close()
-    await until(cancelled)
 
 
 async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: RunningGateway) -> None:
@@ -268,22 +237,6 @@ async def test_without_time_for_open_streams_a_gateway_ends_at_once(start_gatewa
         await first.gateway.broker.cancel(worker.claimed[0].id)
 
 
-async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningGateway) -> None:
-    async with (
-        gateway.worker(endless(65)) as worker,
-        gateway.stream(CHAT, chat_body(stream=True, background=True)) as s,
-    ):
-        call_id = (await s.next()).data["id"]
-        await started(worker)
-        reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
-        assert (reply.status, reply.json) == (200, {"id": call_id, "cancelled": True})
-        assert (await s.rest())[-1].data["error"]["code"] == "cancelled"
-        assert await asyncio.wait_for(worker.cancelled.get(), 60) == worker.claimed[0].id
-    assert await outcome(gateway, "cancelled") == 1
-    again = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
-    assert (again.status, again.json["cancelled"]) == (200, False)
-
-
 @pytest.fixture
 def long_silences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no gateway read a log only because a request was silent."""
@@ -312,36 +265,6 @@ async def test_a_resumed_stream_reads_what_is_logged_at_once(gateway: RunningGat
             path = f"{CHAT}/{events[0].data['id']}/stream"
             async with gateway.stream(path, Last_Event_ID=str(events[seen].id)) as again:
                 assert await asyncio.wait_for(again.rest(), 20) == events[seen + 1 :]
-
-
-async def test_a_client_that_resumes_keeps_its_call_alive_and_ends_it_when_it_leaves_while_the_log_is_read(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    catch_up = resume.catch_up
-    reads, may_read = asyncio.Event(), asyncio.Event()
-
-    async def held(*args: Any) -> str:
-        reads.set()
-        await may_read.wait()
-        return await catch_up(*args)
-
-    monkeypatch.setattr(resume, "catch_up", held)
-    async with gateway.worker(endless(65)) as worker:
-        async with gateway.stream(CHAT, chat_body(stream=True)) as stream:
-            call_id = (await stream.next()).data["id"]
-            _, writer = await gateway.connect(raw_request("GET", f"{CHAT}/{call_id}/stream"))
-            await asyncio.wait_for(reads.wait(), 10)
-        await started(worker)
-        [(request_id, steps)] = worker.steps.items()
-
-        async def goes_on() -> bool:
-            return worker.steps[request_id] > steps + 3
-
-        await until(goes_on)
-        assert worker.cancelled.empty(), "another client has come"
-        writer.close()
-        assert await asyncio.wait_for(worker.cancelled.get(), 10) == request_id
-        may_read.set()
 
 
 async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway) -> None:
@@ -487,31 +410,3 @@ async def test_a_gateway_ends_although_redis_does_not_answer_its_cancellations(
     other.canceller.cancel(["a" * 32])
     await asyncio.wait_for(asked.wait(), 10)
     await asyncio.wait_for(other.close(), 10)
-
-
-async def test_a_request_without_a_listener_is_cancelled_unless_its_client_may_return(
-    gateway: RunningGateway,
-) -> None:
-    one, cancelled = gateway.gateway, []
-    one.canceller.cancel = cancelled.extend  # type: ignore[method-assign]
-    with one.listening(["a" * 32]) as buffer:
-        buffer.is_responsible = True
-        assert one.router.has("a" * 32)
-    assert not one.router.has("a" * 32)
-    assert cancelled == ["a" * 32]
-    with one.listening(["b" * 32]):
-        pass  # another gateway is responsible
-    one.draining = True
-    with one.listening(["c" * 32], can_return=True) as buffer:
-        buffer.is_responsible = True
-    assert cancelled == ["a" * 32]
-    with one.listening(["d" * 32], can_return=False) as buffer:
-        buffer.is_responsible = True
-    assert cancelled == ["a" * 32, "d" * 32]
-
-
-async def test_problems_are_named(gateway: RunningGateway) -> None:
-    one = gateway.gateway
-    one.worker_registry.redis_answers = False
-    one.subscription.ready.clear()
-    assert one.redis_problems() == ["Redis does not answer", "not subscribed to the workers' output"]

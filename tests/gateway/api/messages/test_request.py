@@ -18,7 +18,7 @@ from quire.gateway.api.messages.content import (
     read_messages,
     read_system,
 )
-from quire.gateway.api.messages.parameters import ALL, COUNT_TOKENS, CREATE, REFUSED, WITHOUT_EFFECT
+from quire.gateway.api.messages.parameters import ALL, COUNT_TOKENS, CREATE
 from quire.gateway.api.messages.request import MessageRequest, read_request
 from quire.gateway.api.messages.signature import sign
 from quire.gateway.errors.api_errors import ApiError
@@ -510,12 +510,6 @@ def test_what_is_refused(name: str, value: Any, param: str) -> None:
         read_parameters(name, value)
     refusal = caught.value
     assert (refusal.name if isinstance(refusal, InvalidValue) else refusal.param) == param  # type: ignore[attr-defined]
-
-
-def test_a_parameter_is_in_one_list() -> None:
-    lists = [set(CREATE), set(WITHOUT_EFFECT), set(REFUSED)]
-    assert sum(map(len, lists)) == len(set.union(*lists))
-    assert set(COUNT_TOKENS) < set(CREATE)
 
 
 # --- The schemas of tools that clients run themselves -----------------------------------------------------------------
