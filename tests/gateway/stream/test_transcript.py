@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +21,11 @@ from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id
 from quire.gateway.output.tools import Tool
 from quire.gateway.stream.answer_options import AnswerOptions, read_answer_options
-from quire.gateway.stream.call_metadata import MAX_ADAPTER_NAME, CallMetadata, request_id
+from quire.gateway.stream.call_metadata import MAX_ADAPTER_NAME, CallMetadata
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
-from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
+from quire.gateway.stream.transcript import TextDelta, Transcript
 from quire.shared.config.validators import InvalidValue
 from quire.shared.protocol.messages import Delta, MessageError, Outcome, PromptReport, StepItem
 from quire.shared.protocol.messages.codec import pack_token_ids
@@ -188,11 +187,6 @@ def test_tokens_with_log_probabilities_know_where_they_begin(model: ServedModel)
     assert ScoredTokens.join([delta.logprobs, delta.logprobs]).offsets == (0, 1, 2, 0, 1, 2)
 
 
-def test_a_score_is_a_field_of_its_choice() -> None:
-    assert Choice("", "stop").ranking == ""
-    assert Choice("", "stop", -0.5).ranking == ',"score":-0.5'
-
-
 @pytest.mark.parametrize(
     ("dialect", "continues", "text"),
     [("chat", False, "a"), ("message", False, "a"), ("message", True, " a"), ("completion", False, " a")],
@@ -231,20 +225,6 @@ def test_other_shapes_are_refused(value: Any) -> None:
         read_answer_options("answer", value)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (AnswerOptions(), False),
-        (AnswerOptions(logprobs=3), False),
-        (AnswerOptions(echo=True), True),
-        (AnswerOptions(prompt_logprobs=0), True),
-        (AnswerOptions(return_token_ids=True), True),
-    ],
-)
-def test_some_answers_need_the_prompt(options: AnswerOptions, expected: bool) -> None:
-    assert options.needs_prompt is expected
-
-
 # --- Call metadata survives its message; everything else is refused ---------------------------------------------------
 
 
@@ -271,16 +251,6 @@ FULL = replace(
 def test_what_is_noted_about_a_call_survives_the_way(metadata: CallMetadata) -> None:
     assert CallMetadata.decode(metadata.encode()) == metadata
     assert metadata.model_name("model") == (metadata.adapter or "model")
-
-
-def test_labels_are_fields_of_an_answer_only_if_the_call_asked_for_them() -> None:
-    assert ABOUT.label_fields == ("", "")
-    tier, pairs = FULL.label_fields
-    assert json.loads(f"{{{tier}{pairs.removeprefix(',')}}}") == {"service_tier": "flex", "metadata": LABELS}
-
-
-def test_the_requests_of_a_call_have_ids_of_their_own() -> None:
-    assert [request_id("call", index) for index in range(3)] == ["call", "call-1", "call-2"]
 
 
 @given(st.binary(max_size=64))
@@ -383,24 +353,11 @@ def test_the_id_of_a_call_depends_on_its_request_choice_and_token_alone() -> Non
 # --- The text of one choice: what its tokens make certain, and where each token begins --------------------------------
 
 
-def test_each_scored_token_has_the_place_where_it_begins(model: ServedModel) -> None:
-    choice = ChoiceText(model, COMPLETION)
-    ids = tuple(tokens("abc"))
-    assert choice.push_scored(Delta(0, ids), b"") == ("abc", ScoredTokens(ids, b"", (0, 1, 2)))
-    more = tuple(tokens("d"))
-    assert choice.push_scored(Delta(0, more), b"") == ("d", ScoredTokens(more, b"", (3,)))
-
-
 def test_the_end_token_is_no_text_but_has_a_place(model: ServedModel) -> None:
     choice = ChoiceText(model, COMPLETION)
     ids = (*tokens("ab"), *model.eos_token_ids)
     text, scored = choice.push_scored(Delta(0, ids, "stop"), b"")
     assert (text, scored.offsets) == ("ab", (0, 1, 2))
-
-
-def test_parts_of_scored_tokens_are_joined_in_order() -> None:
-    joined = ScoredTokens.join([ScoredTokens((1,), b"a", (0,)), ScoredTokens((2, 3), b"bc", (1, 2))])
-    assert joined == ScoredTokens((1, 2, 3), b"abc", (0, 1, 2))
 
 
 # --- The text of a prompt, and where in it each token begins ----------------------------------------------------------
