@@ -14,13 +14,14 @@ from quire.kernels.cpu.library import (
 )
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.gpu.cuda import PinningFailed
+from quire.kernels.gpu.start import triton_ops
 from quire.kernels.gpu.supported import max_head_dim as max_triton_head_dim
 from quire.kernels.gpu.triton_support import TritonFailure, outdated_assembler, outdated_triton, triton_failure
 from quire.kernels.interrupt import Interrupt, StepInterrupted
 from quire.kernels.mkl_warmup import warm_up_mkl
 from quire.kernels.ops import Ops, PackedLinear
 from quire.kernels.reference import ReferenceOps
-from quire.kernels.select import latent_ops, select_ops, triton_ops
+from quire.kernels.select import latent_ops, select_ops
 from quire.kernels.self_test.cases import (
     KernelFault,
     ReplaceableKernels,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tokenizers import Tokenizer
 
 from quire.shared.process.errors import StartError
-from quire.shared.protocol.messages import MAX_SALT_LENGTH
+from quire.shared.protocol.messages import MAX_SALT_LENGTH, GenerationRequest, SamplingParams
 from quire.shared.text.panics import faults_as
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
@@ -82,13 +82,32 @@ def pin_prefixes(engine: Engine, prefixes: Iterable[PinnedPrompt]) -> None:
     """Compute and pin the prefixes. Raises PrefixError for a prefix that is longer than the cache or the context."""
     for prefix in prefixes:
         try:
-            engine.pin(prefix.name, prefix.token_ids, prefix.cache_salt)
+            pin(engine, prefix.name, prefix.token_ids, prefix.cache_salt)
         except RequestRefused as error:
             raise PrefixError(
                 f"{error}; shorten it, or raise --kv-cache-gb (or --num-blocks), or --max-model-len"
             ) from error
         pinned = engine.scheduler.blocks.pinned[-1]
         log.info("pinned prefix %s: %d tokens in %d blocks", prefix.name, pinned.num_tokens, len(pinned.blocks))
+
+
+def pin(engine: Engine, name: str, token_ids: tuple[int, ...], cache_salt: str = "") -> None:
+    """Compute a prefix and protect it from eviction (paper section 4.4). The engine must be idle.
+
+    Raises RequestRefused, naming the prefix, if the prefix cannot fit.
+    """
+    states, limits = engine.groups.states, engine.limits
+    if states is not None and not (limits.prefix_caching and states.can_take(1)):
+        raise RequestRefused(f"pinned prefix {name!r}: no slot is left for a snapshot of its state")
+    if states is not None and len(token_ids) < limits.block_size:
+        raise RequestRefused(f"pinned prefix {name!r}: it is shorter than a block of {limits.block_size} tokens")
+    request = GenerationRequest(f"pin-{name}", engine.name, token_ids, SamplingParams(1, temperature=0), cache_salt)
+    try:
+        engine.add(request, pin_as=name)
+    except RequestRefused as error:
+        raise RequestRefused(f"pinned prefix {name!r}: {error}") from None
+    while request.id in engine.requests:
+        engine.step()
 
 
 class _Reader:

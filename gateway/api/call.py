@@ -9,9 +9,9 @@ from quire.gateway.api.labels import Labels
 from quire.gateway.api.prompt_parameters import check_prompt_size
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.model.prompt_form import PromptForm
-from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.stream.answer_options import AnswerOptions
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
+from quire.gateway.stream.output_spec import OutputSpec
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.gateway.api.call import Options
-from quire.gateway.api.given_grammars import GivenGrammar
 from quire.gateway.api.labels import read_labels
 from quire.gateway.api.parameters import OF_THE_CALL, StreamOptions, read
 from quire.gateway.api.prompt_parameters import check_no_tokens, of_the_prompt, read_answer, read_prompt_form
 from quire.gateway.errors.api_errors import refused
+from quire.gateway.output.given_grammar import GivenGrammar
 from quire.shared.protocol.sampling_params import (
     GRAMMAR_PARAMETERS,
     MAX_OUTPUT_TOKENS,

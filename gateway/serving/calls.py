@@ -22,6 +22,7 @@ from quire.gateway.api.parsing import BODY, read_object
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import REQUEST_ID, USER_HASH, BrokerDown
+from quire.gateway.features.tracing.http_span import SPAN
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.serving.service import Gateway
@@ -30,7 +31,6 @@ from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
 from quire.gateway.stream.writer import AnswerFormat, EventRenderer, StreamWriter, collect, write_body
 from quire.gateway.telemetry.request_meter import BEGAN, METER
-from quire.gateway.telemetry.tracing import SPAN
 from quire.shared.protocol.messages import MessageError
 from quire.shared.protocol.states import CancelReply
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from quire.kernels import Interrupt, StepInterrupted
-from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, StepItem
 from quire.shared.protocol.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.engine.blocks import BlockManager, cache_root, cache_scope
@@ -118,18 +118,23 @@ class Engine:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def add(
-        self, request: GenerationRequest, earlier: tuple[StepItem, ...] = (), priority: int = DEFAULT_PRIORITY
+        self,
+        request: GenerationRequest,
+        earlier: tuple[StepItem, ...] = (),
+        priority: int = DEFAULT_PRIORITY,
+        pin_as: str | None = None,
     ) -> None:
         """Add a request.
 
         earlier: the items that other attempts at the request emitted; the request continues after them.
-        priority: 0 is the highest class.
+        priority: 0 is the highest class. pin_as: the name under which the request's blocks are pinned at its end.
         Raises RequestRefused, and changes nothing, if the request could not run even alone.
         """
         adapter = self.adapters.find(request.adapter, request.adapter_digest) if request.adapter else None
         sampling, root = request.sampling, cache_root(self.name, request.cache_salt, adapter.digest if adapter else "")
         group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
         group.pooling, group.adapter, group.cache_scope = request.pooling, adapter, cache_scope(request.cache_scope)
+        group.pin_as = pin_as
         if request.pooling and not self.runner.model.hidden_size:
             raise RequestRefused("this model gives no hidden states, so it makes no embeddings")
         group.bad_words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)
@@ -214,28 +219,6 @@ class Engine:
         found = [(request_id, group.num_generated) for request_id, group in self._ranked.items()]
         self._ranked = {request_id: group for request_id, group in self._ranked.items() if request_id in self.requests}
         return found
-
-    def pin(self, name: str, token_ids: tuple[int, ...], cache_salt: str = "") -> None:
-        """Compute a prefix and protect it from eviction (paper section 4.4). The engine must be idle.
-
-        Raises RequestRefused, naming the prefix, if the prefix cannot fit.
-        """
-        states = self.groups.states
-        if states is not None and not (self.limits.prefix_caching and states.can_take(1)):
-            raise RequestRefused(f"pinned prefix {name!r}: no slot is left for a snapshot of its state")
-        if states is not None and len(token_ids) < self.limits.block_size:
-            raise RequestRefused(
-                f"pinned prefix {name!r}: it is shorter than a block of {self.limits.block_size} tokens"
-            )
-        request = GenerationRequest(f"pin-{name}", self.name, token_ids, SamplingParams(1, temperature=0), cache_salt)
-        try:
-            self.add(request)
-        except RequestRefused as error:
-            raise RequestRefused(f"pinned prefix {name!r}: {error}") from None
-        self.requests[request.id].pin_as = name
-        self._synchronous.add(request.id)
-        while request.id in self.requests:
-            self.step()
 
     def prepare(self) -> bool:
         """While idle, do one thing that makes later steps faster. Returns False if there is nothing left to do."""

@@ -288,10 +288,13 @@ class SequenceGroup:
         """True if the host needs the tokens, logits or hidden states of each step before the next one, so that no step
         runs ahead.
 
-        A group with a prompt to score, or without tokens to generate, is synchronous until its first result.
+        A group with a prompt to score, or without tokens to generate, is synchronous until its first result. One that
+        computes a pinned prefix is synchronous to its end.
         """
         s = self.sampling
-        return bool(self.prompt_scores is not None or not s.max_tokens or s.beam_width or self.pooling)
+        scores_prompt = s.prompt_logprobs >= 0 and not self.is_reported
+        is_pinned = self.pin_as is not None
+        return bool(scores_prompt or not s.max_tokens or s.beam_width or self.pooling or is_pinned)
 
     @property
     def unfinished(self) -> list[Sequence]:

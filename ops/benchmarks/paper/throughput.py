@@ -29,6 +29,7 @@ from quire.ops.benchmarks.paper.simulation import (
     simulate,
 )
 from quire.ops.benchmarks.paper.workloads import TRACES, at_rate, chatbot_lengths, lengths, prefixed_lengths
+from quire.worker.pinned_prefixes import pin
 
 ORACLE = "Orca (Oracle)"
 STEP = 1.15  # between two rates that are run
@@ -70,7 +71,7 @@ class ThroughputCase:
         engine = make_engine(self.system, spread=BEAM_SPREAD, seed=self.seed)
         prefix = tuple(1 + i % (VOCAB - 1) for i in range(self.prefix))
         if prefix and self.system == QUIRE:
-            engine.pin("instructions", prefix)
+            pin(engine, "instructions", prefix)
         return simulate(engine, requests, self.profile, self.sampling, prefix, limit=limit, until_drained=until_drained)
 
 

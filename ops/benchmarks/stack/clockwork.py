@@ -76,10 +76,14 @@ class Clockwork(Engine):
         self.log: list[tuple[float, float, dict[str, int]]] = []
 
     def add(
-        self, request: GenerationRequest, earlier: tuple[StepItem, ...] = (), priority: int = DEFAULT_PRIORITY
+        self,
+        request: GenerationRequest,
+        earlier: tuple[StepItem, ...] = (),
+        priority: int = DEFAULT_PRIORITY,
+        pin_as: str | None = None,
     ) -> None:
         # There is no model that a grammar could constrain, and no tokenizer to compile one for.
-        super().add(replace(request, sampling=replace(request.sampling, grammar="")), earlier, priority)
+        super().add(replace(request, sampling=replace(request.sampling, grammar="")), earlier, priority, pin_as)
 
     def step(self) -> list[StepItem]:
         now = time.monotonic()

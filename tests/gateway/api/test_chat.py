@@ -13,8 +13,6 @@ import pytest
 
 from quire.gateway.api.chat import ChatAnswer
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.tool_messages import as_plain_messages
-from quire.gateway.output.formats import FALLBACK
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.protocol.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
@@ -307,35 +305,3 @@ def test_copies_of_the_values_of_a_message_are_left_out() -> None:
     message = {"role": "assistant", "content": "x", "reasoning_content": "r"}
     copies = {"refusal": None, "reasoning_content": "r"}
     assert read_messages([{**message, "provider_specific_fields": copies}]) == read_messages([message])
-
-
-# ---  -----------------------------------------------------------------------------------------------------------------
-
-
-def call(number: int, name: str, **arguments: Any) -> dict[str, Any]:
-    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def test_calls_and_results_become_plain_messages() -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "2 + 3, and the time?"},
-        {"role": "assistant", "content": None, "tool_calls": [call(1, "add", a=2, b=3), call(2, "time")]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "5"},
-        {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "noon"}]},
-        {"role": "assistant", "content": "5, at noon."},
-    ]
-    assert as_plain_messages(messages, FALLBACK, "You have tools.") == [
-        {"role": "system", "content": "You have tools."},
-        {"role": "user", "content": "2 + 3, and the time?"},
-        {
-            "role": "assistant",
-            "content": '{"tool": "add", "arguments": {"a": 2, "b": 3}}\n{"tool": "time", "arguments": {}}',
-        },
-        {"role": "user", "content": "Result of add:\n5\n\nResult of time:\nnoon"},
-        {"role": "assistant", "content": "5, at noon."},
-    ]
-
-
-def test_the_result_of_an_unknown_call_is_that_of_a_tool() -> None:
-    messages = [{"role": "tool", "tool_call_id": "x", "content": "5"}]
-    assert as_plain_messages(messages, FALLBACK, "") == [{"role": "user", "content": "Result of the tool:\n5"}]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels import select
+from quire.kernels.gpu import start
 from quire.kernels.gpu.kernel_table import KernelTable
 from quire.kernels.gpu.stack import TritonCaches
 from quire.kernels.gpu.supported import Unsupported
@@ -82,7 +82,7 @@ def test_what_keeps_triton_from_compiling_is_found_before_the_first_step(
         monkeypatch.setenv(name, value)
     if headers:
         (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(select.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(start.sysconfig, "get_path", lambda name: str(tmp_path))
 
     def fail(*_):
         raise RuntimeError("a traceback\nthe driver is too old")

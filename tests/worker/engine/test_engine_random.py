@@ -22,6 +22,7 @@ from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.runner import Runner, StepOutput
 from quire.worker.engine.sequence import GroupState
 from quire.worker.engine.step import Step
+from quire.worker.pinned_prefixes import pin
 from tests.support.mock_grammars import DEAD_ENDS, ENDLESS
 from tests.support.mock_model import alone, assert_idle, final, graphed, make_engine, request
 from tests.worker.engine.features.test_pooling import embed, embedding
@@ -154,7 +155,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
         )
         for i, length in enumerate(pinned):
             try:
-                self.engine.pin(f"p{i}", BEGINNINGS[i][:length])
+                pin(self.engine, f"p{i}", BEGINNINGS[i][:length])
             except RequestRefused:
                 continue
             self.num_pinned += 1

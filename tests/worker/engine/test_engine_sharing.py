@@ -9,6 +9,7 @@ import pytest
 from quire.shared.protocol.messages import StepItem
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
+from quire.worker.pinned_prefixes import pin
 from tests.support.mock_model import alone, continuation, final, make_engine, request, run, steps, text
 
 BLOCK = 4
@@ -72,7 +73,7 @@ def test_beams_copy_at_most_one_block_each_in_a_step(width: int) -> None:
 def test_a_full_hit_computes_one_token_and_writes_nothing(length: int) -> None:
     engine = make_engine(prefix_caching=True)
     prompt = prompt_of(length)
-    engine.pin("all", prompt)
+    pin(engine, "all", prompt)
     before = computed(engine), written(engine)
     engine.add(request("a", prompt))
     items = engine.step()
@@ -133,7 +134,7 @@ def test_different_salts_share_nothing() -> None:
 def test_a_pinned_prefix_is_found_after_a_flood_and_its_last_block_is_copied_on_write(prefix_caching: bool) -> None:
     engine = make_engine(prefix_caching=prefix_caching, num_blocks=16)
     system = prompt_of(10)
-    engine.pin("system", system)
+    pin(engine, "system", system)
     pinned = engine.scheduler.blocks.pinned[0].blocks
     for i in range(12):
         engine.add(request(f"flood-{i}", prompt_of(30, first=i + 2)))
@@ -157,9 +158,9 @@ def test_a_pinned_prefix_is_found_after_a_flood_and_its_last_block_is_copied_on_
 def test_a_pinned_prefix_that_can_never_fit_is_refused_by_name() -> None:
     engine = make_engine(num_blocks=6)
     with pytest.raises(RequestRefused, match=r"pinned prefix 'big': 25 tokens need 7 KV blocks and the cache has 6"):
-        engine.pin("big", prompt_of(24))
+        pin(engine, "big", prompt_of(24))
     with pytest.raises(RequestRefused, match=r"pinned prefix 'long': 200 prompt tokens .* context of 128 tokens"):
-        engine.pin("long", prompt_of(200))
+        pin(engine, "long", prompt_of(200))
     assert engine.scheduler.blocks.pinned == []
     run(engine)
 
@@ -169,7 +170,7 @@ def test_a_group_that_fits_only_on_its_pinned_prefix_runs_to_its_end() -> None:
     for preemption in ("swap", "recompute"):
         engine = make_engine(num_blocks=12, num_host_blocks=24, preemption=preemption, max_num_batched_tokens=32)
         system = prompt_of(16)
-        engine.pin("system", system)
+        pin(engine, "system", system)
         for i in range(2):
             engine.add(request(f"r{i}", (*system, 90 + i), n=2, max_tokens=15, ignore_eos=True))
         items = run(engine)

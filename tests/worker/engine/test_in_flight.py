@@ -15,6 +15,7 @@ from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.transfers import SampledTokens
 from quire.worker.inspect.snapshot import take_snapshot
+from quire.worker.pinned_prefixes import pin
 from tests.support.mock_grammars import DEAD_ENDS, ENDLESS
 from tests.support.mock_model import (
     EOS,
@@ -425,7 +426,7 @@ def test_a_synchronous_step_that_fails_loses_no_token_of_the_step_in_flight(
 def test_a_pinned_prefix_of_several_chunks_is_pinned_with_its_blocks(ahead: Callable[..., Engine]) -> None:
     engine = ahead(max_num_batched_tokens=8)
     prefix = tuple(range(1, 23))
-    engine.pin("long", prefix)
+    pin(engine, "long", prefix)
     [pinned] = engine.groups.blocks.pinned
     assert (len(pinned.blocks), pinned.num_tokens) == (6, 22)
     engine.add(request("r", (*prefix, 50), ignore_eos=True))

@@ -93,6 +93,13 @@ def test_a_request_is_synchronous_if_the_host_needs_its_tokens_or_logits(params:
     assert made.is_synchronous is is_synchronous
 
 
+def test_a_request_that_computes_a_pinned_prefix_is_synchronous() -> None:
+    made = group()
+    made.pin_as = "system"
+    made.start()
+    assert made.is_synchronous
+
+
 @pytest.mark.parametrize(
     ("params", "has_history"),
     [

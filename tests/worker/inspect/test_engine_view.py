@@ -17,6 +17,7 @@ from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.engine_view import make_view, name_of
 from quire.worker.inspect.snapshot import take_snapshot
 from quire.worker.inspect.step_log import StepLog
+from quire.worker.pinned_prefixes import pin
 from tests.support.mock_model import EOS, MockModel
 
 SIZE = 4
@@ -82,7 +83,7 @@ def look(engine: Engine, log: StepLog | None = None) -> View:
 def test_a_view_agrees_with_the_block_map_whatever_runs() -> None:
     random = Random(5)
     engine = make_engine(num_blocks=40, num_host_blocks=16, max_num_batched_tokens=24)
-    engine.pin("house", tuple(range(50, 60)))
+    pin(engine, "house", tuple(range(50, 60)))
     number = 0
     seen = dict.fromkeys(("shared", "swapped", "pinned", "prefill"), 0)
     log = StepLog()

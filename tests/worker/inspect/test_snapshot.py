@@ -23,6 +23,7 @@ from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.inspect.snapshot import EngineUsage, take_snapshot
 from quire.worker.inspect.step_log import RecentSteps, StepLog
+from quire.worker.pinned_prefixes import pin
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineThread
@@ -105,7 +106,7 @@ def test_choices_share_the_blocks_of_their_prompt() -> None:
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_it_holds_in_every_step_of_a_crowd_that_runs_out_of_blocks(preemption: str) -> None:
     engine = make_engine(24, 24, preemption=preemption)
-    engine.pin("p", (7, 7, 7, 7, 7, 7))
+    pin(engine, "p", (7, 7, 7, 7, 7, 7))
     for i in range(4):
         add(engine, f"n{i}", (7, 7, 7, 7, 7, 7, i + 1), n=2, temperature=1.0, max_tokens=16)
     add(engine, "beam", (5, 4, 3), beam_width=3, max_tokens=12)
@@ -230,7 +231,7 @@ def expected_blocks(engine: Engine) -> dict[int, tuple[list[str], int]]:
 
 def test_each_block_has_its_owners_and_slots_whatever_runs() -> None:
     engine = make_engine(24, 24, preemption="swap")
-    engine.pin("p", (7, 7, 7, 7, 7, 7))
+    pin(engine, "p", (7, 7, 7, 7, 7, 7))
     for i in range(4):
         add(engine, f"n{i}", (7, 7, 7, 7, 7, 7, i + 1), n=2, temperature=1.0, max_tokens=16)
     add(engine, "beam", (5, 4, 3), beam_width=3, max_tokens=12)

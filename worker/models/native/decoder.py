@@ -32,14 +32,12 @@ from quire.worker.models.native.config import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
-    INPUT_EMBEDDING,
-    INPUT_NORM,
-    INPUT_PROJECTION,
     ModelConfig,
     context_remedy,
     read_config,
 )
 from quire.worker.models.native.expert_weights import load_expert_norms, load_experts
+from quire.worker.models.native.gemma4_layers import PerLayerEmbeddings, computed_as, load_layer_input, scaled
 from quire.worker.models.native.mixed_cache import KVShape, MixedKVCache, alloc_layers, bytes_per_block
 from quire.worker.models.native.rope import cos_sin_table
 from quire.worker.models.native.sharding import Shard
@@ -80,36 +78,6 @@ class Layer:
         return sum(part.nbytes for part in (*parts, *mlp, *more) if part is not None)
 
 
-@dataclass(frozen=True)
-class PerLayerEmbeddings:
-    """The inputs that layers have besides the hidden state, for each token (Gemma 4, per-layer embeddings).
-
-    inputs = (norm(projection(embedding) / sqrt(hidden)) + entry of the table * sqrt(width)) / sqrt(2)
-    """
-
-    table: torch.Tensor  # [V, layers * width]
-    projection: PackedLinear  # [hidden] -> [layers * width]
-    norm: torch.Tensor  # [width]
-    eps: float
-
-    @classmethod
-    def load(cls, reader: WeightReader, eps: float) -> PerLayerEmbeddings:
-        projection = reader.linear([INPUT_PROJECTION])
-        return cls(reader.embedding(INPUT_EMBEDDING), projection, reader.norm(INPUT_NORM), eps)
-
-    @property
-    def nbytes(self) -> int:
-        return self.table.nbytes + self.projection.nbytes + self.norm.nbytes
-
-    def compute(self, ops: Ops, token_ids: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the inputs [T, layers, width]. embeddings [T, hidden], as the first layer has them."""
-        width = len(self.norm)
-        projected = ops.linear(embeddings, self.projection).mul_(embeddings.shape[1] ** -0.5)
-        projected = ops.rms_norm(projected.view(len(embeddings), -1, width), self.norm, self.eps)
-        own = scaled(ops.embed(token_ids, self.table), width**0.5)
-        return projected.add_(own.view_as(projected)).mul_(2**-0.5)
-
-
 class TensorParallelGroup(quire.kernels.ops.AllReduceGroup, Protocol):
     """The ranks that hold a part of the model each, seen from one of them."""
 
@@ -147,7 +115,7 @@ class Decoder(PagedModel):
         self._head = head
         self._cos_sin = cos_sin  # float32 [max_model_len, D]
         self._layer_inputs = layer_inputs
-        self._computed_as = _computed_as(shard.config).to(embedding.device) if shard.config.placeholders else None
+        self._computed_as = computed_as(shard.config).to(embedding.device) if shard.config.placeholders else None
         self.hidden_size = shard.local.hidden_size
         self._kv_factors: list[KVFactors] = []  # of each layer; empty: none has scales
 
@@ -362,18 +330,6 @@ class Decoder(PagedModel):
         return self._ranks.all_gather(F.pad(logits, (0, missing)) if missing else logits, self.vocab_size)
 
 
-def _computed_as(config: ModelConfig) -> torch.Tensor:
-    """Return the token as which each token is computed, int32 [V]."""
-    tokens = torch.arange(config.vocab_size, dtype=torch.int32)
-    tokens[list(config.placeholders)] = config.pad_token_id
-    return tokens
-
-
-def scaled(embeddings: torch.Tensor, scale: float) -> torch.Tensor:
-    """Multiply embeddings in place, and return them. Transformers rounds the scale to the type of activations."""
-    return embeddings.mul_(torch.tensor(scale, dtype=embeddings.dtype).item())
-
-
 def load_layer(
     config: ModelConfig,
     reader: WeightReader,
@@ -427,15 +383,9 @@ def load_layer(
         sinks=reader.read(f"{prefix}.self_attn.sinks").float() if config.sinks else None,
         cos_sin=local if window else None,
         expert_norms=load_expert_norms(reader, prefix) if config.adds_experts else None,
-        per_layer_input=_load_input(reader, prefix) if config.input_width else None,
+        per_layer_input=load_layer_input(reader, prefix) if config.input_width else None,
         output_scale=reader.read(f"{prefix}.layer_scalar").item() if config.output_scales else 1.0,
     )
-
-
-def _load_input(reader: WeightReader, prefix: str) -> PerLayerInput:
-    gate, projection = (f"{prefix}.{name}.weight" for name in ("per_layer_input_gate", "per_layer_projection"))
-    norm = reader.norm(f"{prefix}.post_per_layer_input_norm.weight")
-    return PerLayerInput(reader.linear([gate]), reader.linear([projection]), norm)
 
 
 def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:

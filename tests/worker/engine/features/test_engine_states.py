@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.runner import Runner
+from quire.worker.pinned_prefixes import pin
 from tests.support.mock_model import continuation, make_engine, request, run, text
 from tests.support.stateful_model import StatefulModel
 from tests.worker.engine.test_engine_random import EngineUnderLoad
@@ -67,7 +68,7 @@ def test_a_long_prefix_is_not_computed_again() -> None:
 
 def test_snapshots_are_evicted_but_never_those_of_pinned_prefixes() -> None:
     engine = stateful(num_state_slots=8 + 3)
-    engine.pin("system", PROMPT[:9])
+    pin(engine, "system", PROMPT[:9])
     for index in range(6):
         prompt = (50 + index, *PROMPT)
         assert computed(engine, f"r{index}", prompt) == 31
@@ -81,9 +82,9 @@ def test_without_slots_for_snapshots_nothing_is_found_and_pins_are_refused() -> 
     assert [computed(engine, name, PROMPT) for name in "ab"] == [30, 30]
     for other in (engine, stateful(prefix_caching=False)):
         with pytest.raises(RequestRefused, match="'system': no slot is left for a snapshot"):
-            other.pin("system", PROMPT)
+            pin(other, "system", PROMPT)
     with pytest.raises(RequestRefused, match="it is shorter than a block of 4 tokens"):
-        stateful().pin("system", PROMPT[:3])
+        pin(stateful(), "system", PROMPT[:3])
 
 
 def test_too_few_slots_for_all_rows_are_an_error() -> None:
