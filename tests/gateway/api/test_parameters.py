@@ -279,6 +279,13 @@ def test_other_values_are_refused_by_name(name: str, value: Any) -> None:
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize("name", GIVEN)
+def test_the_first_three_are_required(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="is required") as caught:
+        read({key: value for key, value in GIVEN.items() if key != name}, BATCHES, {})
+    assert caught.value.param == name
+
+
 # --- The bodies of `/tokenize` and `/detokenize`: defaults and refusals -----------------------------------------------
 
 

@@ -287,25 +287,6 @@ async def test_who_leaves_one_gateway_takes_nothing_from_who_listens_at_another(
         await asyncio.wait_for(worker.cancelled.get(), 60)
 
 
-async def test_who_joins_by_key_and_leaves_takes_nothing_from_the_first(start_gateway: Start) -> None:
-    here, there = await start_gateway(), await start_gateway()
-    async with here.worker(endless(65)) as worker:
-        async with here.stream(COMPLETIONS, body(COMPLETIONS), Idempotency_Key="key") as first:
-            await first.next()
-            async with there.stream(COMPLETIONS, body(COMPLETIONS), Idempotency_Key="key") as second:
-                await second.next()
-
-            async def left() -> bool:
-                return there.gateway.router.calls == 0
-
-            await until(left)
-            await there.cancellations()
-            await first.take(200)
-            assert worker.cancelled.empty()
-            assert len(worker.claimed) == 1
-        await asyncio.wait_for(worker.cancelled.get(), 60)
-
-
 async def test_a_gateway_that_died_does_not_count_as_a_listener(gateway: RunningGateway) -> None:
     broker = gateway.gateway.broker
     async with gateway.worker(endless(65)) as worker:

@@ -73,58 +73,6 @@ async def test_a_waiting_request_is_taken_out_of_the_queue(gateway: RunningGatew
         assert len(worker.claimed) == 1
 
 
-async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: RunningGateway) -> None:
-    """Clients leave before the body is complete, during tokenization or submission, in the stream, or after the end."""
-    data = call(stream=True)
-    async with gateway.worker(emit(tokens("The quick brown fox"))) as worker:
-
-        async def leave(index: int) -> None:
-            cut = index % 5 == 4
-            _, writer = await gateway.connect(data[: len(data) // 2] if cut else data)
-            await writer.drain()
-            for _ in range(index % 7):
-                await asyncio.sleep(0)
-            await asyncio.sleep(0.001 * (index % 11))
-            writer.transport.abort()
-
-        await asyncio.gather(*map(leave, range(100)))
-
-        async def settled() -> bool:
-            broker = gateway.gateway.broker
-            totals = await broker.read_totals()
-            accepted = totals.pop("accepted", 0)
-            return accepted == sum(totals.values()) and gateway.gateway.router.calls == 0
-
-        await until(settled)
-        assert await gateway.queued() == 0
-        assert (await gateway.chat()).status == 200
-        assert len(worker.claimed) <= 81
-
-
-@pytest.mark.slow
-async def test_a_client_that_stalls_is_cut_and_its_request_cancelled(start_gateway: Start) -> None:
-    gateway = await start_gateway(write_timeout_s=0.2)
-
-    much = (Delta(0, tuple(tokens("The quick brown fox " * 1000))),)
-
-    async def flood(request: GenerationRequest) -> Steps:
-        while True:
-            yield much, None
-
-    async with gateway.worker(flood) as worker:
-        _, writer = await gateway.connect(call(stream=True))
-        transport: Any = writer.transport
-        transport.pause_reading()
-        assert await asyncio.wait_for(worker.cancelled.get(), 60) == worker.claimed[0].id
-
-        async def cut() -> bool:
-            return not gateway.connections
-
-        await until(cut)
-        transport.abort()
-    assert gateway.gateway.meters.slow_clients == 1
-
-
 async def test_what_is_open_when_the_gateway_ends_is_cancelled_if_its_client_cannot_return(
     start_gateway: Start,
 ) -> None:
@@ -265,12 +213,6 @@ async def test_a_resumed_stream_reads_what_is_logged_at_once(gateway: RunningGat
             path = f"{CHAT}/{events[0].data['id']}/stream"
             async with gateway.stream(path, Last_Event_ID=str(events[seen].id)) as again:
                 assert await asyncio.wait_for(again.rest(), 20) == events[seen + 1 :]
-
-
-async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway) -> None:
-    for call_id in ["chatcmpl-" + 32 * "0", "chatcmpl-x", "cmpl-" + 32 * "0", "%2e%2e"]:
-        reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
-        assert (reply.status, reply.error["code"]) == (404, "not_found")
 
 
 async def test_a_call_of_several_prompts_is_cancelled_as_a_whole(gateway: RunningGateway) -> None:

@@ -378,29 +378,3 @@ async def test_a_subscription_that_was_cut_is_made_again_and_every_stream_repair
         await until(subscribed)
 
     assert await run(gateway, act) == TEXT
-
-
-async def test_a_stream_survives_while_redis_is_away(gateway: RunningGateway, redis_server: Any) -> None:
-    """Redis stops answering for a while; the stream stays open and goes on."""
-    worker = HandWorker(gateway)
-    async with (
-        aiohttp.ClientSession(headers={"Accept": "text/event-stream"}) as session,
-        session.post(gateway.url + "/v1/completions", json=BODY) as response,
-    ):
-        claim = await worker.claim()
-        items = one_each(claim.request_id)
-        await worker.log(claim, items[:3])
-        await worker.publish(items[0].encode())
-        first = await response.content.readuntil(b"\n\n")
-        # Every connection is cut, and new ones are refused for as long as the limit stands.
-        client = worker.broker.client
-        await client.config_set("maxclients", 1)
-        try:
-            await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-        finally:
-            await client.config_set("maxclients", 1000)
-        await worker.log(claim, items[3:])
-        rest = await asyncio.wait_for(response.content.read(), 60)
-    events = parse_events((first + rest).decode())
-    assert "".join(texts(events)) == TEXT
-    assert events[-1].data == "[DONE]"

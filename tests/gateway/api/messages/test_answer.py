@@ -25,7 +25,6 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.transcript import Choice
 from quire.shared.protocol.messages import Delta, Outcome
 from tests.support.gateway.agents import (
-    WEATHER,
     assembled,
     body,
     parse_message_events,
@@ -156,15 +155,6 @@ async def test_thinking_reaches_the_template_and_may_be_hidden(
     ]
 
 
-async def test_json_that_follows_a_schema(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    form: Any = {"format": {"type": "json_schema", "schema": schema}}
-    async with agent_gateway.worker(saying('{"a": 1}')) as worker:
-        message = await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, output_config=form)
-    assert text_of(message) == '{"a": 1}'
-    assert '"integer"' in worker.claimed[0].sampling.grammar
-
-
 async def test_sampling_parameters_reach_the_worker(agent_gateway: RunningGateway) -> None:
     asked = body(temperature=0.5, top_p=0.9, top_k=7, seed=3, cache_salt="s")
     async with agent_gateway.worker(saying("x")) as worker:
@@ -174,15 +164,6 @@ async def test_sampling_parameters_reach_the_worker(agent_gateway: RunningGatewa
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 3)
     assert request.cache_salt == "s"
     assert answer["usage"]["service_tier"] == "priority"
-
-
-async def test_the_count_is_that_of_the_prompt(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
-    asked: Any = {"model": MODEL, "messages": HELLO, "system": "Be kind.", "tools": [WEATHER]}
-    count = await client.messages.count_tokens(**asked)
-    async with agent_gateway.worker(saying("x")):
-        message = await client.messages.create(max_tokens=5, **asked)
-    assert count.input_tokens == message.usage.input_tokens
-    assert await agent_gateway.queued() == 0
 
 
 async def test_a_prompt_longer_than_the_context_is_counted(

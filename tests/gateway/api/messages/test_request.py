@@ -120,13 +120,6 @@ def test_old_thinking_is_cleared_if_the_call_asks_for_it(model: ServedModel) -> 
     ]
 
 
-def test_the_answer_continues_a_last_message_of_the_assistant(model: ServedModel) -> None:
-    for messages, continues in ((CONTINUED, True), (CONTINUED[:1], False)):
-        options = read(model, messages=messages).options(MODEL_DEFAULTS)
-        assert options.form.continue_final_message is continues
-        assert options.form.add_generation_prompt is not continues
-
-
 REQUEST_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no max_tokens": ({"max_tokens": None}, "max_tokens", "missing_required_parameter"),
     "no model": ({"model": None}, "model", "missing_required_parameter"),
