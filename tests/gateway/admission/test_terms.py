@@ -10,7 +10,6 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.admission.service_rate import ServiceRate
-from quire.gateway.admission.terms import fingerprint
 from quire.gateway.api import resume
 from quire.gateway.stream import buffer
 from quire.shared.protocol.broker import Admission, Broker, QueueReader, Submitted, new_id
@@ -69,25 +68,6 @@ async def test_twenty_streams_at_once_with_one_key_are_one_stream(start_gateway:
     assert all(events == found[0] for events in found)
     assert "".join(texts(found[0])) == "an answer 😀"
     assert len(worker.claimed) == 1
-
-
-async def test_a_second_caller_comes_into_a_stream_that_runs_and_gets_it_whole(start_gateway: Start) -> None:
-    here, there = await start_gateway(), await start_gateway()
-    go_on = asyncio.Event()
-
-    async def script(request: GenerationRequest) -> Steps:
-        yield (Delta(0, tuple(tokens("begun "))),), None
-        await go_on.wait()
-        yield (Delta(0, tuple(tokens("and ended")), "stop"),), Outcome("stop")
-
-    async with here.worker(script), here.stream(COMPLETIONS, STREAM, Idempotency_Key="k") as first:
-        begun = await first.next()
-        async with there.stream(COMPLETIONS, STREAM, Idempotency_Key="k") as second:
-            assert await second.next() == begun
-            go_on.set()
-            rest = await second.rest()
-            assert await first.rest() == rest
-    assert rest[-1].data == "[DONE]"
 
 
 async def test_a_key_is_bound_to_path_and_body(gateway: RunningGateway) -> None:
@@ -178,19 +158,6 @@ async def test_a_call_that_was_half_submitted_when_its_gateway_died_is_completed
     await asyncio.gather(call, return_exceptions=True)
 
 
-def test_fingerprints_differ_where_calls_do() -> None:
-    same = {"a": 1, "b": [1, {"x": None, "y": "é"}]}, {"b": [1, {"y": "é", "x": None}], "a": 1}
-    assert len({fingerprint("/p", body) for body in same}) == 1
-    others: list[tuple[str, Any]] = [
-        ("/p", same[0]),
-        ("/q", {"a": 1}),
-        ("/p", {"a": 1}),
-        ("/p", {"a": "1"}),
-        ("/p", {}),
-    ]
-    assert len({fingerprint(path, body) for path, body in others}) == 5
-
-
 async def test_a_call_in_the_background_that_is_refused_leaves_nothing_behind(start_gateway: Start) -> None:
     gateway = await start_gateway(max_queued_requests=2)
     reply = await gateway.complete(prompt=["a", "b", "c"], stream=True, background=True)
@@ -243,7 +210,7 @@ async def test_of_two_callers_at_two_gateways_either_may_leave_with_several_prom
             return there.gateway.router.calls == 0
 
         await until(left)
-        await there.gateway.submission.canceller._idle.wait()
+        await there.cancellations()
         leave.set()
         events = await first
     assert [texts(events, 0), texts(events, 1)] == [["a", "b"]] * 2
@@ -275,7 +242,7 @@ async def test_a_caller_keeps_a_prompt_that_another_gateway_made_up_and_left_bef
         return there.gateway.router.calls == 0
 
     await until(left)
-    await there.gateway.submission.canceller._idle.wait()
+    await there.cancellations()
     go_on.set()
 
     async def script(request: GenerationRequest) -> Steps:
@@ -389,7 +356,7 @@ async def test_a_deadline_holds_without_any_worker(gateway: RunningGateway, monk
     assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
     assert await gateway.queued() == 0
     assert await gateway.gateway.broker.read_totals() == {"accepted": 1, "deadline": 1}
-    await gateway.gateway.submission.canceller._idle.wait()
+    await gateway.cancellations()
     assert await count(gateway, "cancelled") == 0
 
 
@@ -510,13 +477,6 @@ async def test_a_request_waits_in_the_queue_of_its_class(
     assert await broker.client.xlen(broker.keys.queue(queue)) == 1
     async with gateway.worker(emit(tokens("abc"))):
         assert (await call).status == 200
-
-
-async def test_classes_that_are_none(gateway: RunningGateway) -> None:
-    for value in ("urgent", "", 0.5, True, ["batch"]):
-        reply = await gateway.chat(priority=value)
-        assert (reply.status, reply.error["param"]) == (400, "priority")
-        assert "interactive, standard, batch" in reply.error["message"]
 
 
 async def test_retry_after_follows_what_the_lane_did_through_any_gateway(start_gateway: Start) -> None:

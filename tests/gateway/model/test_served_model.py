@@ -132,10 +132,6 @@ async def test_generation_config_none_ignores_the_file(start_gateway: Start, fol
     assert (await gateway.get("/v1/models")).json["data"][0]["sampling_defaults"] == WITHOUT_FILE
 
 
-async def test_a_model_without_the_file_has_the_defaults_of_the_api(gateway: RunningGateway) -> None:
-    assert await sampled_with(gateway, "/v1/chat/completions", chat_body()) == WITHOUT_FILE
-
-
 async def test_the_list_of_models_shows_them(start_gateway: Start, folder: Path) -> None:
     gateway = await start_gateway(model=str(folder))
     assert (await gateway.get("/v1/models")).json["data"][0]["sampling_defaults"] == CONFIG

@@ -55,13 +55,6 @@ from tests.support.gateway.output_cases import CASES, Case
 CONTENT, REASONING, CALL, ARGUMENTS = PartKind
 
 
-def test_plain_text_is_content() -> None:
-    parser = PlainText()
-    assert parser.push("some text") == [AnswerPart(PartKind.CONTENT, "some text", -1)]
-    assert parser.push("") == []
-    assert parser.finish() == []
-
-
 def test_the_id_of_a_tool_call_tells_request_choice_and_position_apart() -> None:
     ids = {call_id(request, choice, at) for request in ("a", "b") for choice in (0, 1) for at in (1, 2, 11)}
     assert len(ids) == 12

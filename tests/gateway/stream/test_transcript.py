@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,12 @@ from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id
 from quire.gateway.output.tools import Tool
-from quire.gateway.stream.call_metadata import MAX_ADAPTER_NAME, CallMetadata, request_id
+from quire.gateway.stream.call_metadata import MAX_ADAPTER_NAME, CallMetadata
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.output_spec import OutputSpec
 from quire.gateway.stream.prompt_text import PromptText
-from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
+from quire.gateway.stream.transcript import TextDelta, Transcript
 from quire.shared.protocol.messages import Delta, MessageError, Outcome, PromptReport, StepItem
 from quire.shared.protocol.messages.codec import pack_token_ids
 from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs
@@ -186,11 +185,6 @@ def test_tokens_with_log_probabilities_know_where_they_begin(model: ServedModel)
     assert ScoredTokens.join([delta.logprobs, delta.logprobs]).offsets == (0, 1, 2, 0, 1, 2)
 
 
-def test_a_score_is_a_field_of_its_choice() -> None:
-    assert Choice("", "stop").ranking == ""
-    assert Choice("", "stop", -0.5).ranking == ',"score":-0.5'
-
-
 @pytest.mark.parametrize(
     ("dialect", "continues", "text"),
     [("chat", False, "a"), ("message", False, "a"), ("message", True, " a"), ("completion", False, " a")],
@@ -202,6 +196,31 @@ def test_only_a_text_of_its_own_loses_its_first_space(
     transcript = Transcript(metadata, replace(model, drops_first_space=True), ["a"])
     deltas = transcript.feed(item("a", 0, " a", reason="stop"))
     assert "".join(delta.text + delta.rest for delta in deltas) == text
+
+
+# --- The options of an answer survive the way through Redis, and other values are refused -----------------------------
+
+
+OPTIONS = AnswerOptions(True, 20, 0, True, True, False, True, True, "fp_abc_1")
+
+
+@pytest.mark.parametrize("options", [AnswerOptions(), OPTIONS])
+def test_options_come_back_as_they_were(options: AnswerOptions) -> None:
+    assert read_answer_options("answer", list(options)) == options
+
+
+@pytest.mark.parametrize("index", range(len(OPTIONS)))
+def test_every_option_is_checked(index: int) -> None:
+    values: list[Any] = list(OPTIONS)
+    values[index] = 21 if type(values[index]) is int else 1
+    with pytest.raises(InvalidValue, match=AnswerOptions._fields[index]):
+        read_answer_options("answer", values)
+
+
+@pytest.mark.parametrize("value", [None, [], list(OPTIONS)[1:], [*OPTIONS, 1], {}])
+def test_other_shapes_are_refused(value: Any) -> None:
+    with pytest.raises(InvalidValue, match="answer"):
+        read_answer_options("answer", value)
 
 
 # --- Call metadata survives its message; everything else is refused ---------------------------------------------------
@@ -244,52 +263,6 @@ FULL = replace(
 def test_what_is_noted_about_a_call_survives_the_way(metadata: CallMetadata) -> None:
     assert CallMetadata.decode(metadata.encode()) == metadata
     assert metadata.model_name("model") == (metadata.adapter or "model")
-
-
-def test_gateways_of_different_versions_read_the_same_array() -> None:
-    fields = msgpack.unpackb(FULL.encode())
-    assert fields[:3] == [2, "chat", 1_700_000_000]
-    assert fields[13:] == [list(ANSWER.values()), "{}", "{}", "a" * MAX_ADAPTER_NAME]
-
-
-@pytest.mark.parametrize("index", range(len(ANSWER)))
-def test_every_value_of_the_answer_is_checked(index: int) -> None:
-    fields = msgpack.unpackb(FULL.encode())
-    fields[13][index] = 21 if type(fields[13][index]) is int else 1
-    with pytest.raises(MessageError, match=list(ANSWER)[index]):
-        CallMetadata.decode(msgpack.packb(fields))
-
-
-@pytest.mark.parametrize("value", [None, [], [1] * 8, [1] * 10, {}])
-def test_other_shapes_of_the_answer_are_refused(value: Any) -> None:
-    fields = msgpack.unpackb(FULL.encode())
-    fields[13] = value
-    with pytest.raises(MessageError, match="answer"):
-        CallMetadata.decode(msgpack.packb(fields))
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ({}, False),
-        ({"logprobs": 3}, False),
-        ({"echoes_prompt": True}, True),
-        ({"prompt_logprobs": 0}, True),
-        ({"return_token_ids": True}, True),
-    ],
-)
-def test_some_answers_need_the_prompt(asked: dict[str, Any], expected: bool) -> None:
-    assert replace(ABOUT, **asked).needs_prompt is expected
-
-
-def test_labels_are_fields_of_an_answer_only_if_the_call_asked_for_them() -> None:
-    assert ABOUT.label_fields == ("", "")
-    tier, pairs = FULL.label_fields
-    assert json.loads(f"{{{tier}{pairs.removeprefix(',')}}}") == {"service_tier": "flex", "metadata": LABELS}
-
-
-def test_the_requests_of_a_call_have_ids_of_their_own() -> None:
-    assert [request_id("call", index) for index in range(3)] == ["call", "call-1", "call-2"]
 
 
 @given(st.binary(max_size=64))
@@ -392,24 +365,11 @@ def test_the_id_of_a_call_depends_on_its_request_choice_and_token_alone() -> Non
 # --- The text of one choice: what its tokens make certain, and where each token begins --------------------------------
 
 
-def test_each_scored_token_has_the_place_where_it_begins(model: ServedModel) -> None:
-    choice = ChoiceText(model, COMPLETION)
-    ids = tuple(tokens("abc"))
-    assert choice.push_scored(Delta(0, ids), b"") == ("abc", ScoredTokens(ids, b"", (0, 1, 2)))
-    more = tuple(tokens("d"))
-    assert choice.push_scored(Delta(0, more), b"") == ("d", ScoredTokens(more, b"", (3,)))
-
-
 def test_the_end_token_is_no_text_but_has_a_place(model: ServedModel) -> None:
     choice = ChoiceText(model, COMPLETION)
     ids = (*tokens("ab"), *model.eos_token_ids)
     text, scored = choice.push_scored(Delta(0, ids, "stop"), b"")
     assert (text, scored.offsets) == ("ab", (0, 1, 2))
-
-
-def test_parts_of_scored_tokens_are_joined_in_order() -> None:
-    joined = ScoredTokens.join([ScoredTokens((1,), b"a", (0,)), ScoredTokens((2, 3), b"bc", (1, 2))])
-    assert joined == ScoredTokens((1, 2, 3), b"abc", (0, 1, 2))
 
 
 # --- The text of a prompt, and where in it each token begins ----------------------------------------------------------

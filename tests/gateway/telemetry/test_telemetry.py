@@ -13,7 +13,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from quire.gateway.errors.error_responses import REASON
-from quire.gateway.features.batches.batch_meter import BatchMeter
 from quire.gateway.features.tracing.http_span import MAX_PATH, SPAN
 from quire.gateway.server.access_log import recording
 from quire.gateway.stream.call_metadata import DIALECTS
@@ -73,16 +72,6 @@ async def test_a_request_is_counted_by_its_route_and_a_call_by_its_outcome(gatew
         "not_found": 1,
         "model_not_found": 1,
     }
-
-
-# --- The counts of batches --------------------------------------------------------------------------------------------
-
-
-def test_windows_add_up() -> None:
-    meter = BatchMeter()
-    meter.ended(5, 1)
-    meter.ended(3, 0)
-    assert (meter.completed, meter.failed) == (8, 1)
 
 
 # --- A call is counted once when it ends; its tokens and times are counted as they are written ------------------------

@@ -18,7 +18,7 @@ from quire.gateway.api.messages.content import (
     read_messages,
     read_system,
 )
-from quire.gateway.api.messages.parameters import ALL, COUNT_TOKENS, CREATE, REFUSED, WITHOUT_EFFECT
+from quire.gateway.api.messages.parameters import ALL, COUNT_TOKENS, CREATE
 from quire.gateway.api.messages.request import MessageRequest, read_request
 from quire.gateway.api.messages.signature import sign
 from quire.gateway.errors.api_errors import ApiError
@@ -118,14 +118,6 @@ def test_old_thinking_is_cleared_if_the_call_asks_for_it(model: ServedModel) -> 
         *(False, False, False),
         *(True, False),
     ]
-
-
-def test_the_answer_continues_a_last_message_of_the_assistant(model: ServedModel) -> None:
-    for messages, continues in ((CONTINUED, True), (CONTINUED[:1], False)):
-        request = read(model, messages=messages)
-        assert request.call(MODEL_DEFAULTS).about.continues_message is continues
-        assert request.conversation.continue_final_message is continues
-        assert request.conversation.add_generation_prompt is not continues
 
 
 REQUEST_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -511,12 +503,6 @@ def test_what_is_refused(name: str, value: Any, param: str) -> None:
         read_parameters(name, value)
     refusal = caught.value
     assert (refusal.name if isinstance(refusal, InvalidValue) else refusal.param) == param  # type: ignore[attr-defined]
-
-
-def test_a_parameter_is_in_one_list() -> None:
-    lists = [set(CREATE), set(WITHOUT_EFFECT), set(REFUSED)]
-    assert sum(map(len, lists)) == len(set.union(*lists))
-    assert set(COUNT_TOKENS) < set(CREATE)
 
 
 # --- The schemas of tools that clients run themselves -----------------------------------------------------------------

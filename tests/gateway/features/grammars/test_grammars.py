@@ -66,6 +66,7 @@ def body_of(path: str) -> dict[str, Any]:
 
 FORMS: list[tuple[str, Any, str]] = [
     ("json", SCHEMA, write("json_schema", SCHEMA)),
+    ("json", json.dumps(SCHEMA), write("json_schema", SCHEMA)),
     ("regex", "[0-9]+", write("regex", "[0-9]+")),
     ("choice", ["yes", "no"], write("choice", ["yes", "no"])),
     ("grammar", EBNF, write("ebnf", EBNF)),
@@ -73,6 +74,16 @@ FORMS: list[tuple[str, Any, str]] = [
     ("json_object", True, ANY_OBJECT),
     ("json_object", False, ""),
     ("structural_tag", TAG, write("structural_tag", TAG)),
+    ("structural_tag", json.dumps(TAG), write("structural_tag", TAG)),
+]
+# By response format: what the worker gets.
+FORMATS: list[tuple[Any, str]] = [
+    (None, ""),
+    ({"type": "text"}, ""),
+    ({"type": "json_object"}, ANY_OBJECT),
+    ({"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}, write("json_schema", SCHEMA)),
+    ({"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}}, write("json_schema", {})),
+    (TAG, write("structural_tag", TAG)),
 ]
 
 
@@ -87,7 +98,7 @@ async def test_the_worker_gets_the_grammar(gateway: RunningGateway) -> None:
             asked.append(({"structured_outputs": {form: value, "whitespace_pattern": None}}, written))
             if form in ("json", "regex", "choice", "grammar"):
                 asked.append(({f"guided_{form}": value, "guided_decoding_backend": "auto"}, written))
-        asked.append(({"response_format": TAG}, write("structural_tag", TAG)))
+        asked += [({"response_format": value}, written) for value, written in FORMATS]
         for extra, written in asked:
             async with gateway.worker(emit(tokens("{}"))) as worker:
                 reply = await gateway.post(path, body_of(path) | extra)
@@ -150,30 +161,6 @@ ANSWER_SCHEMA = {
 
 def wanted(schema: Any = ANSWER_SCHEMA, **changes: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema} | changes}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("response_format", "expected"),
-    [
-        (None, ""),
-        ({"type": "text"}, ""),
-        ({"type": "json_object"}, ANY_OBJECT),
-        (wanted(), write("json_schema", ANSWER_SCHEMA)),
-        (wanted({}, strict=True, description="what it is for"), write("json_schema", {})),
-        (wanted({}, strict=None, description=None), write("json_schema", {})),
-    ],
-)
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_the_worker_gets_the_schema_as_it_was_written(
-    gateway: RunningGateway, path: str, response_format: Any, expected: str
-) -> None:
-    body = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-    async with gateway.worker(emit(tokens("{}"))) as worker:
-        reply = await gateway.post(path, body | {"response_format": response_format})
-    assert reply.status == 200
-    [request] = worker.claimed
-    assert request.sampling.grammar == expected
 
 
 REFUSED_FORMATS: dict[str, tuple[Any, str, str]] = {
@@ -300,29 +287,6 @@ async def test_a_schema_that_would_end_the_process_is_refused(server: RunningGat
 
 
 Reader = Callable[[str, Any], GivenGrammar | tuple[()]]
-
-
-@pytest.mark.parametrize(
-    ("reader", "value", "text"),
-    [
-        (given_grammars.read_schema, {"const": 1}, '{"json_schema":{"const":1}}'),
-        (given_grammars.read_schema_or_text, {"const": 1}, '{"json_schema":{"const":1}}'),
-        (given_grammars.read_schema_or_text, '{"const": 1}', '{"json_schema":{"const":1}}'),
-        (given_grammars.read_json_object, True, ANY_OBJECT),
-        (given_grammars.read_regex, "[ä]", '{"regex":"[ä]"}'),
-        (given_grammars.read_choice, ["a", "b"], '{"choice":["a","b"]}'),
-        (given_grammars.read_grammar, 'root ::= "a"', '{"ebnf":"root ::= \\"a\\""}'),
-        (given_grammars.read_grammar, 'start: "a"', '{"lark":"start: \\"a\\""}'),
-        (given_grammars.read_structural_tag, {"format": {}}, '{"structural_tag":{"format":{}}}'),
-        (given_grammars.read_structural_tag, '{"format": {}}', '{"structural_tag":{"format":{}}}'),
-    ],
-)
-def test_a_value_becomes_the_text_of_a_grammar(reader: Reader, value: Any, text: str) -> None:
-    assert reader("x", value) == ("x", text)
-
-
-def test_false_is_no_grammar() -> None:
-    assert given_grammars.read_json_object("x", False) == ()
 
 
 DEEP = '{"items":' * 100_000 + "{}" + "}" * 100_000

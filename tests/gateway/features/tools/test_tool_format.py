@@ -27,7 +27,7 @@ from quire.gateway.features.tools.tool_grammar import (
 )
 from quire.gateway.features.tools.tool_grammars import ToolGrammars
 from quire.gateway.output.parts import AnswerPart, PartKind
-from quire.gateway.output.tools import ANY_ARGUMENTS, Besides, Tool, ToolChoice, ToolMode
+from quire.gateway.output.tools import Besides, Tool, ToolChoice, ToolMode
 from quire.gateway.stream.output_spec import OutputSpec
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
@@ -36,7 +36,6 @@ from tests.support.gateway.output_answers import (
     CLOCK,
     END,
     TOOLS,
-    WEATHER,
     Answers,
     assert_parts_are_sound,
     byte_tokenizer,
@@ -487,12 +486,6 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grammars._characters == 0
 
 
-def test_a_strict_schema_that_cannot_be_followed_is_an_error() -> None:
-    hard = Tool("f", parameters={"type": "object", "x-guidance": {}}, strict=True)
-    with pytest.raises(GrammarError):
-        ToolGrammars({}).text(SPEC, [hard], ToolChoice())
-
-
 @pytest.mark.parametrize("name", sorted(name for name, form in FORMATS.items() if not form.has_reasoning))
 @pytest.mark.parametrize("reasoning", ["", "think"])
 def test_an_answer_calls_tools_or_follows_the_schema_of_the_content(name: str, reasoning: str) -> None:
@@ -532,8 +525,3 @@ def test_the_tools_that_an_answer_may_call() -> None:
     assert ToolChoice(ToolMode.NONE).callable_tools(TOOLS) == []
     assert ToolChoice().callable_tools(TOOLS) == ToolChoice(ToolMode.REQUIRED).callable_tools(TOOLS) == TOOLS
     assert ToolChoice(ToolMode.NAMED, "clock").callable_tools(TOOLS) == [CLOCK]
-
-
-def test_a_tool_whose_schema_no_grammar_can_follow() -> None:
-    relaxed = WEATHER.with_any_arguments()
-    assert (relaxed.name, relaxed.description, relaxed.parameters) == (WEATHER.name, WEATHER.description, ANY_ARGUMENTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.gateway.features.tools.formats import FALLBACK, FORMATS
+from quire.gateway.features.tools.formats import FALLBACK
 from quire.gateway.features.tools.tool_messages import as_plain_messages
 
 
@@ -32,24 +32,6 @@ def test_calls_and_results_become_plain_messages() -> None:
     ]
 
 
-def test_the_instructions_follow_a_system_message() -> None:
-    messages = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
-    assert as_plain_messages(messages, FALLBACK.written, "You have tools.") == [
-        {"role": "system", "content": "Be brief.\n\nYou have tools."}
-    ]
-
-
-def test_a_conversation_without_tools_stays_as_it_is() -> None:
-    messages = [{"role": "user", "content": "Hi", "name": "Ann"}]
-    assert as_plain_messages(messages, FALLBACK.written, "") == messages
-
-
 def test_the_result_of_an_unknown_call_is_that_of_a_tool() -> None:
     messages = [{"role": "tool", "tool_call_id": "x", "content": "5"}]
     assert as_plain_messages(messages, FALLBACK.written, "") == [{"role": "user", "content": "Result of the tool:\n5"}]
-
-
-def test_calls_are_written_in_the_format_of_the_model() -> None:
-    messages = [{"role": "assistant", "content": "So:", "tool_calls": [call(1, "add", a=2)]}]
-    written = 'So:\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-    assert as_plain_messages(messages, FORMATS["hermes"].written, "") == [{"role": "assistant", "content": written}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from quire.shared.text.grammar import framed, grammar, special_tokens, write
 from quire.shared.text.grammar_error import GrammarError
 from tests.support.gateway.output_answers import (
     TOOLS,
-    WEATHER,
     Answers,
     byte_tokenizer,
     call,
@@ -163,14 +161,6 @@ def test_the_beginning_of_a_call_is_content_without_a_grammar(text: str) -> None
 
 
 JSON_FORMAT_CLOCK = '{"tool": "clock", "arguments": {}}'
-
-
-def test_the_prompt_describes_each_tool() -> None:
-    lines = FALLBACK.prompt(TOOLS).splitlines()
-    described = [json.loads(line) for line in lines if line.startswith("{")]
-    assert [tool["name"] for tool in described] == [tool.name for tool in TOOLS]
-    assert described[0]["parameters"] == WEATHER.parameters
-    assert '{"tool": "<name>", "arguments": {<arguments>}}' in FALLBACK.prompt(TOOLS)
 
 
 @pytest.mark.parametrize(
