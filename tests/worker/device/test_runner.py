@@ -1,4 +1,4 @@
-"""Runners: what a step sends to the device, and requests that wait for the host."""
+"""Runners: the adapters of a step, buffers that reach the device, and settings that are slow."""
 
 from __future__ import annotations
 
@@ -13,19 +13,12 @@ import torch
 
 from quire import kernels
 from quire.worker.build import build_engine
-from quire.worker.device.cuda.staging import (
-    ALIGNMENT,
-    Staging,
-    StagingField,
-)
+from quire.worker.device.cuda.staging import ALIGNMENT, Staging, StagingField
 from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.features.adapters import adapter_batch
 from quire.worker.engine.transfers import StreamMark
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
-
-# --- the forward batch that a step becomes: tokens, positions, slots, tables and the rows whose logits are wanted -----
-
 
 # --- the adapters of a step follow the rows of its sequences ----------------------------------------------------------
 
@@ -47,7 +40,7 @@ def test_a_step_without_adapters_has_none() -> None:
     assert adapter_batch(batch([None, ONE]), rows, starts, wanted) is None
 
 
-# --- staging buffers: columns reach the device in one copy, and a buffer is reused only when the device has read it ---
+# --- columns of staging buffers, and the wait for the device ----------------------------------------------------------
 
 CPU = torch.device("cpu")
 FIELDS = [

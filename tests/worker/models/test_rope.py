@@ -19,6 +19,8 @@ from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import assert_greedy, load, load_reference, make_engine, prompts, refusal
 from tests.support.transformers_checkpoints import LLAMA_LIKE, change, make_other
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
 
 def parsed(**fields: Any) -> RopeConfig:
     return parse_rope(Fields(fields, "config.json"), 8192)
@@ -30,6 +32,12 @@ def test_both_forms_of_the_configuration_are_read() -> None:
     linear = RopeConfig("linear", 10_000.0, 2.0)
     assert parsed(rope_scaling={"type": "linear", "factor": 2.0}) == linear
     assert parsed(rope_parameters={"rope_type": "linear", "factor": 2.0}) == linear
+
+
+def test_the_original_length_of_llama3_is_that_of_the_model_unless_it_is_given() -> None:
+    original = {"original_max_position_embeddings": 4096}
+    assert parsed(rope_scaling=LLAMA3).original_max_position_embeddings == 8192, "that of the model"
+    assert parsed(rope_scaling=LLAMA3 | original).original_max_position_embeddings == 4096
 
 
 @pytest.mark.parametrize("truncate", [False, True])

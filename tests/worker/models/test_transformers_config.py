@@ -26,10 +26,7 @@ from quire.worker.models.native.families import (
 from quire.worker.models.transformers.config import TransformersConfig, read_transformers_config
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
 from tests.support.parity import GREEDY, by_hugging_face, load, load_own, make_engine, prompts, refusal
-from tests.support.transformers_checkpoints import (
-    change,
-    make_kind,
-)
+from tests.support.transformers_checkpoints import change, make_kind
 from tests.support.vision_checkpoints import make_vision
 
 
