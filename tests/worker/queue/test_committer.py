@@ -262,17 +262,6 @@ async def test_a_commit_that_fails_is_tried_again_after_longer_and_longer_waits(
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
 
 
-def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made() -> None:
-    """A client may have the first step from an attempt that committed it alone, before Redis lost the step."""
-    steps = [
-        StepCommit("token", StepItem("r", 0, (Delta(0, (1,)), Delta(1, (11,))))),
-        StepCommit("token", StepItem("r", 2, (Delta(0, (2,)), Delta(1, (12,))))),
-    ]
-    merged = [commit.item for commit in merge(steps)]
-    assert [delta.token_ids for item in merged for delta in item.deltas] == [(1,), (11,), (2,), (12,)]
-    assert [(item.start, item.end) for item in merged] == [(0, 2), (2, 4)]
-
-
 def test_a_merged_item_has_the_report_of_the_first_and_the_end_of_the_last() -> None:
     report, end = PromptReport(9, 4), Outcome("stop")
     items = [StepItem("r", 0, (Delta(0, (1,)),), None, report), StepItem("r", 1, (Delta(0, (2,), "stop"),), end)]
