@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from quire.gateway.api.given_grammars import GivenGrammar
 from quire.gateway.api.labels import AUTO, CLASSES, NO_EFFECT, TIER_OF_CLASS, user_hash
 from quire.gateway.api.parameters import StreamOptions
 from quire.gateway.api.prompt_parameters import check_prompt_size
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, USER_HASH, refused
+from quire.gateway.output.given_grammar import GivenGrammar
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.shared.config.validators import shown
 from quire.shared.protocol.keys import DEFAULT_CLASS

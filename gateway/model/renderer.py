@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 from tokenizers import Encoding
 
 from quire.gateway.errors.api_errors import ApiError, refused, too_long
+from quire.gateway.features.grammars.grammar_check import GrammarTrials
+from quire.gateway.features.tools.formats import REASONING_FORMATS
+from quire.gateway.features.tools.tool_grammars import ToolGrammars
 from quire.gateway.model.continued_message import render_continued
 from quire.gateway.model.conversation import Conversation
-from quire.gateway.model.grammar_check import GrammarTrials
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
-from quire.gateway.output.tool_grammars import ToolGrammars
 from quire.gateway.output.tools import Tool
 from quire.shared.text.chat_template import Message, TemplateFailure
 from quire.shared.text.control_tokens import ControlTokens, pieces
@@ -57,7 +57,7 @@ class Renderer:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         vocabulary = GrammarVocabulary.of(model.tokenizer, model.eos_token_ids, model.vocab_size)
         self._grammars = GrammarTrials(vocabulary, threads)
-        self.tool_grammars = ToolGrammars(model.grammar_tokens)
+        self.tool_grammars = ToolGrammars(vocabulary.special_tokens)
 
     def close(self) -> None:
         self._grammars.close()
@@ -71,7 +71,7 @@ class Renderer:
     @property
     def describes_tools(self) -> bool:
         """True if plain messages describe the tools to the model: no template does, or not in the format of calls."""
-        form = FORMATS.get(self.model.tool_format)
+        form = self.model.calls
         return not self.template_takes_tools or (form is not None and form.is_described)
 
     async def chat(self, conversation: Conversation, limit: int, mark: str = "") -> RenderedChat:

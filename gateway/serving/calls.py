@@ -21,13 +21,13 @@ from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.parsing import BODY, read_object
 from quire.gateway.api.resume import StoredCall, StoredCalls
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, REQUEST_ID, USER_HASH, BrokerDown
+from quire.gateway.features.tracing.http_span import SPAN
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import request_id
 from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
 from quire.gateway.stream.writer import StreamWriter, write_body
 from quire.gateway.telemetry.request_meter import BEGAN, METER
-from quire.gateway.telemetry.tracing import SPAN
 from quire.shared.protocol.messages import MessageError
 from quire.shared.protocol.states import CancelReply
 

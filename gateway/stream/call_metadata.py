@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from quire.gateway.output.output_spec import MAX_SPEC_LENGTH, OutputSpec, read_spec
+from quire.gateway.stream.output_spec import MAX_SPEC_LENGTH, OutputSpec, read_spec
 from quire.shared.config.validators import Flag, Integer, InvalidValue, OneOf, Text, Texts, checked, fixed_array
 from quire.shared.model.adapter_names import MAX_NAME as MAX_ADAPTER_NAME
 from quire.shared.protocol.logprobs import MAX_TOP_LOGPROBS

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.given_grammars import GivenGrammar
 from quire.gateway.api.messages.content import clear_thinking, read_messages, read_system
 from quire.gateway.api.messages.parameters import ALL, REFUSED, WITHOUT_EFFECT
 from quire.gateway.api.messages.tools import read_tool_choice, read_tools
@@ -16,6 +15,7 @@ from quire.gateway.api.parameters import read
 from quire.gateway.errors.api_errors import ApiError, ContextExceeded, refused
 from quire.gateway.model.conversation import Conversation
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.output.given_grammar import GivenGrammar
 from quire.gateway.output.tools import ToolChoice, ToolMode
 from quire.shared.protocol.keys import DEFAULT_CLASS
 from quire.shared.protocol.sampling_params import Parameter

@@ -10,8 +10,8 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from quire.gateway.api.caller import ANONYMOUS, CALLER, Caller, caller_of
-from quire.gateway.api.cors import CorsOrigins
 from quire.gateway.errors.api_errors import ModelNotFound
+from quire.gateway.features.cors.origins import CorsOrigins
 from quire.gateway.features.keys.authentication import PUBLIC
 from quire.gateway.features.keys.key_policy import check_model, may_use
 from quire.shared.accounts.account import Account

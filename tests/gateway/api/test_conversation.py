@@ -11,7 +11,7 @@ from llguidance import LLTokenizer
 
 from quire.gateway.api.tools import check_choice, read_tool_choice, read_tools, schema_size
 from quire.gateway.errors.api_errors import InvalidRequest
-from quire.gateway.output.formats import FORMATS
+from quire.gateway.features.tools.formats import FORMATS
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.config.validators import InvalidValue
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome

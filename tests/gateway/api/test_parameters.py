@@ -18,9 +18,9 @@ from quire.gateway.api.completions import read_prompts
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.request_schemas import MESSAGES, PROMPT
-from quire.gateway.api.token_requests import read_detokenize, read_tokenize
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, body
 from quire.gateway.features.batches.batch_parameters import BATCHES, MAX_WINDOW_S, expires_after, window_s
+from quire.gateway.features.tokenization.token_requests import read_detokenize, read_tokenize
 from quire.shared.protocol.messages import GenerationRequest
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.refusals import CHAT, COMPLETIONS, USER, check

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from quire.gateway.errors import api_errors
+from quire.gateway.features.tools.formats import FORMATS
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.output.formats import FORMATS
-from quire.gateway.output.output_spec import OutputSpec
 from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id
 from quire.gateway.output.tools import Tool
 from quire.gateway.stream.call_metadata import MAX_ADAPTER_NAME, CallMetadata, request_id
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
+from quire.gateway.stream.output_spec import OutputSpec
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
 from quire.shared.protocol.messages import Delta, MessageError, Outcome, PromptReport, StepItem

@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from quire.gateway.errors.error_responses import REASON
 from quire.gateway.features.batches.batch_meter import BatchMeter
+from quire.gateway.features.tracing.http_span import MAX_PATH, SPAN
+from quire.gateway.server.access_log import recording
 from quire.gateway.stream.call_metadata import DIALECTS
 from quire.gateway.telemetry import request_meter
-from quire.gateway.telemetry.access_log import recording
 from quire.gateway.telemetry.request_meter import CALL_OUTCOMES, KINDS, RequestMeters
-from quire.gateway.telemetry.tracing import MAX_PATH, SPAN
 from quire.shared.telemetry.trace_context import TraceContext
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import RunningGateway, tokens

@@ -20,7 +20,6 @@ from quire.gateway.api.messages.parameters import CREATE, REFUSED, WITHOUT_EFFEC
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.resume import LAST_EVENT_ID, STARTING_AFTER
 from quire.gateway.api.schema_parts import ref
-from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.errors.api_errors import ApiError, ModelNotFound, QueueIsFull
 from quire.gateway.errors.api_errors import body as error_body
 from quire.gateway.errors.message_errors import error_type, is_messages_path
@@ -30,6 +29,7 @@ from quire.gateway.features.openapi.endpoints import ENDPOINTS, EVERY
 from quire.gateway.features.openapi.message_answers import ERROR_TYPES
 from quire.gateway.features.openapi.parameter_schemas import body_schema, parameter_schema, schema_of
 from quire.gateway.features.pages import static_files
+from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.model.served_model import load_model
 from quire.gateway.server.app import create_app
 from quire.gateway.serving.service import Gateway

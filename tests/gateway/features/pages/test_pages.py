@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.features.admin.model_cards import CAPABILITIES, capabilities, reasoning_format
+from quire.gateway.features.admin.model_cards import CAPABILITIES, capabilities
 from quire.gateway.features.admin.status import summary
 from quire.gateway.features.pages import static_files
 from quire.gateway.model.served_model import load_model
@@ -279,7 +279,7 @@ def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
     assert {"chat", "messages", "tools", "reasoning"}.isdisjoint(capabilities(model))
     assert {"completions", "scoring", "structured_outputs"} < set(capabilities(model))
     assert capabilities(model) == sorted(capabilities(model))
-    assert (model.tool_format, reasoning_format(model)) == ("", "")
+    assert (model.tool_format, model.shown_reasoning_format) == ("", "")
 
 
 def test_a_model_without_an_end_token_follows_no_grammar(tmp_path: Path) -> None:
