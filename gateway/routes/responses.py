@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
@@ -33,6 +34,15 @@ def dialect_of(gateway: Gateway, owner: str) -> ResponseDialect:
 def dialect(gateway: Gateway, request: web.Request) -> ResponseDialect:
     """Return the dialect for the responses that the caller of a request owns."""
     return dialect_of(gateway, caller_of(request).owner)
+
+
+def of_caller(verb: Callable[..., Awaitable[web.StreamResponse]]) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """Return the handler of a verb for the responses of the caller."""
+
+    async def handle(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+        return await verb(dialect(gateway, request), gateway, request)
+
+    return handle
 
 
 async def count(responses: ResponseDialect, gateway: Gateway, request: web.Request) -> web.Response:

@@ -12,6 +12,7 @@ from quire.gateway.features.cors.origins import CorsOrigins
 from quire.gateway.features.openapi import document
 from quire.gateway.features.pages import routes as pages
 from quire.gateway.features.several_models.discovery import DISCOVERY, ModelDiscovery
+from quire.gateway.features.tokenization import tokenization
 from quire.gateway.routes import table
 from quire.gateway.server.access_log import recording
 from quire.gateway.server.http_server import add_headers
@@ -51,6 +52,7 @@ def create_app(models: Served) -> web.Application:
     app.add_routes(
         [
             *table.routes(directory),
+            *tokenization.routes(directory),
             *batches.routes(),
             *admin_routes.routes(directory),
             web.get("/openapi.json", document.handler(directory.title)),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from quire.shared.protocol.charge import FREE, Accounts, Price, limits_of
+from quire.shared.protocol.charge import Accounts, Price, limits_of
 from quire.shared.protocol.keys import DEFAULT_CLASS, AccountKeys
 from quire.shared.protocol.share import ANONYMOUS_TENANT, DEFAULT_WEIGHT
 
@@ -43,7 +43,7 @@ class Admission(NamedTuple):
 
     Who the request counts for. owner: id of the API key; empty without one. accounts: key, project and organisation,
     whose limits must allow the request and which are charged for it; empty for a request that is charged to nobody.
-    account_prefix: of their keys in Redis. charged_model, price: of the model. park_s: the request is accepted if the
+    account_prefix: of their keys in Redis. model, price: of the tokens. park_s: the request is accepted if the
     budgets suffice for a part of its answer, and parked for at most this many seconds when they are used up; 0 refuses
     such a request. tenant, weight, user: in fair sharing; the user is a hash in hexadecimal, empty without one.
     """
@@ -68,8 +68,8 @@ class Admission(NamedTuple):
     owner: str = ""
     accounts: Accounts = ()
     account_prefix: str = AccountKeys().prefix
-    charged_model: str = ""
-    price: Price = FREE
+    model: str = ""
+    price: Price = Price()
     park_s: int = 0
     tenant: str = ANONYMOUS_TENANT
     weight: int = DEFAULT_WEIGHT
@@ -77,11 +77,10 @@ class Admission(NamedTuple):
 
     def encode(self) -> bytes:
         """The terms as a message: a map under the names that `submit.lua` uses, without what is empty or 0."""
-        bounds, price = self.bounds, self.price
         terms = {
             "gateway": self.gateway,
-            "max_requests": bounds.requests,
-            "max_tokens": bounds.tokens,
+            "max_requests": self.bounds.requests,
+            "max_tokens": self.bounds.tokens,
             "cost": self.cost,
             "prompt": self.prompt_tokens,
             "rows": self.rows,
@@ -93,11 +92,11 @@ class Admission(NamedTuple):
             "fingerprint": self.fingerprint if self.idempotency_key else None,
         }
         if self.counts_stored:
-            terms["max_stored"], terms["max_key_stored"] = bounds.stored_bytes, bounds.key_bytes
+            terms["max_stored"], terms["max_key_stored"] = self.bounds.stored_bytes, self.bounds.key_bytes
         terms |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
         if self.accounts:
-            charge = [self.account_prefix, int(self.begins_call), self.prompt_tokens, price.prompt, price.completion]
-            terms["charge"] = [*charge, self.charged_model, self.park_s, *map(limits_of, self.accounts)]
+            charge = [self.account_prefix, int(self.begins_call), self.prompt_tokens, self.price.prompt]
+            terms["charge"] = [*charge, self.price.completion, self.model, self.park_s, *map(limits_of, self.accounts)]
         # The msgpack of Redis reads bytes only as text.
         return bytes(msgpack.packb(terms, use_bin_type=False))
 

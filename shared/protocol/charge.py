@@ -48,9 +48,6 @@ class Price:
     completion: int = 0
 
 
-FREE = Price()
-
-
 def tightest(states: Sequence[Sequence[int]]) -> dict[str, RateState]:
     """Return the tightest of the limits per minute of `calls` and of `tokens` that `submit` returned for each account.
 

@@ -210,7 +210,7 @@ class LimitsMachine(RuleBasedStateMachine):
                             bounds=BOUNDS,
                             metadata=b"metadata",
                             accounts=chain,
-                            charged_model="model",
+                            model="model",
                             price=PRICE,
                             park_s=PARK_S if parks else 0,
                             prompt_tokens=prompt,

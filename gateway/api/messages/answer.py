@@ -11,13 +11,12 @@ from multidict import CIMultiDictProxy
 from quire.gateway.api.call import Call
 from quire.gateway.api.conversation import read_call, render_prompt
 from quire.gateway.api.dialect import Dialect
-from quire.gateway.api.messages.events import BlockWriter, blocks, event
+from quire.gateway.api.messages.events import BlockWriter, blocks, error_event, event
 from quire.gateway.api.messages.headers import check_headers
 from quire.gateway.api.messages.parameters import COUNT_TOKENS, CREATE
 from quire.gateway.api.messages.request import read_request
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import ApiError
-from quire.gateway.errors.message_errors import error_json
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind
@@ -128,7 +127,7 @@ class MessageAnswer(ChoiceFormat):
 
     def failure(self, error: ApiError) -> list[str]:
         """The event of an error, which no `message_stop` follows."""
-        return [event("error", error_json(error, self._call_id))]
+        return [error_event(error, self._call_id)]
 
     def full(self, choices: list[Choice], usage: Mapping[str, Any]) -> Iterator[str]:
         """The whole answer as JSON."""

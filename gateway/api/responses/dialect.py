@@ -16,10 +16,9 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored
 from quire.gateway.api.responses.events import START, ResponseEvents
 from quire.gateway.api.responses.items import Item, droppable, without_oldest
-from quire.gateway.api.responses.output_items import item_place
 from quire.gateway.api.responses.query import read_place, wrong_place
 from quire.gateway.api.responses.request import ResponseRequest, read_request
-from quire.gateway.api.responses.store import DIALECT, ResponseStore, StoredResponse, not_found, output_of, packed
+from quire.gateway.api.responses.store import DIALECT, ResponseStore, item_place, not_found, output_of, packed
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import InvalidRequest, NotFound, refused
 from quire.gateway.model.renderer import Renderer
@@ -121,7 +120,7 @@ class ResponseDialect(Dialect):
         if all(item["type"] != "item_reference" for item in items):
             return list(items)
         known = {item["id"]: item for item in before}
-        responses: dict[str, StoredResponse] = {}
+        responses: dict[str, list[Item]] = {}
         found = []
         for index, item in enumerate(items):
             if item["type"] == "item_reference":
@@ -133,7 +132,7 @@ class ResponseDialect(Dialect):
             found.append(item)
         return found
 
-    async def _output_item(self, item_id: str, name: str, responses: dict[str, StoredResponse]) -> Item | None:
+    async def _output_item(self, item_id: str, name: str, responses: dict[str, list[Item]]) -> Item | None:
         """Returns the output item of a stored response; None if unknown."""
         place = item_place(item_id)
         if place is None:
@@ -143,10 +142,10 @@ class ResponseDialect(Dialect):
             if len(responses) == MAX_REFERENCED:
                 raise refused(name, f"{name}: the references of one call may name at most {MAX_REFERENCED} responses.")
             try:
-                responses[call_id] = await self.store.read(PREFIX + call_id)
+                responses[call_id] = output_of(await self.store.read(PREFIX + call_id))
             except NotFound:
                 return None
-        output = output_of(responses[call_id])
+        output = responses[call_id]
         return output[index] if index < len(output) and output[index]["id"] == item_id else None
 
     def _written(self, request: ResponseRequest, items: Sequence[Item]) -> bytes:

@@ -48,15 +48,6 @@ NO_NAMES: Mapping[str, FunctionName] = {}
 _PREFIXES = {ItemType.MESSAGE: "msg_", ItemType.REASONING: "rs_", ItemType.FUNCTION_CALL: "fc_"}
 
 
-def item_place(item_id: str) -> tuple[str, int] | None:
-    """Returns the call and the index that the id of an output item stands for; None if it is no such id."""
-    _, separator, rest = item_id.partition("_")
-    call_id, _, index = rest.rpartition("_")
-    if not separator or not call_id or not index.isascii() or not index.isdigit() or len(index) > 6:
-        return None
-    return call_id, int(index)
-
-
 @dataclass(slots=True)
 class OutputItem:
     """One item as it grows.

@@ -135,6 +135,15 @@ async def packed(conversation: bytes) -> bytes:
     return await asyncio.to_thread(zlib.compress, conversation, 1)
 
 
+def item_place(item_id: str) -> tuple[str, int] | None:
+    """Returns the call and the index that the id of an output item stands for; None if it is no such id."""
+    _, separator, rest = item_id.partition("_")
+    call_id, _, index = rest.rpartition("_")
+    if not separator or not call_id or not index.isascii() or not index.isdigit() or len(index) > 6:
+        return None
+    return call_id, int(index)
+
+
 def output_of(response: StoredResponse) -> list[Item]:
     """The output items in the form of input items."""
     items: list[Item] = json.loads(response.output.json())

@@ -23,8 +23,8 @@ from quire.shared.protocol.messages import GenerationRequest, MessageError
 from quire.shared.redis.clients import command_client, node_clients
 from quire.shared.redis.url import BrokerUnavailable, redact
 
-# An operator's retry is never refused for want of room in the queue.
-NO_BOUNDS = QueueBounds(10**12, 10**15)
+# An operator's retry is never refused for want of room in the queue, and its client has already had its answer.
+RETRY = Admission(gateway="none", bounds=QueueBounds(10**12, 10**15), is_background=True)
 _LANE = re.compile(r"^quire:\{(.+)\}:dead$")
 
 
@@ -122,15 +122,12 @@ async def _retry(broker: Broker, one: DeadRequest) -> int:
         request = replace(GenerationRequest.decode(one.body), id=new_id())
     except MessageError as error:
         raise CommandError(f"entry {one.entry_id} cannot be read: {error}") from error
-    terms = Admission(
-        gateway="none",
-        bounds=NO_BOUNDS,
+    terms = RETRY._replace(
         cost=request.cost,
         prompt_tokens=len(request.prompt),
         rows=request.rows,
         priority_class=one.priority_class,
         metadata=one.metadata,
-        is_background=True,
         tenant=one.tenant,
         weight=one.weight,
         user=one.user,

@@ -17,7 +17,7 @@ from quire.shared.accounts.limits import COSTS, MAX_PRICE, nanos
 from quire.shared.config.validators import InvalidValue
 from quire.shared.process.errors import StartError
 from quire.shared.protocol.broker import Admission
-from quire.shared.protocol.charge import FREE, Price, RateState
+from quire.shared.protocol.charge import Price, RateState
 from quire.shared.protocol.keys import AccountKeys, LaneKeys
 from quire.shared.protocol.share import ANONYMOUS_TENANT, DEFAULT_WEIGHT
 from quire.shared.redis.url import parse_redis_url
@@ -94,8 +94,8 @@ class KeyLimits:
         return terms._replace(
             accounts=caller.accounts,
             account_prefix=self.prefix,
-            charged_model=model,
-            price=price or FREE,
+            model=model,
+            price=price or Price(),
             park_s=self._park_s,
             tenant=project.id if project else ANONYMOUS_TENANT,
             weight=(project and project.limits.weight) or DEFAULT_WEIGHT,

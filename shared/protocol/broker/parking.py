@@ -65,9 +65,8 @@ class ParkingVerbs(Lane):
         """
         args: list[Any] = [self.keys.prefix, request_id, bounds.requests, bounds.tokens, limits]
         reply = await self._unpark(keys=[self.keys.request(request_id)], args=[*args, RETENTION_S])
-        found = UnparkReply(text(reply[0]))
         check_refusal(reply)
-        return found
+        return UnparkReply(text(reply[0]))
 
     async def parked_until(self, request_id: str) -> float | None:
         """Return the unix time at which a parked request ends; None if it is not parked."""

@@ -13,9 +13,10 @@ from jsonschema import Draft202012Validator
 
 from quire.gateway.api.responses.body import ResponseBody
 from quire.gateway.api.responses.events import ResponseEvents
-from quire.gateway.api.responses.output_items import ItemStatus, OutputItems, item_place
+from quire.gateway.api.responses.output_items import ItemStatus, OutputItems
 from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.api.responses.schemas import ANSWERS
+from quire.gateway.api.responses.store import item_place
 from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.model.token_texts import TokenTexts
