@@ -14,7 +14,15 @@ import pytest
 import torch
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared.protocol.broker import Broker, Claim, QueueBounds, QueueReader, StepReply, new_id
+from quire.shared.protocol.broker import (
+    Admission,
+    Broker,
+    Claim,
+    QueueBounds,
+    QueueReader,
+    StepReply,
+    new_id,
+)
 from quire.shared.protocol.keys import GROUP, LaneKeys
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams, StepItem, decode_items
 from quire.shared.redis.clients import command_client, pubsub_client
@@ -64,7 +72,9 @@ class Gateway:
     async def submit(self, prompt: tuple[int, ...], **params: object) -> str:
         params = {"temperature": 0.0, "max_tokens": 8, **params}
         request = GenerationRequest(new_id(), MODEL, prompt, SamplingParams(**params))  # type: ignore[arg-type]
-        await self.broker.submit(request.id, request.encode(), gateway="g1", cost=request.cost, bounds=BOUNDS)
+        await self.broker.submit(
+            request.id, request.encode(), Admission(gateway="g1", cost=request.cost, bounds=BOUNDS)
+        )
         return request.id
 
     async def listen(self) -> list[StepItem]:
@@ -242,7 +252,7 @@ async def test_what_the_engine_cannot_hold_ends_with_an_error_that_names_the_lim
 
 async def test_a_body_that_cannot_be_read_ends_with_an_error(redis_url: str) -> None:
     async with Gateway(redis_url) as gateway, serving(redis_url):
-        await gateway.broker.submit("broken", b"\xc1", gateway="g1", cost=1, bounds=BOUNDS)
+        await gateway.broker.submit("broken", b"\xc1", Admission(gateway="g1", cost=1, bounds=BOUNDS))
         assert await gateway.result("broken") == ([], "error")
         await assert_drained(gateway, 1)
 

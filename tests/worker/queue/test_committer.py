@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.shared.protocol.broker import (
+    Admission,
     Broker,
     Claim,
     ComputedTokens,
@@ -59,7 +60,7 @@ class Lane:
         self.committer = Committer(broker, "w", on_lost=lambda: None)
 
     async def start(self, request_id: str, spans: Any = None, **options: Any) -> Claim:
-        await self.broker.submit(request_id, b"body", gateway="g", cost=1, bounds=BOUNDS, **options)
+        await self.broker.submit(request_id, b"body", Admission(gateway="g", cost=1, bounds=BOUNDS, **options))
         [delivery] = await QueueReader(self.broker.client, "lane", "w").read(1, 0)
         claim = await self.broker.claim(delivery, "w", new_id(), "process")
         assert claim is not None

@@ -13,7 +13,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from quire.shared.protocol.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.broker import Admission, Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.protocol.keys import PRIORITY_CLASSES, LaneKeys
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
@@ -93,12 +93,14 @@ class Lane:
         await self.broker.submit(
             request_id,
             request.encode(),
-            gateway="g",
-            cost=1,
-            bounds=BOUNDS,
-            priority_class=priority_class,
-            rows=request.rows,
-            traceparent=trace,
+            Admission(
+                gateway="g",
+                cost=1,
+                bounds=BOUNDS,
+                priority_class=priority_class,
+                rows=request.rows,
+                traceparent=trace,
+            ),
         )
 
     async def isolate(self, request_id: str) -> None:
@@ -502,7 +504,7 @@ async def test_what_was_handed_back_before_its_first_token_is_a_migration_and_wa
     try:
         broker = Broker(client, "lane")
         await broker.create_groups()
-        await broker.submit("r", b"body", gateway="g", cost=1, bounds=BOUNDS)
+        await broker.submit("r", b"body", Admission(gateway="g", cost=1, bounds=BOUNDS))
         counts = ClaimCounts()
         for worker in ("first", "second"):
             [delivery] = await QueueReader(client, "lane", worker).read(1, 0)
