@@ -14,15 +14,7 @@ import pytest
 import torch
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared.protocol.broker import (
-    Admission,
-    Broker,
-    Claim,
-    QueueBounds,
-    QueueReader,
-    StepReply,
-    new_id,
-)
+from quire.shared.protocol.broker import Admission, Broker, Claim, QueueBounds, QueueReader, StepReply, new_id
 from quire.shared.protocol.keys import GROUP, LaneKeys
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams, StepItem, decode_items
 from quire.shared.redis.clients import command_client, pubsub_client
