@@ -14,15 +14,7 @@ import pytest
 import torch
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared.protocol.broker import (
-    Admission,
-    Broker,
-    Claim,
-    QueueBounds,
-    QueueReader,
-    StepReply,
-    new_id,
-)
+from quire.shared.protocol.broker import Admission, Broker, Claim, QueueBounds, QueueReader, StepReply, new_id
 from quire.shared.protocol.keys import GROUP, LaneKeys
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams, StepItem, decode_items
 from quire.shared.redis.clients import command_client, pubsub_client
@@ -33,6 +25,7 @@ from quire.worker.engine.runner import Runner
 from quire.worker.queue.consumer import Consumer
 from quire.worker.service import EngineDied, LeaseTimes, WorkerService
 from tests.support.mock_model import EOS, MockModel, continuation
+from tests.worker.inspect.test_admin_server import Deadly
 
 MODEL = "mock"
 
@@ -330,13 +323,6 @@ async def test_a_log_of_another_version_ends_its_request_and_not_the_worker(redi
                     await gateway.listen()
         assert [item.outcome.name for item in gateway.items[request_id] if item.outcome] == ["error"]
         await assert_drained(gateway, 2)
-
-
-class Deadly(MockModel):
-    """A model whose failure ends the engine."""
-
-    def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
-        raise SystemExit("the library aborted")
 
 
 async def test_a_dead_engine_ends_the_worker_and_the_next_one_goes_on(redis_url: str) -> None:

@@ -220,6 +220,20 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     check_weights(path, replace(model.config, dtype="bfloat16"), torch.float32, torch.device("cpu"))
 
 
+def test_memory_that_runs_out_at_start_on_one_rank_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has")
+
+    def fails(*_: object) -> None:
+        raise out_of_step(error)
+
+    monkeypatch.setattr(build, "make_engine", fails)
+    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
+    with pytest.raises(
+        StartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
+    ):
+        build.build_engine(settings, "llama")
+
+
 def test_the_workspace_of_the_engines_thread_is_allocated_by_another_thread_that_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
