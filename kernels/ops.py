@@ -374,7 +374,7 @@ class Ops(Protocol):
         presence: Tensor,
         frequency: Tensor,
     ) -> None:
-        """Changes logits [R, V] float32 in place, for the tokens that each row has seen.
+        """Change logits [R, V] float32 in place, for the tokens that each row has seen.
 
         ids [n] int32: the tokens of row r are at starts[r]..starts[r + 1] (starts [R + 1] int32), none twice in a row;
         counts [n] int32: how often each was generated, 0 if it is in the prompt only. repetition, presence, frequency
