@@ -148,13 +148,13 @@ def _best(group: SequenceGroup) -> list[Delta]:
     return [
         Delta(
             choice,
-            one.output,
-            one.finish_reason,
-            one.matched_stop,
-            one.logprob / one.num_output_tokens,
-            one.take_logprobs(),
+            sequence.output,
+            sequence.finish_reason,
+            sequence.matched_stop,
+            sequence.logprob / sequence.num_output_tokens,
+            sequence.take_logprobs(),
         )
-        for choice, one in enumerate(ranked[: group.sampling.n])
+        for choice, sequence in enumerate(ranked[: group.sampling.n])
     ]
 
 

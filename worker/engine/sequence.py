@@ -312,7 +312,7 @@ class SequenceGroup:
         """
         if self.beams is not None:
             return self.beams.num_steps * self.sampling.beam_width
-        return sum(one.num_output_tokens - one.token_ids[-2:].count(PENDING) for one in self.sequences)
+        return sum(sequence.num_output_tokens - sequence.token_ids[-2:].count(PENDING) for sequence in self.sequences)
 
     @property
     def num_emitted(self) -> int:

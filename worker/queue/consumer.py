@@ -148,8 +148,8 @@ class Consumer:
                 continue
             try:
                 lease_ms = int(1000 * self._lease_s)
-                found = await self._broker.reclaim(self._reader.worker_id, lease_ms, free_rows)
-                others = [entry for entry in found if not self._committer.runs(entry.request_id)]
+                entries = await self._broker.reclaim(self._reader.worker_id, lease_ms, free_rows)
+                others = [entry for entry in entries if not self._committer.runs(entry.request_id)]
                 if others:
                     log.warning(
                         "claiming %d requests whose workers have not renewed their leases for %g s",
@@ -171,12 +171,12 @@ class Consumer:
         is_late = bool(self._wide) and asyncio.get_running_loop().time() - self._wide_since >= WIDE_S
         turn = next((name for every, name in TURNS if (self._reads + 1) % every == 0), None)
         if turn is not None:
-            found = await self._reader.read(1, 0, (turn,), MAX_CHOICES if is_late else free_rows)
-            await self._take(found, priority=0)
+            entries = await self._reader.read(1, 0, (turn,), MAX_CHOICES if is_late else free_rows)
+            await self._take(entries, priority=0)
             # An empty class says nothing about the request that the last read of all classes has left.
             if self._reader.too_wide and self._leaves_next():
                 return False  # the turn of the class is not over
-            free_rows -= sum(entry.rows for entry in found)
+            free_rows -= sum(entry.rows for entry in entries)
         self._reads += 1
         if free_rows <= 0:
             return True
@@ -199,9 +199,9 @@ class Consumer:
             await asyncio.sleep(FULL_S)
             return
         for name in classes:
-            found = await self._reader.read(1, 0, (name,), free_rows + displaceable[name])
-            if found:
-                await self._take(found)
+            entries = await self._reader.read(1, 0, (name,), free_rows + displaceable[name])
+            if entries:
+                await self._take(entries)
                 return
         await self._take(await self._reader.wait(classes, int(1000 * DISPLACE_S)))
 
@@ -287,7 +287,7 @@ class Consumer:
         The isolation of a request ends with its first token.
         """
         committer = self._committer
-        waiting = deque(one for one in self._isolated if committer.lacks_progress(one[0]))
+        waiting = deque(entry for entry in self._isolated if committer.lacks_progress(entry[0]))
         if len(waiting) < len(self._isolated):
             self._runs_isolated = self._runs_isolated and bool(waiting) and waiting[0] is self._isolated[0]
             self._isolated = waiting
