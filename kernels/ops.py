@@ -39,9 +39,13 @@ from quire.kernels.weights import LinearWeight, WeightRows
 
 __all__ = [
     "CLAMPED", "CLAMPED_ALPHA", "CLAMPED_LIMIT", "GELU", "MAX_RANK", "NO_ADAPTER", "SILU", "AdapterBatch",
-    "AllReduceGroup", "CacheStack", "DecoderLayer", "ExpertNorms", "ExpertWeights", "LayerStack", "LoraLayer",
-    "LoraPart", "Ops", "PackedAdapter", "PackedLinear", "PackedMoE", "PerLayerInput", "Routing",
+    "AllReduceGroup", "CacheStack", "DecoderLayer", "ExpertNorms", "ExpertWeights", "KernelsUnavailable", "LayerStack",
+    "LoraLayer", "LoraPart", "Ops", "PackedAdapter", "PackedLinear", "PackedMoE", "PerLayerInput", "Routing",
 ]  # fmt: skip
+
+
+class KernelsUnavailable(RuntimeError):
+    """The C++ or Triton kernels cannot be built, loaded or launched here. The message names the remedy."""
 
 
 class PackedLinear(Protocol):
