@@ -263,7 +263,7 @@ class Engine:
         sampled = len(logits) - step.num_scored
         parts = [(chunk.sequence.group.prompt_scores, chunk.num_scored) for chunk in step.chunks if chunk.num_scored]
         score_prompts(
-            [(scores, count) for scores, count in parts if scores],
+            [(scores, count) for scores, count in parts if isinstance(scores, PromptScores)],
             partial(prompt_records, self.sampler.ops, logits[sampled:]),
         )
         return logits[:sampled]
@@ -467,7 +467,7 @@ class Engine:
     def _search(self, group: SequenceGroup, inputs: SamplingInputs) -> list[Delta]:
         """Run one step of a group's beam search. Returns the best beams if the search ends, else nothing."""
         search, beams = group.beams, inputs.batch.sequences
-        assert search is not None
+        assert isinstance(search, BeamSearch)
         if len(beams) < len(group.unfinished):
             raise AssertionError("the beams of a group are not in step")
         count = min(search.num_candidates, self.vocab_size)

@@ -144,18 +144,15 @@ class _Deltas(dict[int, tuple[Delta]]):
 
 def _best(group: SequenceGroup) -> list[Delta]:
     """Return the n choices with the highest mean log-probability (OpenAI API reference, `best_of`)."""
-    ranked = sorted(group.sequences, key=lambda sequence: -sequence.logprob / sequence.num_output_tokens)
+    ranked = sorted(group.sequences, key=_mean_logprob, reverse=True)[: group.sampling.n]
     return [
-        Delta(
-            choice,
-            sequence.output,
-            sequence.finish_reason,
-            sequence.matched_stop,
-            sequence.logprob / sequence.num_output_tokens,
-            sequence.take_logprobs(),
-        )
-        for choice, sequence in enumerate(ranked[: group.sampling.n])
+        Delta(choice, best.output, best.finish_reason, best.matched_stop, _mean_logprob(best), best.take_logprobs())
+        for choice, best in enumerate(ranked)
     ]
+
+
+def _mean_logprob(sequence: Sequence) -> float:
+    return sequence.logprob / sequence.num_output_tokens
 
 
 def _delta(sequence: Sequence, token: int) -> Delta:

@@ -102,7 +102,7 @@ def continue_beams(
     logprobs, token_ids: of `BeamSearch.advance`, a row for each of the beams.
     """
     search = group.beams
-    assert search is not None
+    assert isinstance(search, BeamSearch)
     continuations = search.advance(logprobs, token_ids, [beam.output for beam in beams])
     if continuations is None:
         for beam in beams:
