@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -39,7 +39,6 @@ from quire.worker.queue.engine_thread import EngineThread
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
-    from quire.worker.queue.adapter_loader import AdapterLoader
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,14 @@ RETRY_S = (0.2, 2.0)
 TURNS = ((8, "batch"), (4, "standard"))
 
 
+class LoadedAdapters(Protocol):
+    """The LoRA adapters of this worker (`AdapterLoader`)."""
+
+    def holds(self, name: str, digest: str) -> bool: ...
+
+    async def refresh(self) -> None: ...
+
+
 class Consumer:
     """Claims stream entries and starts their requests in the engine. `incarnation` names this process."""
 
@@ -66,7 +73,7 @@ class Consumer:
         incarnation: str,
         lease_s: float,
         tracer: Tracer | None = None,
-        adapters: AdapterLoader | None = None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         self._broker = broker
         self._reader = reader
@@ -256,7 +263,7 @@ class Consumer:
 
     async def _start_with_adapter(
         self,
-        loader: AdapterLoader,
+        loader: LoadedAdapters,
         claim: Claim,
         request: GenerationRequest,
         logged: tuple[StepItem, ...],
@@ -271,11 +278,7 @@ class Consumer:
             self._start(claim, request, logged, priority)
 
     def _start(
-        self,
-        claim: Claim,
-        request: GenerationRequest,
-        logged: tuple[StepItem, ...],
-        priority: int | None = None,
+        self, claim: Claim, request: GenerationRequest, logged: tuple[StepItem, ...], priority: int | None = None
     ) -> None:
         if priority is None:
             priority = PRIORITY_CLASSES.index(claim.priority_class)
