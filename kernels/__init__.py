@@ -19,7 +19,7 @@ from quire.kernels.gpu.supported import max_head_dim as max_triton_head_dim
 from quire.kernels.gpu.triton_support import TritonFailure, outdated_assembler, outdated_triton, triton_failure
 from quire.kernels.interrupt import Interrupt, StepInterrupted
 from quire.kernels.mkl_warmup import warm_up_mkl
-from quire.kernels.ops import Ops, PackedLinear
+from quire.kernels.ops import KernelsUnavailable, Ops, PackedLinear
 from quire.kernels.reference import ReferenceOps
 from quire.kernels.select import latent_ops, select_ops
 from quire.kernels.self_test.cases import (
@@ -32,7 +32,6 @@ from quire.kernels.self_test.cases import (
 )
 from quire.kernels.self_test.devices import RecordGraph
 from quire.kernels.self_test.registry import run_self_test
-from quire.kernels.unavailable import KernelsUnavailable
 
 __all__ = [
     "CpuOps",

@@ -126,7 +126,9 @@ def grouped_rows(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
     if len(weights) == 1:
         return weights[0]
     zeros = [weight.zeros for weight in weights if weight.zeros is not None]
-    codes, scales = (torch.cat(parts) for parts in zip(*((one.codes, one.scales) for one in weights), strict=True))
+    codes, scales = (
+        torch.cat(parts) for parts in zip(*((weight.codes, weight.scales) for weight in weights), strict=True)
+    )
     return GroupedWeight(codes, scales, kind, torch.cat(zeros) if zeros else None, order)
 
 

@@ -130,9 +130,9 @@ def check_experts(routing: Routing, hidden: int, experts: Iterable[ExpertWeights
     for count, expert in enumerate(experts, 1):
         inner = inner or expert.down.shape[1]
         if tuple(expert.gate_up.shape) != (2 * inner, hidden) or tuple(expert.down.shape) != (hidden, inner):
-            found = f"{tuple(expert.gate_up.shape)} and {tuple(expert.down.shape)}"
+            shapes = f"{tuple(expert.gate_up.shape)} and {tuple(expert.down.shape)}"
             raise ValueError(
-                f"expert {count - 1} has the shapes {found}, not [{2 * inner}, {hidden}] and its transpose"
+                f"expert {count - 1} has the shapes {shapes}, not [{2 * inner}, {hidden}] and its transpose"
             )
         yield expert
     if count != routing.num_experts:

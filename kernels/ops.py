@@ -39,9 +39,13 @@ from quire.kernels.weights import LinearWeight, WeightRows
 
 __all__ = [
     "CLAMPED", "CLAMPED_ALPHA", "CLAMPED_LIMIT", "GELU", "MAX_RANK", "NO_ADAPTER", "SILU", "AdapterBatch",
-    "AllReduceGroup", "CacheStack", "DecoderLayer", "ExpertNorms", "ExpertWeights", "LayerStack", "LoraLayer",
-    "LoraPart", "Ops", "PackedAdapter", "PackedLinear", "PackedMoE", "PerLayerInput", "Routing",
+    "AllReduceGroup", "CacheStack", "DecoderLayer", "ExpertNorms", "ExpertWeights", "KernelsUnavailable", "LayerStack",
+    "LoraLayer", "LoraPart", "Ops", "PackedAdapter", "PackedLinear", "PackedMoE", "PerLayerInput", "Routing",
 ]  # fmt: skip
+
+
+class KernelsUnavailable(RuntimeError):
+    """The C++ or Triton kernels cannot be built, loaded or launched here. The message names the remedy."""
 
 
 class PackedLinear(Protocol):
@@ -374,7 +378,7 @@ class Ops(Protocol):
         presence: Tensor,
         frequency: Tensor,
     ) -> None:
-        """Changes logits [R, V] float32 in place, for the tokens that each row has seen.
+        """Change logits [R, V] float32 in place, for the tokens that each row has seen.
 
         ids [n] int32: the tokens of row r are at starts[r]..starts[r + 1] (starts [R + 1] int32), none twice in a row;
         counts [n] int32: how often each was generated, 0 if it is in the prompt only. repetition, presence, frequency

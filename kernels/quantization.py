@@ -122,7 +122,7 @@ def _to_int8(weight: Tensor) -> QuantizedWeight:
 
 
 def _to_int4(weight: Tensor) -> QuantizedWeight:
-    """The value of largest magnitude of a group becomes -8: the range -8..7 has one value more below zero."""
+    """Map the value of largest magnitude of a group to -8: the range -8..7 has one value more below zero."""
     n, k = weight.shape
     groups = torch.nn.functional.pad(weight.float(), (0, -k % INT4_GROUP)).view(n, -1, INT4_GROUP)
     largest = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))

@@ -81,8 +81,8 @@ class ReferenceOps:
         checks.router(router, routing)
         check_scales(scales, routing)
         packed = [
-            (self._pack(one.gate_up, one.gate_up_bias, True), self._pack(one.down, one.down_bias, False))
-            for one in check_experts(routing, router.in_features, experts)
+            (self._pack(expert.gate_up, expert.gate_up_bias, True), self._pack(expert.down, expert.down_bias, False))
+            for expert in check_experts(routing, router.in_features, experts)
         ]
         return ReferenceMoE(routing, router, packed, scales)
 
@@ -402,7 +402,7 @@ def penalise(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """`Ops.penalise` in plain torch, on any device."""
+    """Do in plain torch what `Ops.penalise` does, on any device."""
     checks.logits(logits)
     # With the size of its result, repeat_interleave does not wait for a device.
     rows = torch.arange(len(logits), device=logits.device).repeat_interleave(starts.diff(), output_size=len(ids))

@@ -7,10 +7,9 @@ import torch
 from quire.kernels.cpu.latent import CpuLatentOps
 from quire.kernels.cpu.ops import CpuOps
 from quire.kernels.latent import LatentOps
-from quire.kernels.ops import Ops
+from quire.kernels.ops import KernelsUnavailable, Ops
 from quire.kernels.reference import ReferenceOps
 from quire.kernels.reference_latent import ReferenceLatentOps
-from quire.kernels.unavailable import KernelsUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from quire.shared.process.interrupts import end_at_ctrl_c
 
 
 def main() -> int:
-    """`quire-worker`: start one worker."""
+    """Start one worker (`quire-worker`)."""
     end_at_ctrl_c()
     from quire.shared.config.command_line import run_script
     from quire.worker.commands import WORKER

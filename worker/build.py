@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 
 from quire import kernels
 from quire.shared.process.errors import StartError
+from quire.shared.protocol.messages import SamplingParams
 from quire.worker.capacity import GIB, choose_limits, log_limits
 from quire.worker.device import backend, cuda, devices
 from quire.worker.device.cache_range import warn_of_saturation
@@ -20,7 +22,8 @@ from quire.worker.device.self_test import OFF, check_kernels, level_of, warn_of_
 from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.grammars import Grammars
-from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.offline import generate
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.runner import Runner
@@ -36,9 +39,14 @@ from quire.worker.queue.adapter_loader import load_adapters
 from quire.worker.ranks.leader import Followers, lead
 from quire.worker.ranks.number import check_ranks, choose_ranks
 from quire.worker.settings import WorkerSettings
-from quire.worker.warm_up import warm_up
 
 log = logging.getLogger(__name__)
+
+# Requests of the warm-up.
+GREEDY = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
+SAMPLED = SamplingParams(max_tokens=2, ignore_eos=True, temperature=1.0)
+# With operations that few requests need.
+RARE = SamplingParams(max_tokens=2, ignore_eos=True, n=2, presence_penalty=1.0, logprobs=True, top_logprobs=1)
 
 
 def build_engine(settings: WorkerSettings, name: str) -> Engine:
@@ -164,6 +172,19 @@ def make_engine(
         engine.pacer = PrefillPacer(settings.itl_target_ms / 1000, limits.block_size, limit)
     texts.pin_prefixes(engine)
     return engine
+
+
+def warm_up(engine: Engine) -> None:
+    """Run a prefill chunk and a decode step, greedy and sampled, so that no request pays for first uses.
+
+    On a GPU also with rare operations: a kernel is compiled at its first launch, during which all requests would wait.
+    """
+    if engine.limits.max_model_len <= 2:
+        return
+    prompt = (0,) * max(1, min(7, engine.limits.max_model_len - 2))  # not a whole block, so that a fork copies it
+    for params in (GREEDY, SAMPLED, RARE) if engine.runner.looks_ahead else (GREEDY, SAMPLED):
+        with suppress(RequestRefused):  # the engine holds one sequence only
+            generate(engine, [prompt] * 2, params)
 
 
 def graph_buckets(settings: WorkerSettings, limits: EngineLimits) -> list[cuda.GraphBucket]:

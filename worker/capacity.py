@@ -116,7 +116,7 @@ def choose_state_slots(
 def choose_num_blocks(
     settings: WorkerSettings, bytes_per_block: int, max_model_len: int, budget: int, remedy: str
 ) -> int:
-    """Blocks of the KV cache: as set, else as many as fit into `budget` bytes.
+    """Return the number of blocks of the KV cache: as set, else as many as fit into `budget` bytes.
 
     Raises StartError if one sequence of the maximum length does not fit.
     """
@@ -140,7 +140,7 @@ def choose_num_blocks(
 def choose_num_host_blocks(
     settings: WorkerSettings, bytes_per_block: int, taken: int, sequences: int, max_model_len: int
 ) -> int:
-    """The number of host blocks for swapping; 0 if nothing is ever swapped.
+    """Return the number of host blocks for swapping; 0 if nothing is ever swapped.
 
     The number is the least of three: the blocks that fit in --swap-gb, the blocks that fit in a share of the memory
     that is free after `taken` bytes, and the blocks that all sequences need at their maximum length.

@@ -126,8 +126,8 @@ class _Reader:
             _refuse("name", name, "must be a string that is not empty; the log calls the prefix by it")
         given = [field for field in CONTENTS if field in entry]
         if len(given) != 1:
-            found = " and ".join(given) if given else "none"
-            raise PrefixError(f"it has {found} of {', '.join(CONTENTS)}; give exactly one of them")
+            present = " and ".join(given) if given else "none"
+            raise PrefixError(f"it has {present} of {', '.join(CONTENTS)}; give exactly one of them")
         salt = entry.get("cache_salt", "")
         if not isinstance(salt, str) or ("cache_salt" in entry and not 1 <= len(salt) <= MAX_SALT_LENGTH):
             _refuse("cache_salt", salt, f"must be a string of 1 to {MAX_SALT_LENGTH} characters; or leave it out")
@@ -167,7 +167,7 @@ class _Reader:
                 "beginning of a valid conversation, or text"
             ) from error
         first, second = (self._encode(text, add_special_tokens=False) for text in rendered)
-        shared = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
+        shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))]
         if not shared:
             raise PrefixError("messages: their continuations have no tokens in common; give text or token_ids")
         return shared

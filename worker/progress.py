@@ -31,7 +31,7 @@ class Display(Protocol):
     """Shows phases to a person."""
 
     def show(self, phase: str, percent: int | None) -> None:
-        """percent: None in a phase of unknown length."""
+        """Show a phase. percent: None in a phase of unknown length."""
 
     def close(self) -> None: ...
 
@@ -40,7 +40,7 @@ class Pipe:
     """Writes to `quire serve`. If the pipe is full or closed the line is dropped, so that the start never waits."""
 
     def __init__(self, descriptor: int) -> None:
-        """Raises OSError for an invalid descriptor."""
+        """Check the descriptor. Raises OSError if it is invalid."""
         os.set_blocking(descriptor, False)
         os.set_inheritable(descriptor, False)
         self._descriptor = descriptor
@@ -152,7 +152,7 @@ class BuildProgress:
         self._began = False
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` units are compiled."""
+        """Note that `done` of `total` units are compiled."""
         if not self._began:
             self._began = True
             progress.phase("building the C++ kernels, once for this machine")
@@ -171,7 +171,7 @@ class LoadingLog:
         self._logged_at = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        """`done` of `total` bytes are loaded."""
+        """Note that `done` of `total` bytes are loaded."""
         if self._phase:
             progress.phase(self._phase)
             self._phase = ""

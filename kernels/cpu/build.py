@@ -77,10 +77,10 @@ class Unit(NamedTuple):
 def compiler() -> str:
     """Return the path of the C++ compiler: $CXX or g++. Raises BuildError if it is missing."""
     wanted = os.environ.get("CXX", "g++")
-    found = shutil.which(wanted)
-    if found is None:
+    path = shutil.which(wanted)
+    if path is None:
         raise BuildError(f"no C++ compiler {wanted!r} on PATH: install g++ 11 or later, or set CXX")
-    return found
+    return path
 
 
 def _sources() -> list[Path]:
@@ -129,8 +129,8 @@ def build(libraries: Sequence[str], report: Report = lambda done, total: None) -
     """
     if platform.machine() not in ("x86_64", "AMD64") or sys.platform != "linux":
         raise BuildError(f"the C++ kernels need Linux on x86-64, not {sys.platform} on {platform.machine()}")
-    found = [find(library) for library in libraries]
-    if None in found:
+    paths = [find(library) for library in libraries]
+    if None in paths:
         compiler()
         directory = next((d for d in _cache_dirs() if _writable(d)), None)
         if directory is None:
@@ -138,8 +138,8 @@ def build(libraries: Sequence[str], report: Report = lambda done, total: None) -
         with _turn(directory / "lock", report) as tell:
             if missing := [library for library in libraries if find(library) is None]:
                 _compile(missing, directory, tell)
-        found = [find(library) for library in libraries]
-    return [path for path in found if path is not None]
+        paths = [find(library) for library in libraries]
+    return [path for path in paths if path is not None]
 
 
 def supported(common: Path) -> list[str]:

@@ -20,10 +20,10 @@ class CpuGroups:
     """The packed weights of some linear layers of one shape."""
 
     def __init__(self, weights: Tensor, dtype: torch.dtype, arena: Arena) -> None:
-        self._layers = [CpuLinear(one, None, False, dtype, arena) for one in weights]  # which keep the memory
+        self._layers = [CpuLinear(weight, None, False, dtype, arena) for weight in weights]  # which keep the memory
         self.groups, self.out_features, self.in_features = weights.shape
-        self.table = (LinearWeights * self.groups)(*(one.weights for one in self._layers))
-        self.nbytes = sum(one.nbytes for one in self._layers)
+        self.table = (LinearWeights * self.groups)(*(layer.weights for layer in self._layers))
+        self.nbytes = sum(layer.nbytes for layer in self._layers)
 
 
 class CpuLatentOps:

@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 
 from quire.kernels.cpu import library
-from quire.kernels.unavailable import KernelsUnavailable
+from quire.kernels.ops import KernelsUnavailable
 
 
 class Level(IntEnum):

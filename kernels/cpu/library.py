@@ -12,7 +12,7 @@ from itertools import accumulate
 from types import NoneType, SimpleNamespace
 from typing import Annotated, Protocol, cast, get_type_hints
 
-from quire.kernels.unavailable import KernelsUnavailable
+from quire.kernels.ops import KernelsUnavailable
 
 Pointer = Annotated[int | ctypes.Array[ctypes.c_void_p] | None, ctypes.c_void_p]
 Size = Annotated[int, ctypes.c_size_t]

@@ -100,9 +100,9 @@ class CpuLinear:
                 self.weight = arena.take(-(-columns // width) * panel_bytes)
             self._check_same(rows)
             count = -(-rows.shape[0] // _PANEL)
-            found = self._pack(rows, self.weight[panel * panel_bytes : (panel + count) * panel_bytes], panel_bytes)
-            if found is not None:
-                scales.append(_panels(found, width, gate_up))
+            packed = self._pack(rows, self.weight[panel * panel_bytes : (panel + count) * panel_bytes], panel_bytes)
+            if packed is not None:
+                scales.append(_panels(packed, width, gate_up))
             panel += count
         self.scales = torch.cat(scales) if scales else None
         self.bias = None if bias is None else _panels(bias.float(), width, gate_up)

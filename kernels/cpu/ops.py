@@ -86,8 +86,8 @@ class CpuOps:
         check_scales(scales, routing)
         assert isinstance(router, CpuLinear)
         packed = (
-            (self.pack_gate_up(one.gate_up, one.gate_up_bias), self.pack_linear(one.down, one.down_bias))
-            for one in check_experts(routing, router.in_features, experts)
+            (self.pack_gate_up(expert.gate_up, expert.gate_up_bias), self.pack_linear(expert.down, expert.down_bias))
+            for expert in check_experts(routing, router.in_features, experts)
         )
         return CpuMoE(routing, router, packed, scales)
 

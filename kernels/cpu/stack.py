@@ -111,7 +111,7 @@ class CpuStack:
             heads=stack.num_heads,
             block_size=block_size,
             kv_type=kv_type,
-            qkv_width=max(one.out_features for one in qkv),
+            qkv_width=max(linear.out_features for linear in qkv),
             q_width=max(layer.o.in_features for layer in stack.layers),
             inner=stack.max_inner,
             input_width=stack.input_width,

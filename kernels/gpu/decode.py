@@ -143,8 +143,8 @@ def reduce_kernel(
                     sums = tl.zeros([1], tl.float32) + tl.sum(sums * weights, axis=0)
                     values = tl.sum(values * weights[:, None], axis=0)[None, :]
                 most, total, mixed = merge(most, total, mixed, of_piece, sums, values)
-            one = head + tl.zeros([1], tl.int32)
-            result = mixed * normaliser(most, total, sinks, one, one < HEADS, SINKS)[:, None]
+            sink = head + tl.zeros([1], tl.int32)
+            result = mixed * normaliser(most, total, sinks, sink, sink < HEADS, SINKS)[:, None]
             at = out + (token * HEADS + head) * D + d[None, :]
             tl.store(at, result.to(out.dtype.element_ty), mask=(d < D)[None, :])
 

@@ -25,7 +25,7 @@ class TritonFp8Linear:
 
     weight: Tensor  # [N, K] float8_e4m3fn
     scales: Tensor  # [1, N] float32
-    one: Tensor  # [] float32: the scale of a product whose scales are applied to its result
+    unit: Tensor  # [] float32: the scale of a product whose scales are applied to its result
     bias: Tensor | None
     dtype: torch.dtype  # of activations
     gate_up: bool = False
@@ -48,8 +48,8 @@ def pack_fp8(
 ) -> TritonFp8Linear:
     """Copy weights to the device. scales: `channel_scales` of the weight. dtype: of activations."""
     codes = weight.codes.view(FP8).to(device)
-    one = torch.ones((), device=device)
-    return TritonFp8Linear(codes, scales[None].to(device), one, bias, dtype, gate_up)
+    unit = torch.ones((), device=device)
+    return TritonFp8Linear(codes, scales[None].to(device), unit, bias, dtype, gate_up)
 
 
 @triton.jit
@@ -93,7 +93,7 @@ def fp8_matmul(x: Tensor, packed: TritonFp8Linear, out: Tensor | None, out_dtype
     if out_dtype is torch.bfloat16:
         product = torch._scaled_mm(codes, columns, scales, packed.scales, bias=packed.bias, out_dtype=out_dtype)
     else:
-        product = torch._scaled_mm(codes, columns, scale_a=packed.one, scale_b=packed.one, out_dtype=torch.float32)
+        product = torch._scaled_mm(codes, columns, scale_a=packed.unit, scale_b=packed.unit, out_dtype=torch.float32)
         product.mul_(scales).mul_(packed.scales)
         if packed.bias is not None:
             product += packed.bias

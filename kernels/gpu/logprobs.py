@@ -94,8 +94,8 @@ def best_ids(logits: Tensor, count: int) -> Tensor:
     at_once = max(1, KEY_BYTES // (8 * vocabulary))
     best = torch.empty((rows, count), dtype=torch.int64, device=logits.device)
     keys = torch.empty((min(rows, at_once), vocabulary), dtype=torch.int64, device=logits.device)
-    for part, found in zip(torch.split(logits, at_once), torch.split(best, at_once), strict=True):
+    for part, largest in zip(torch.split(logits, at_once), torch.split(best, at_once), strict=True):
         if len(part):
             keys_kernel[(len(part), triton.cdiv(vocabulary, BLOCK))](part, keys, vocabulary, BLOCK=BLOCK)
-            found.copy_(keys[: len(part)].topk(count, dim=-1, sorted=True).values)
+            largest.copy_(keys[: len(part)].topk(count, dim=-1, sorted=True).values)
     return (0x7FFFFFFF - (best & 0x7FFFFFFF)).int()

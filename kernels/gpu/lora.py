@@ -47,7 +47,9 @@ def pack_triton_adapter(layers: Sequence[LoraLayer], device: torch.device) -> Tr
     dtypes = {part.a.dtype for part in parts} | {part.b.dtype for part in parts}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     if dtypes:
-        packed = pack_adapter([{name: [_wide(one) for one in of] for name, of in at.items()} for at in layers], device)
+        packed = pack_adapter(
+            [{name: [_wide(part) for part in of] for name, of in at.items()} for at in layers], device
+        )
     table = np.zeros((len(packed.layers), len(LINEARS), PARTS, FIELDS), dtype=np.int64)
     widths = dict.fromkeys(LINEARS, 0)
     for layer, of_layer in zip(table, packed.layers, strict=True):
@@ -165,19 +167,19 @@ class AdapterTiles:
         for adapter, count in enumerate(counts):
             tiles += [(adapter, first + at, min(ROWS, count - at)) for at in range(0, count, ROWS)]
             first += count
-        addresses = [one.table.data_ptr() for one in self.adapters]
+        addresses = [adapter.table.data_ptr() for adapter in self.adapters]
         packed = np.concatenate([addresses, np.array(tiles, dtype=np.int64).ravel(), rows]).astype(np.int64)
         on_device = torch.from_numpy(packed).to(device, non_blocking=True)
         sizes = [len(addresses), 3 * len(tiles), len(rows)]
         self.tables, self.tiles, self.rows = torch.split(on_device, sizes)
         self.num_tiles, self.pairs = len(tiles), len(rows)
-        rank = max(one.rank for one in self.adapters)
+        rank = max(adapter.rank for adapter in self.adapters)
         self.ranks = min(MAX_RANKS, max(MIN_ROWS, power_of_2(rank)))
         self.chunks = triton.cdiv(rank, self.ranks)
         self.dtype = self.adapters[0].dtype
 
     def apply(self, layer: int, linear: int, x: Tensor, y: Tensor) -> None:
-        width = max(one.widths[linear] for one in self.adapters)
+        width = max(adapter.widths[linear] for adapter in self.adapters)
         if not width:
             return
         entry = (layer * len(LINEARS) + linear) * PARTS

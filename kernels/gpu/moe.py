@@ -121,9 +121,9 @@ def pack_moe(
     dtype: of activations. scales: of `Ops.pack_moe`.
     """
     gate_up, down = (ExpertStack(routing.num_experts, dtype, device) for _ in range(2))
-    for number, one in enumerate(experts):
-        gate_up.add(number, one.gate_up, one.gate_up_bias)
-        down.add(number, one.down, one.down_bias)
+    for number, expert in enumerate(experts):
+        gate_up.add(number, expert.gate_up, expert.gate_up_bias)
+        down.add(number, expert.down, expert.down_bias)
     return TritonMoE(routing, router, gate_up.matrix(), down.matrix(), scales)
 
 
@@ -166,7 +166,7 @@ def grouped_kernel(
     ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Products of sorted rows with the weights of their experts.
+    """Compute products of sorted rows with the weights of their experts.
 
     order [P] int64: the pair (token * TOP_K + choice) of each sorted row. starts [E + 1] int64: the first sorted row of
     each expert. GATHER: x [T, K] has the rows of tokens, and out [P, N] is in sorted order; otherwise x [P, K] is in

@@ -79,9 +79,9 @@ class TritonOps:
         if self.device.type == "cuda":
             if self.device.index is None:
                 self.device = torch.device("cuda", torch.cuda.current_device())
-            found = torch.cuda.get_device_properties(self.device)
-            multiprocessors = found.multi_processor_count
-            shared_bytes = found.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
+            properties = torch.cuda.get_device_properties(self.device)
+            multiprocessors = properties.multi_processor_count
+            shared_bytes = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
         elif triton.knobs.runtime.interpret:
             multiprocessors, shared_bytes = 3, LARGE_SHARED_BYTES
         else:
@@ -139,11 +139,11 @@ class TritonOps:
         assert isinstance(router, TritonLinear)
 
         def checked() -> Iterator[ExpertWeights]:
-            for one in check_experts(routing, router.in_features, experts):
-                for weight, bias in ((one.gate_up, one.gate_up_bias), (one.down, one.down_bias)):
+            for expert in check_experts(routing, router.in_features, experts):
+                for weight, bias in ((expert.gate_up, expert.gate_up_bias), (expert.down, expert.down_bias)):
                     checks.linear_weights(weight, self.weight_dtypes, self.quantized_bits, self.code_kinds)
                     checks.linear_bias(bias, self.weight_dtypes, weight.shape)
-                yield one
+                yield expert
 
         return pack_moe(routing, router, checked(), self.dtype, self.device, scales)
 

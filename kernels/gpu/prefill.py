@@ -208,8 +208,8 @@ def prefill_kernel(
     rounds = work // programs
     rounds += tl.where(rounds % 2 == 0, program, backwards) < work % programs
     # Values that do not change between pieces of work are computed again, because registers are scarce.
-    for one in tl.range(0, rounds, disable_licm=True):
-        index = one * programs + tl.where(one % 2 == 0, program, backwards)
+    for turn in tl.range(0, rounds, disable_licm=True):
+        index = turn * programs + tl.where(turn % 2 == 0, program, backwards)
         _compute_item(
             items + tl.load(order + index // KV_HEADS) * FIELDS, index % KV_HEADS, q, k, v, block_tables, seq_lens,
             query_start, out, partial, partial_weights, sinks, table_width, row_stride, window, scale, cap_scale,

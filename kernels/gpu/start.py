@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from quire.kernels.gpu.triton_support import triton_failure, use_installed_assembler
-from quire.kernels.ops import Ops
-from quire.kernels.unavailable import KernelsUnavailable
+from quire.kernels.ops import KernelsUnavailable, Ops
 
 
 def triton_ops(

@@ -120,9 +120,9 @@ def moe(x: Tensor, packed: TritonMoE, logits: Tensor, out: Tensor, invariant: bo
             weight = unpacked_words(weight, matrix.kind, matrix.in_features).dequantized(x.dtype)
         return ReferenceLinear(weight, None if matrix.bias is None else matrix.bias[number])
 
-    def product(rows: Tensor, one: PackedLinear) -> Tensor:
-        assert isinstance(one, ReferenceLinear)
-        return F.linear(rows, one.weight, one.bias)
+    def product(rows: Tensor, linear: PackedLinear) -> Tensor:
+        assert isinstance(linear, ReferenceLinear)
+        return F.linear(rows, linear.weight, linear.bias)
 
     experts = ReferenceMoE(
         packed.routing,

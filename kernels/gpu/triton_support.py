@@ -98,8 +98,8 @@ def _version() -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
-    return tuple(int(number or 0) for number in found.groups()) if found else (0, 0, 0)
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(number or 0) for number in match.groups()) if match else (0, 0, 0)
 
 
 def triton_failure(error: BaseException) -> TritonFailure | None:
@@ -133,10 +133,10 @@ def _is_of_triton(error: BaseException) -> bool:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and the errors that it wraps. Triton wraps an error in a kernel that another kernel calls."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def _words(error: BaseException) -> str:

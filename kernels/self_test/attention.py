@@ -108,10 +108,10 @@ class AttentionInputs:
     def slots(self) -> Tensor:
         """The slot of each token of each sequence."""
         blocks, size = self.tables[0].tolist(), self.block_size
-        found = [
+        slots = [
             blocks[s][at // size] * size + at % size for s, length in enumerate(self.lengths) for at in range(length)
         ]
-        return self.inputs.integers(found, torch.int64)
+        return self.inputs.integers(slots, torch.int64)
 
     @cached_property
     def caches(self) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ class AttentionInputs:
         """The step in float32, from what the caches store [T, H * D]."""
         ops = self.inputs.ops
         reference = ReferenceOps(ops.device, torch.float32)
-        k, v = (kv_values.decode(one, torch.float32) for one in ops.plain_kv_cache(*self.caches))
+        k, v = (kv_values.decode(cache, torch.float32) for cache in ops.plain_kv_cache(*self.caches))
         return reference.paged_attention(
             self.q.float(), k, v, *self.tables, self.use.scale, self.use.window, None, None, self.sinks,
             self.use.softcap,
@@ -180,7 +180,7 @@ def attention_cases(
             steps += [("long split decode", "decode", LONG_SPLIT), ("long extend", "prefill", LONG_EXTENDING)]
         for name, kernel, sequences in steps:
             fitting = fit(sequences, longest)
-            if any(is_of(kernel, *one) for one in fitting):
+            if any(is_of(kernel, *sequence) for sequence in fitting):
                 yield attention_case(name, kernel, AttentionInputs(inputs, use, block_size, fitting))
 
 

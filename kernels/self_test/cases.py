@@ -80,21 +80,21 @@ class SelfTestReport:
     digest: str = ""
 
 
-def deviation(found: Tensor, expected: Tensor) -> float:
+def deviation(actual: Tensor, expected: Tensor) -> float:
     """Return the distance of a result from the expected values.
 
     Floats [..., N]: for each row, the root mean square of the difference relative to that of the expected values; the
     largest of all rows counts. So a missing key counts, which changes all values of a row a little. A single value
     counts with a part of its own relative difference. NaN is infinitely far. Integers: the share of values that differ.
     """
-    if found.shape != expected.shape:
+    if actual.shape != expected.shape:
         return float("inf")
-    if not found.numel():
+    if not actual.numel():
         return 0.0
-    if not found.is_floating_point():
-        return (found != expected).double().mean().item()
+    if not actual.is_floating_point():
+        return (actual != expected).double().mean().item()
     exact = expected.double()
-    difference = (found.double() - exact).view(-1, exact.shape[-1])
+    difference = (actual.double() - exact).view(-1, exact.shape[-1])
     exact = exact.view(difference.shape)
     whole = exact.pow(2).mean()
     sizes = (exact.pow(2).mean(dim=-1, keepdim=True) + SMALL * whole).sqrt() + torch.finfo(torch.float32).tiny
@@ -113,12 +113,12 @@ def run_cases(ops: object, cases: Iterable[KernelCase]) -> SelfTestReport:
     with torch.inference_mode():
         for case in cases:
             report.num_cases += 1
-            found, why = _examine(case)
+            results, why = _examine(case)
             if why:
-                found = _replace(ops, case, why, report)
+                results = _replace(ops, case, why, report)
             if case.is_comparable:
-                for one in found:
-                    digest.update(one.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+                for tensor in results:
+                    digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     report.digest = digest.hexdigest()
     return report
 
@@ -126,8 +126,8 @@ def run_cases(ops: object, cases: Iterable[KernelCase]) -> SelfTestReport:
 def _examine(case: KernelCase) -> tuple[Sequence[Tensor], str]:
     """Run a case. Returns its results, and why it failed; "" if it has passed."""
     try:
-        found = case.run()
-        worst = max(deviation(one, exact) for one, exact in zip(found, case.expected(), strict=True))
+        results = case.run()
+        worst = max(deviation(result, exact) for result, exact in zip(results, case.expected(), strict=True))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -140,11 +140,11 @@ def _examine(case: KernelCase) -> tuple[Sequence[Tensor], str]:
             raise WrongKernel(f"{case.name} ({case.shape}) failed: {said}") from error
         raise
     if worst <= case.tolerance:
-        return found, ""
+        return results, ""
     allowed = f"at most {case.tolerance:.2g} is right" if case.tolerance else "none may"
-    if found[0].is_floating_point():
-        return found, f"it deviates by {worst:.2g} from float32, and {allowed}"
-    return found, f"{worst:.0%} of its values differ from torch's, and {allowed}"
+    if results[0].is_floating_point():
+        return results, f"it deviates by {worst:.2g} from float32, and {allowed}"
+    return results, f"{worst:.0%} of its values differ from torch's, and {allowed}"
 
 
 def _replace(ops: object, case: KernelCase, why: str, report: SelfTestReport) -> Sequence[Tensor]:
@@ -155,13 +155,13 @@ def _replace(ops: object, case: KernelCase, why: str, report: SelfTestReport) ->
         raise WrongKernel(what)
     assert isinstance(ops, ReplaceableKernels)
     ops.replace_kernel(case.kernel)
-    found, still = _examine(case)
+    results, still = _examine(case)
     if still:
         raise WrongKernel(f"{what}; and {how} instead: {still}")
     line = f"{what}; {how} instead of the kernel {case.kernel}"
     log.error("self-test: %s", line)
     report.faults.append(KernelFault(case.kernel, how, line))
-    return found
+    return results
 
 
 def replaced_mask(ops: object) -> int:

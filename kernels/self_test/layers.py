@@ -154,7 +154,7 @@ def _case(inputs: CaseInputs, layer: LayerInputs, wide: ReferenceOps, has_adapte
 
 def block_cases(inputs: CaseInputs, use: AttentionUse, block_size: int) -> Iterator[KernelCase]:
     """Yield the case of copies of blocks: within the caches, to the host and back."""
-    ops, ids = inputs.ops, [torch.tensor(one, device="cpu") for one in ([0, 1], [4, 2], [2, 0], [3, 1])]
+    ops, ids = inputs.ops, [torch.tensor(numbers, device="cpu") for numbers in ([0, 1], [4, 2], [2, 0], [3, 1])]
 
     def moved(copy: Callable[[list[Tensor]], None]) -> Sequence[Tensor]:
         caches = [ops.alloc_kv_cache(5, use.kv_heads, block_size, use.head_dim) for _ in range(2)]

@@ -176,20 +176,20 @@ def _of_experts(inputs: CaseInputs, use: ExpertsUse) -> KernelCase:
         assert isinstance(weight, Tensor)
         return ReferenceLinear(weight, None if added is None else added.float())
 
-    def exact_product(rows: Tensor, one: PackedLinear) -> Tensor:
-        assert isinstance(one, ReferenceLinear)
-        return F.linear(rows, one.weight, one.bias)
+    def exact_product(rows: Tensor, linear: PackedLinear) -> Tensor:
+        assert isinstance(linear, ReferenceLinear)
+        return F.linear(rows, linear.weight, linear.bias)
 
     def exact() -> Sequence[Tensor]:
         pairs: list[tuple[ReferencePacked, ReferencePacked]] = [
-            (wide(one.gate_up, one.gate_up_bias), wide(one.down, one.down_bias)) for one in exact_experts
+            (wide(expert.gate_up, expert.gate_up_bias), wide(expert.down, expert.down_bias)) for expert in exact_experts
         ]
         reference = ReferenceMoE(routing, ReferenceLinear(router, None), pairs)
-        found = []
+        outputs = []
         for x in xs:
             ids, weights = route((x.float() @ router.float().T).to(ops.dtype), routing)
-            found.append(reference_moe(x.float(), ids, weights, reference, exact_product))
-        return found
+            outputs.append(reference_moe(x.float(), ids, weights, reference, exact_product))
+        return outputs
 
     return KernelCase(
         "experts",

@@ -84,16 +84,16 @@ def _of_rotation(inputs: CaseInputs, use: AttentionUse, block_size: int) -> Iter
 
     reference = ReferenceOps(ops.device, torch.float32)
 
-    def call(one: Ops) -> list[Tensor]:
-        values = qkv.to(one.dtype)
-        q_norm, k_norm, v_norm = (None if norm is None else norm.to(one.dtype) for norm in norms)
-        caches = one.alloc_kv_cache(num_blocks, use.kv_heads, block_size, d)
-        q = one.rope_and_cache(values, positions, cos_sin, slots, *caches, *heads, q_norm, k_norm, EPS, v_norm)
-        return [q, *one.plain_kv_cache(*caches)]
+    def call(backend: Ops) -> list[Tensor]:
+        values = qkv.to(backend.dtype)
+        q_norm, k_norm, v_norm = (None if norm is None else norm.to(backend.dtype) for norm in norms)
+        caches = backend.alloc_kv_cache(num_blocks, use.kv_heads, block_size, d)
+        q = backend.rope_and_cache(values, positions, cos_sin, slots, *caches, *heads, q_norm, k_norm, EPS, v_norm)
+        return [q, *backend.plain_kv_cache(*caches)]
 
     def stored_exactly() -> Sequence[Tensor]:
-        rounded = (kv_values.encode(one.to(ops.dtype), ops.kv_dtype) for one in call(reference)[1:])
-        return [kv_values.decode(one, torch.float32) for one in rounded]
+        rounded = (kv_values.encode(cache.to(ops.dtype), ops.kv_dtype) for cache in call(reference)[1:])
+        return [kv_values.decode(cache, torch.float32) for cache in rounded]
 
     shape = f"{use}, blocks of {block_size}, {inputs.types}"
     yield KernelCase(
@@ -108,7 +108,7 @@ def _of_rotation(inputs: CaseInputs, use: AttentionUse, block_size: int) -> Iter
         "cache write",
         "rope_and_cache",
         shape,
-        lambda: [kv_values.decode(one, torch.float32) for one in call(ops)[1:]],
+        lambda: [kv_values.decode(cache, torch.float32) for cache in call(ops)[1:]],
         stored_exactly,
         max(ROTATION * inputs.unit, CACHE_UNITS.get(ops.kv_dtype, 0.0)),
     )

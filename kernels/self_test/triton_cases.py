@@ -31,8 +31,8 @@ def fold_cases(inputs: CaseInputs, uses: Sequence[AttentionUse]) -> Iterator[Ker
         (use.head_dim, prefill_tiles(use.head_dim, use.heads // use.kv_heads, ops.dtype, use.window, is_large)): None
         for use in uses
     }
-    for d, one in tiles:
-        yield _of_fold(inputs, ops, d, one)
+    for d, size in tiles:
+        yield _of_fold(inputs, ops, d, size)
 
 
 def _of_fold(inputs: CaseInputs, ops: TritonOps, d: int, tiles: AttentionTiles) -> KernelCase:

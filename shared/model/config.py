@@ -72,17 +72,17 @@ def longer_context(config: Mapping[str, Any], asked: int) -> str:
     longest = config.get(key)
     if type(longest) is not int or longest < 1:
         return ""
-    found = dict(_ropes(config))
-    if any(kind == "longrope" or "dynamic" in kind for kind in found):
+    ropes = dict(_ropes(config))
+    if any(kind == "longrope" or "dynamic" in kind for kind in ropes):
         return ""
-    if "yarn" in found:
-        rope = found["yarn"]
+    if "yarn" in ropes:
+        rope = ropes["yarn"]
         name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
         factor = math.ceil(asked / max(1, _original(config, rope, longest)))
         return f"set factor in {name} of config.json to {factor}, if the model is made for that"
     yarn = f'{{"rope_type": "yarn", "factor": {math.ceil(asked / longest)}.0, "{_ORIGINAL}": {longest}}}'
     how = f"set {key} of config.json to {asked}"
-    return how + (f", or rope_scaling to {yarn}" if not found else "") + ", if the model's card says so"
+    return how + (f", or rope_scaling to {yarn}" if not ropes else "") + ", if the model's card says so"
 
 
 def _ropes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -90,11 +90,11 @@ def _ropes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
     parameters = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(parameters, Mapping):
         return
-    for one in (parameters, *parameters.values()):
-        if isinstance(one, Mapping):
-            kind = one.get("rope_type") or one.get("type")
+    for rope in (parameters, *parameters.values()):
+        if isinstance(rope, Mapping):
+            kind = rope.get("rope_type") or rope.get("type")
             if isinstance(kind, str) and kind != "default":
-                yield kind, one
+                yield kind, rope
 
 
 def _original(config: Mapping[str, Any], rope: Mapping[str, Any], longest: int) -> int:

@@ -71,14 +71,14 @@ def tokenizer_fault(folder: Path) -> ModelFolderFault:
         "vocab.json": "",
         "vocab.txt": "",
     }
-    found = [name for name in sources if (folder / name).exists()]
-    if not found:
+    present = [name for name in sources if (folder / name).exists()]
+    if not present:
         what = "tokenizer.json is missing, and so is any other file of a tokenizer"
         remedy = "copy tokenizer.json and tokenizer_config.json from the repository of the model or of its base model"
         return ModelFolderFault(folder, what, remedy)
-    packages = " ".join(["transformers", sources[found[0]]]).strip()
+    packages = " ".join(["transformers", sources[present[0]]]).strip()
     convert = _python("AutoTokenizer", f"from_pretrained('{folder}')", folder)
-    what = f"tokenizer.json is missing: the folder has the tokenizer as {found[0]}, which is not read"
+    what = f"tokenizer.json is missing: the folder has the tokenizer as {present[0]}, which is not read"
     return ModelFolderFault(folder, what, f"make one: {convert} (pip install {packages})")
 
 

@@ -17,7 +17,7 @@ class HubError(Exception):
 
 
 def find_folder(model: str, wanted: Sequence[str], unwanted: Sequence[str] = ()) -> Path:
-    """The folder of a model: `model` itself if it is a folder, else a download of the Hugging Face name `model`.
+    """Return the folder of a model: `model` itself if it is a folder, else a download of that Hugging Face name.
 
     For a GGUF file, and for a folder that holds one in place of `config.json`, the path of the file is returned.
     wanted, unwanted: patterns of the files to download. Raises HubError for a file, for a path without a folder, and if

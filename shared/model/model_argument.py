@@ -18,7 +18,7 @@ _HUGGING_FACE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.
 
 
 def resolve_model(model: str) -> str:
-    """The absolute path of a folder or a GGUF file, or a Hugging Face name unchanged. Raises CommandError.
+    """Return the absolute path of a folder or GGUF file, or a Hugging Face name unchanged. Raises CommandError.
 
     DEFAULT_MODEL is found from every working directory.
     """

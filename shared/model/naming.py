@@ -26,7 +26,7 @@ def is_served_name(name: str) -> bool:
 def read_aliases(text: str, name: str) -> tuple[str, ...]:
     """Return the names in the setting --model-aliases of a model with this served name. Raises InvalidModelName."""
     aliases = tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
-    if wrong := [one for one in aliases if not is_served_name(one) or one == name]:
+    if wrong := [alias for alias in aliases if not is_served_name(alias) or alias == name]:
         why = "is the model's own name" if wrong[0] == name else "cannot be the name of a model"
         raise InvalidModelName(
             f"--model-aliases (QUIRE_MODEL_ALIASES): {wrong[0]!r:.200} {why}; use 1 to 256 letters, digits and "

@@ -64,16 +64,16 @@ def merges_of(pieces: Pieces) -> list[tuple[str, str]]:
     part comes first: in a run of spaces, whose tokens have equal scores, it gives the tokens of SentencePiece.
     """
     ids = {text: token for token, text in enumerate(pieces.tokens)}
-    found = []
+    merges = []
     for token, text in enumerate(pieces.tokens):
         if pieces.types[token] not in (NORMAL, USER_DEFINED) or len(text) > MAX_PIECE:
             continue
         for at in range(1, len(text)):
             left, right = ids.get(text[:at]), ids.get(text[at:])
             if left is not None and right is not None:
-                found.append((-pieces.scores[token], -at, left, right))
-    found.sort()
-    return [(pieces.tokens[left], pieces.tokens[right]) for _, _, left, right in found]
+                merges.append((-pieces.scores[token], -at, left, right))
+    merges.sort()
+    return [(pieces.tokens[left], pieces.tokens[right]) for _, _, left, right in merges]
 
 
 def load_sentence_pieces(path: Path, adds_bos: bool, adds_eos: bool) -> Tokenizer:
@@ -85,7 +85,7 @@ def load_sentence_pieces(path: Path, adds_bos: bool, adds_eos: bool) -> Tokenize
     pieces = _read(path.read_bytes())
     tokenizer = make_tokenizer(pieces)
     for kind, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
-        texts = [text for text, found in zip(pieces.tokens, pieces.types, strict=True) if found == kind]
+        texts = [text for text, piece_kind in zip(pieces.tokens, pieces.types, strict=True) if piece_kind == kind]
         add([AddedToken(text, special=kind == CONTROL, normalized=False) for text in texts])
     wanted = [text for text, is_added in (("<s>", adds_bos), ("</s>", adds_eos)) if is_added]
     ids = {text: tokenizer.token_to_id(text) for text in wanted}

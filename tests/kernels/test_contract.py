@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from quire import kernels
 from quire.kernels import checks
 from quire.kernels.mkl_warmup import FUNCTIONS
+from quire.kernels.ops import KernelsUnavailable
 from quire.kernels.reference_latent import ReferenceLatentOps
-from quire.kernels.unavailable import KernelsUnavailable
 from quire.ops.paths import PROJECT_ROOT
 from tests.support.kernels.implementations import HAS_TRITON
 

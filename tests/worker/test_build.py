@@ -15,7 +15,7 @@ from quire.gateway.model.served_model import load_model
 from quire.shared.config.settings import SettingError, load
 from quire.shared.process.errors import StartError
 from quire.worker import capacity
-from quire.worker.build import build_engine
+from quire.worker.build import build_engine, warm_up
 from quire.worker.capacity import CPU_CACHE_LIMIT, GIB, choose_limits, choose_num_host_blocks
 from quire.worker.device import devices
 from quire.worker.engine.engine import Engine
@@ -26,7 +26,6 @@ from quire.worker.models.transformers.bridge import TransformersModel
 from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.preflight import check_settings, check_weights
 from quire.worker.settings import WorkerSettings
-from quire.worker.warm_up import warm_up
 from tests.support.checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, make_checkpoint
 from tests.support.mock_model import EOS, MockModel
 from tests.support.quantized import quantize_checkpoint

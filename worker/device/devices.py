@@ -124,7 +124,7 @@ def _check_fp8_products(settings: WorkerSettings, device: torch.device, quantiza
 
 
 def has_integers(settings: WorkerSettings, device: torch.device, config: Checkpoint) -> bool:
-    """True if weights are integers, so that activations are float32: by --quantization, or as the checkpoint says.
+    """Return whether weights are integers, so that activations are float32, by --quantization or the checkpoint.
 
     With --dtype bfloat16 such integers are codes with scales, and activations are not rounded.
     """

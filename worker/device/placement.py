@@ -76,7 +76,7 @@ def place(topology: Topology, threads: int = 0, ranks: int = 1, rank: int = 0, b
 
 
 def _cores_of(topology: Topology, ranks: int, rank: int) -> tuple[Core, ...]:
-    """The cores of a rank: whole nodes, or a part of a node if there are more ranks than nodes.
+    """Return the cores of a rank: whole nodes, or a part of a node if there are more ranks than nodes.
 
     All cores if there are fewer than ranks.
     """

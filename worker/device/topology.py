@@ -66,7 +66,7 @@ def read_topology(allowed: Collection[int] | None = None, root: Path = Path("/")
 
 
 def parse_cpus(text: str) -> list[int]:
-    """The numbers of a list in Linux's format, such as `0-3,8`. Raises ValueError."""
+    """Return the numbers of a list in Linux's format, such as `0-3,8`. Raises ValueError."""
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, dash, last = part.partition("-")
@@ -75,7 +75,7 @@ def parse_cpus(text: str) -> list[int]:
 
 
 def format_cpus(cpus: Collection[int]) -> str:
-    """The list in Linux's format of these numbers."""
+    """Return the list in Linux's format of these numbers."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and spans[-1][1] == cpu - 1:
@@ -91,7 +91,7 @@ def _nodes(folder: Path) -> Iterator[tuple[int, list[int]]]:
 
 
 def _siblings(folder: Path, cpu: int) -> tuple[int, ...]:
-    """The logical CPUs of the same core. The first name is of kernels before 5.1."""
+    """Return the logical CPUs of the same core. The first name is of kernels before 5.1."""
     for name in ("core_cpus_list", "thread_siblings_list"):
         if cpus := parse_cpus(_text(folder / name)):
             return tuple(cpus)

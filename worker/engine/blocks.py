@@ -141,7 +141,7 @@ class BlockManager:
         return len({block for prefix in self.pinned for block in prefix.blocks})
 
     def known(self) -> set[int]:
-        """Blocks that the prefix cache finds, with or without owner."""
+        """Return the blocks that the prefix cache finds, with or without owner."""
         return set(self._hash_of)
 
     def known_blocks(self) -> list[int]:
@@ -149,7 +149,7 @@ class BlockManager:
         return list(self._hash_of)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Return the number of blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     # --- fork, append, free -------------------------------------------------------------------------------------------
@@ -218,27 +218,27 @@ class BlockManager:
             if block is None:
                 break
             blocks.append(block)
-        found = len(blocks) * size
+        num_found = len(blocks) * size
         end = sequence.block_hashes[len(blocks) - 1] if blocks else sequence.group.cache_root
         best: _Tail | None = None
         for tail in self._tails.get(end, ()):
             length = len(tail.token_ids)
             if (
-                found + length <= num_tokens
-                and sequence.token_ids[found : found + length] == tail.token_ids
+                num_found + length <= num_tokens
+                and sequence.token_ids[num_found : num_found + length] == tail.token_ids
                 and (best is None or length > len(best.token_ids))
             ):
                 best = tail
         if best is not None:
-            return CachedPrefix([*blocks, best.block], found + len(best.token_ids))
-        return CachedPrefix(blocks, found)
+            return CachedPrefix([*blocks, best.block], num_found + len(best.token_ids))
+        return CachedPrefix(blocks, num_found)
 
     def can_start(self, prefix: CachedPrefix, num_tokens: int, reserve: int) -> bool:
         """Return whether `start` would succeed and leave `reserve` blocks free."""
         return self.blocks_to_start(prefix, num_tokens) + reserve <= self.num_free
 
     def blocks_to_start(self, prefix: CachedPrefix, num_tokens: int) -> int:
-        """Blocks that starting a sequence of `num_tokens` tokens on a prefix takes from the free ones."""
+        """Return how many free blocks it takes to start a sequence of `num_tokens` tokens on a prefix."""
         idle = sum(1 for block in prefix.blocks if self.ref_counts[block] == 0)
         copied = 1 if prefix.num_tokens % self.block_size and num_tokens > prefix.num_tokens else 0
         return self.blocks_for(num_tokens) - len(prefix.blocks) + idle + copied
@@ -328,7 +328,7 @@ class BlockManager:
         return [Copy(device, host) for device, host in moved.items()]
 
     def blocks_to_swap_in(self, sequences: Collection[Sequence]) -> int:
-        """Blocks that `swap_in` takes from the free ones."""
+        """Return how many free blocks `swap_in` takes."""
         is_taken: dict[int, bool] = {}
         for sequence in sequences:
             for index, host in enumerate(sequence.host_table):
@@ -418,7 +418,7 @@ class BlockManager:
         held.update(block for prefix in self.pinned for block in prefix.blocks)
         if any(held[block] != count for block, count in enumerate(self.ref_counts)):
             wrong = [(block, self.ref_counts[block], held[block]) for block in range(self.num_blocks)]
-            raise BlockError(f"(block, counted, held) differ: {[one for one in wrong if one[1] != one[2]][:8]}")
+            raise BlockError(f"(block, counted, held) differ: {[entry for entry in wrong if entry[1] != entry[2]][:8]}")
         idle = sorted([*self._free, *self._cached])
         if idle != [block for block, count in enumerate(self.ref_counts) if not count]:
             raise BlockError(

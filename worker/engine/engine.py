@@ -216,12 +216,12 @@ class Engine:
         """
         if not self._ranked:
             return []
-        found = [(request_id, group.num_generated) for request_id, group in self._ranked.items()]
+        computed = [(request_id, group.num_generated) for request_id, group in self._ranked.items()]
         self._ranked = {request_id: group for request_id, group in self._ranked.items() if request_id in self.requests}
-        return found
+        return computed
 
     def prepare(self) -> bool:
-        """While idle, do one thing that makes later steps faster. Returns False if there is nothing left to do."""
+        """Do one thing, while idle, that makes later steps faster. Returns False if there is nothing left to do."""
         return self.runner.capture_next()
 
     # --- one step -----------------------------------------------------------------------------------------------------
@@ -261,9 +261,9 @@ class Engine:
     def _score_prompts(self, step: Step, logits: torch.Tensor) -> torch.Tensor:
         """Score the prompt tokens of a step. Returns the logits without those of the scored positions."""
         sampled = len(logits) - step.num_scored
-        parts = [(one.sequence.group.prompt_scores, one.num_scored) for one in step.chunks if one.num_scored]
+        parts = [(chunk.sequence.group.prompt_scores, chunk.num_scored) for chunk in step.chunks if chunk.num_scored]
         score_prompts(
-            [(scores, count) for scores, count in parts if scores],
+            [(scores, count) for scores, count in parts if isinstance(scores, PromptScores)],
             partial(prompt_records, self.sampler.ops, logits[sampled:]),
         )
         return logits[:sampled]
@@ -386,7 +386,7 @@ class Engine:
         """Remove a sequence whose last token is in flight from the next step, and free its blocks for later steps."""
         group = sequence.group
         self.groups.finish(sequence)
-        if all(one.row < 0 for one in group.sequences):
+        if all(member.row < 0 for member in group.sequences):
             self.groups.remove(group)
 
     def _collect(self, step: InFlightStep) -> list[StepItem]:
@@ -467,7 +467,7 @@ class Engine:
     def _search(self, group: SequenceGroup, inputs: SamplingInputs) -> list[Delta]:
         """Run one step of a group's beam search. Returns the best beams if the search ends, else nothing."""
         search, beams = group.beams, inputs.batch.sequences
-        assert search is not None
+        assert isinstance(search, BeamSearch)
         if len(beams) < len(group.unfinished):
             raise AssertionError("the beams of a group are not in step")
         count = min(search.num_candidates, self.vocab_size)
@@ -501,7 +501,7 @@ class Engine:
         check_groups(self.groups)
         known = {id(group) for group in self.requests.values()}
         held = {id(group) for group in self.groups.all_groups()}
-        leaving = {id(one.group) for one in self._in_flight.batch.sequences} if self._in_flight else set()
+        leaving = {id(sequence.group) for sequence in self._in_flight.batch.sequences} if self._in_flight else set()
         assert held <= known <= held | leaving, "scheduler and engine disagree on what is unfinished"
         live = {id(sequence) for group in self.requests.values() for sequence in group.unfinished}
         assert {id(sequence) for sequence in self._results.watched()} <= live, "a finished sequence is still watched"

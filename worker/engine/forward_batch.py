@@ -40,8 +40,8 @@ class ForwardBatch:
     interrupt: Interrupt | None = None
 
     def parts(self) -> list[torch.Tensor]:
-        """All tensors but those of `ON_HOST`, in the order of the fields; `pooled_rows` only if the batch has some."""
-        names = [one.name for one in fields(self) if one.name not in ON_HOST]
+        """Return all tensors but those of `ON_HOST`, in the order of the fields, without an absent `pooled_rows`."""
+        names = [field.name for field in fields(self) if field.name not in ON_HOST]
         return [part for name in names if (part := getattr(self, name)) is not None]
 
     def to(self, device: torch.device) -> ForwardBatch:

@@ -92,7 +92,7 @@ class Groups:
         return [*self.running, *self.swapped, *self.all_waiting()]
 
     def num_free_rows(self) -> int:
-        """Sequences that can be added now and run at once; 0 while blocks are short.
+        """Return how many sequences can be added now and run at once; 0 while blocks are short.
 
         Rows and blocks that waiting and swapped groups will take do not count as free.
         """
@@ -104,7 +104,7 @@ class Groups:
         return max(0, self.input_batch.num_free - self.num_waiting)
 
     def num_preemptible_rows(self, priority: int) -> int:
-        """Rows that a new request of this class may take from lower classes.
+        """Return how many rows a new request of this class may take from lower classes.
 
         Rows that waiting groups of this class or a higher one may take do not count.
         """

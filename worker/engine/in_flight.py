@@ -55,11 +55,11 @@ class InFlightStep:
         )
 
     def without(self, ended: list[Sequence]) -> InFlightStep:
-        """This step without sequences that had ended before it: they took part in one step too many."""
+        """Return this step without sequences that had ended before it: they took part in one step too many."""
         if not ended:
             return self
         gone = set(ended)
-        kept = np.array([i for i, one in enumerate(self.batch.sequences) if one not in gone], dtype=np.int64)
+        kept = np.array([i for i, sequence in enumerate(self.batch.sequences) if sequence not in gone], dtype=np.int64)
         return InFlightStep(
             batch=DecodeBatch.of([self.batch.sequences[i] for i in kept]),
             tokens=self.tokens,

@@ -25,7 +25,7 @@ def generate(
     engine: Engine, prompts: SequenceOf[tuple[int, ...]], sampling: SamplingParams | list[SamplingParams]
 ) -> list[list[list[int]]]:
     """Run all prompts together to their end. Returns the output ids, [prompt][choice][token]."""
-    return [[list(one.token_ids) for one in choices] for choices in complete(engine, prompts, sampling)]
+    return [[list(choice.token_ids) for choice in choices] for choices in complete(engine, prompts, sampling)]
 
 
 def complete(
@@ -34,9 +34,9 @@ def complete(
     """Run all prompts together to their end. Returns the choices of each prompt, best first if ranked."""
     params = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
     deltas: dict[str, list[list[Delta]]] = {}
-    for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-        engine.add(GenerationRequest(str(i), "offline", tuple(prompt), one))
-        deltas[str(i)] = [[] for _ in range(one.n)]
+    for i, (prompt, own_sampling) in enumerate(zip(prompts, params, strict=True)):
+        engine.add(GenerationRequest(str(i), "offline", tuple(prompt), own_sampling))
+        deltas[str(i)] = [[] for _ in range(own_sampling.n)]
     while engine.has_work:
         for item in engine.step():
             for delta in item.deltas:

@@ -38,7 +38,7 @@ class CheckpointConfig(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
-        """Memory of the weights, known before they are loaded. A backend that packs them may take more."""
+        """Return the bytes of the weights, known before they are loaded. A backend that packs them may take more."""
 
 
 class StateMemory(Protocol):
@@ -143,7 +143,7 @@ class PagedModel(ABC):
         return self.ops.row_invariant and self.ops.device.type == "cpu"
 
     def tables(self) -> Iterable[torch.Tensor]:
-        """Tables that were computed when the model was loaded, such as rotary embeddings."""
+        """Return the tables that were computed when the model was loaded, such as rotary embeddings."""
         return ()
 
     @property
@@ -161,7 +161,7 @@ class PagedModel(ABC):
 
     @abstractmethod
     def kv_bytes_per_block(self, block_size: int) -> int:
-        """Memory of the keys and values of a block in all layers, in bytes."""
+        """Return the bytes of the keys and values of a block in all layers."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
@@ -172,7 +172,7 @@ class PagedModel(ABC):
         """
 
     def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Like `forward`, for a batch with `pooled_rows`: return logits, and hidden states [P, hidden_size].
+        """Do what `forward` does for a batch with `pooled_rows`: return logits, and hidden states [P, hidden_size].
 
         The hidden states are those after the final norm, in the type of the activations. Only models with a
         `hidden_size` compute them.

@@ -144,18 +144,15 @@ class _Deltas(dict[int, tuple[Delta]]):
 
 def _best(group: SequenceGroup) -> list[Delta]:
     """Return the n choices with the highest mean log-probability (OpenAI API reference, `best_of`)."""
-    ranked = sorted(group.sequences, key=lambda sequence: -sequence.logprob / sequence.num_output_tokens)
+    ranked = sorted(group.sequences, key=_mean_logprob, reverse=True)[: group.sampling.n]
     return [
-        Delta(
-            choice,
-            one.output,
-            one.finish_reason,
-            one.matched_stop,
-            one.logprob / one.num_output_tokens,
-            one.take_logprobs(),
-        )
-        for choice, one in enumerate(ranked[: group.sampling.n])
+        Delta(choice, best.output, best.finish_reason, best.matched_stop, _mean_logprob(best), best.take_logprobs())
+        for choice, best in enumerate(ranked)
     ]
+
+
+def _mean_logprob(sequence: Sequence) -> float:
+    return sequence.logprob / sequence.num_output_tokens
 
 
 def _delta(sequence: Sequence, token: int) -> Delta:

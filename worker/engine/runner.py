@@ -164,26 +164,26 @@ class Runner:
             ends, chunk_rows, chunk_lengths, chunk_sampled = [], [], [], []
             scored: list[int] = []
             chunk_pooled: list[np.ndarray] = []
-            for one in step.chunks:
-                sequence, count = one.sequence, one.num_tokens
+            for chunk in step.chunks:
+                sequence, count = chunk.sequence, chunk.num_tokens
                 first, end = sequence.num_computed, at + count
-                chunk = np.arange(first, first + count, dtype=np.int32)
+                span = np.arange(first, first + count, dtype=np.int32)
                 self._token_ids[at:end] = sequence.token_ids[first : first + count]
-                self._positions[at:end] = chunk
-                self._slots[at:end] = batch.block_tables[sequence.row, chunk // size] * size + chunk % size
+                self._positions[at:end] = span
+                self._slots[at:end] = batch.block_tables[sequence.row, span // size] * size + span % size
                 if first < sequence.num_stored:
                     self._slots[at : at + sequence.num_stored - first] = NOWHERE
                 chunk_rows.append(sequence.row)
                 chunk_lengths.append(first + count)
                 ends.append(end)
-                if one.num_scored:
+                if chunk.num_scored:
                     assert sequence.group.prompt_scores is not None
                     start = at + sequence.group.prompt_scores.num_scored - first
-                    scored.extend(range(start, start + one.num_scored))
-                if one.is_sampled:
+                    scored.extend(range(start, start + chunk.num_scored))
+                if chunk.is_sampled:
                     chunk_sampled.append(end - 1)
                 if sequence.group.pooling:
-                    chunk_pooled.append(np.arange(end - one.num_pooled, end))
+                    chunk_pooled.append(np.arange(end - chunk.num_pooled, end))
                 at = end
             decodes = len(decoding)
             rows = np.concatenate([decoding, chunk_rows]).astype(np.int64)

@@ -148,8 +148,8 @@ class Sampler:
             self.ops.penalise(
                 logits,
                 self._send(np.cumsum(sizes, dtype=np.int32)),
-                self._send(np.concatenate([one.ids for one in seen])),
-                self._send(np.concatenate([one.counts for one in seen])),
+                self._send(np.concatenate([tokens.ids for tokens in seen])),
+                self._send(np.concatenate([tokens.counts for tokens in seen])),
                 self._send(repetition),
                 self._send(presence),
                 self._send(frequency),
@@ -251,5 +251,5 @@ def positions(words: np.ndarray, count: int, most: int) -> np.ndarray | None:
     if len(at) > most:
         return None
     bits = np.flatnonzero(np.unpackbits(words[at].view(np.uint8), bitorder="little"))
-    found: np.ndarray = at[bits >> 5] * 32 + (bits & 31)
-    return found[: np.searchsorted(found, count)]
+    set_bits: np.ndarray = at[bits >> 5] * 32 + (bits & 31)
+    return set_bits[: np.searchsorted(set_bits, count)]

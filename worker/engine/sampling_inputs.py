@@ -32,7 +32,7 @@ class SamplingInputs(NamedTuple):
     def without(self, ended: Collection[Sequence]) -> SamplingInputs:
         """Leave out sequences that have ended."""
         gone = set(ended).intersection(self.batch.sequences)
-        return self.split(np.array([one not in gone for one in self.batch.sequences]))[0] if gone else self
+        return self.split(np.array([sequence not in gone for sequence in self.batch.sequences]))[0] if gone else self
 
     def by_group(self) -> list[tuple[SequenceGroup, SamplingInputs]]:
         """Split by group."""
@@ -64,9 +64,9 @@ def finish_chunks(step: Step, logits: torch.Tensor, groups: Groups) -> SamplingI
         ready = []
         if chunk.is_sampled:
             ready = _ready_to_sample(sequence, groups)
-            for one in ready:
-                groups.begin_decoding(one)
-                sequences.append(one)
+            for member in ready:
+                groups.begin_decoding(member)
+                sequences.append(member)
                 sources.append(at)
             at += 1
         if group.beams and not ready and all(len(beam.token_ids) - beam.num_computed == 1 for beam in group.sequences):
@@ -88,4 +88,4 @@ def _ready_to_sample(sequence: Sequence, groups: Groups) -> list[Sequence]:
         return [sequence]
     groups.fork(group)
     # Sequences that have output already, from an earlier attempt or before a preemption, compute that first.
-    return [one for one in group.unfinished if not one.num_output_tokens]
+    return [member for member in group.unfinished if not member.num_output_tokens]

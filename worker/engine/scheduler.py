@@ -81,16 +81,16 @@ class Scheduler:
             )
 
     def _max_blocks(self, group: SequenceGroup) -> int:
-        """Blocks of the group when all its sequences have their maximum length and share nothing but the prompt."""
+        """Return the blocks of the group when all its sequences are of maximum length and share only the prompt."""
         tokens = len(group.prompt) + group.max_tokens
         shared = len(group.prompt) // self.blocks.block_size
         return shared + group.sampling.num_sequences * (self.blocks.blocks_for(tokens) - shared)
 
     def _num_pinned_blocks(self, group: SequenceGroup) -> int:
-        """Full blocks of the group's prompt that are pinned."""
+        """Return how many full blocks of the group's prompt are pinned."""
         pinned = {block for prefix in self.blocks.pinned for block in prefix.blocks}
-        found = self._find_prefix(group, Sequence(group, 0, group.prompt), len(group.prompt))
-        return sum(1 for block in found.blocks[: found.num_tokens // self.blocks.block_size] if block in pinned)
+        prefix = self._find_prefix(group, Sequence(group, 0, group.prompt), len(group.prompt))
+        return sum(1 for block in prefix.blocks[: prefix.num_tokens // self.blocks.block_size] if block in pinned)
 
     # --- the next step ------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Scheduler:
         if self._num_left_out_before >= MAX_LEFT_OUT:
             return False
         chunks = [chunk.sequence.group.priority for chunk in step.chunks]
-        return all(one == LOWEST_PRIORITY for one in chunks) and (bool(chunks) or step.decodes.has_lowest)
+        return all(priority == LOWEST_PRIORITY for priority in chunks) and (bool(chunks) or step.decodes.has_lowest)
 
     def note_interrupted(self) -> None:
         """Note that the newest step ended without results."""
@@ -177,7 +177,7 @@ class Scheduler:
 
     @staticmethod
     def _prefill_end(sequence: Sequence) -> int:
-        """Number of tokens that a sequence computes in chunks before it decodes.
+        """Return the number of tokens that a sequence computes in chunks before it decodes.
 
         A leader stops where the other sequences fork. A beam stops before its last token, because the beams of a group
         are sampled in one step, all together.
@@ -299,7 +299,7 @@ class Scheduler:
         return CachedPrefix([], 0) if group.pooling == "mean" else self.blocks.find_prefix(sequence, num_tokens)
 
     def _num_reserved(self, group: SequenceGroup) -> int:
-        """The number of blocks that must stay free when a group starts: the watermark, and the blocks for its forks."""
+        """Return how many blocks must stay free when a group starts: the watermark, and the blocks for its forks."""
         # An empty engine admits any group that fits at all.
         return self._watermark_blocks + group.num_rows - 1 if self.groups.running else 0
 
@@ -339,14 +339,14 @@ class Scheduler:
         """
         free, rows = self.blocks.num_free, self.input_batch.num_free
         needed = self.blocks.blocks_to_swap_in(swapped.unfinished) + self._num_reserved(swapped)
-        older = sorted((one for one in self.groups.running if one.order < swapped.order), key=_steps_left)
+        older = sorted((other for other in self.groups.running if other.order < swapped.order), key=_steps_left)
         steps = 0
-        for one in older:
+        for other in older:
             if needed <= free and swapped.num_rows <= rows:
                 break
-            free += len({block for sequence in one.sequences for block in sequence.block_table})
-            rows += one.num_rows
-            steps = _steps_left(one)
+            free += len({block for sequence in other.sequences for block in sequence.block_table})
+            rows += other.num_rows
+            steps = _steps_left(other)
         if needed > free or swapped.num_rows > rows:
             return False  # newer groups that have passed already must end first
         if _steps_left(group) + -(-len(group.prompt) // self.max_prefill_tokens) <= steps:
@@ -361,17 +361,17 @@ class Scheduler:
         group = next(self.groups.all_waiting(), None)
         if group is None or not running or running[-1].priority <= group.priority:
             return
-        if any(one.priority <= group.priority for one in self.groups.swapped) or self._can_start(group) is not None:
+        if any(other.priority <= group.priority for other in self.groups.swapped) or self._can_start(group) is not None:
             return
-        lower = [one for one in running if one.priority > group.priority]
-        held = Counter(block for one in lower for sequence in one.sequences for block in sequence.block_table)
+        lower = [other for other in running if other.priority > group.priority]
+        held = Counter(block for other in lower for sequence in other.sequences for block in sequence.block_table)
         freed = sum(1 for block, count in held.items() if ref_counts[block] == count)
         leader = group.unfinished[0]
         prefix = self._cached_prefix(leader)
         needed = self.blocks.blocks_to_start(prefix, len(leader.token_ids)) + self._num_reserved(group)
         # Blocks of the prefix that only lower classes hold count as freed, but the group takes them again.
         needed += sum(1 for block in prefix.blocks if held[block] and ref_counts[block] == held[block])
-        rows = self.input_batch.num_free + sum(one.num_rows for one in lower)
+        rows = self.input_batch.num_free + sum(other.num_rows for other in lower)
         if needed > self.blocks.num_free + freed or group.num_rows > rows:
             return
         while running and running[-1].priority > group.priority and self._can_start(group) is None:

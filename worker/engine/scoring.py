@@ -45,8 +45,8 @@ class TokenScores:
         if kept is None:
             owners: list[Sequence | None] = [sequences[index] for index in self._at.tolist()]
         else:
-            found = dict(zip(kept.tolist(), sequences, strict=True))
-            owners = [found.get(index) for index in self._at.tolist()]
+            sequence_at = dict(zip(kept.tolist(), sequences, strict=True))
+            owners = [sequence_at.get(index) for index in self._at.tolist()]
         most = words.shape[1] // 2
         for sequence, logprob, record, top in zip(owners, logprobs, words, self._tops.tolist(), strict=True):
             if sequence is None:

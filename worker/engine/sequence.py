@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -23,11 +23,6 @@ from quire.shared.protocol.keys import PRIORITY_CLASSES
 from quire.shared.protocol.messages import PromptReport, SamplingParams
 from quire.shared.protocol.messages.codec import pack_token_ids
 from quire.worker.engine.seen_tokens import SeenTokens
-
-if TYPE_CHECKING:
-    from quire.worker.engine.features.beams import BeamSearch
-    from quire.worker.engine.features.grammars import Matcher
-    from quire.worker.engine.features.prompt_scores import PromptScores
 
 
 class SizedAdapter(Protocol):
@@ -58,6 +53,37 @@ class HiddenSum(Protocol):
     """A sum of hidden states, float64 [H]: a numpy array, or a tensor of the device."""
 
     def __truediv__(self, count: int, /) -> object: ...
+
+
+class GrammarState(Protocol):
+    """The state of a sequence in its grammar (`worker.engine.features.grammars`)."""
+
+    @property
+    def error(self) -> str | None: ...
+
+    def allowed(self) -> np.ndarray: ...
+
+    def consume(self, token_ids: SequenceOf[int]) -> None: ...
+
+
+class ScoredPrompt(Protocol):
+    """The log-probabilities of a prompt (`worker.engine.features.prompt_scores`)."""
+
+    num_scored: int
+    records: bytearray
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def max_tokens(self, start: int, positions: int) -> int: ...
+
+    def num_positions(self, end: int) -> int: ...
+
+
+class Search(Protocol):
+    """The search of a group (`worker.engine.features.beams`)."""
+
+    num_steps: int
 
 
 # The lowest priority, that of the class `batch`.
@@ -127,7 +153,7 @@ class Sequence:
         # request asks for log-probabilities.
         self.logprobs = bytearray()
         # State of the grammar, if the request has one.
-        self.matcher: Matcher | None = None
+        self.matcher: GrammarState | None = None
         # The tokens that penalties apply to, if the request has any.
         self.seen: SeenTokens | None = None
         if group.has_penalties:
@@ -215,7 +241,7 @@ class SequenceGroup:
     is_forked: bool = False
     # Free rows of the input batch reserved for sequences of this group that have not forked yet.
     num_reserved_rows: int = 0
-    beams: BeamSearch | None = None
+    beams: Search | None = None
     # Name of the pinned prefix that this group computes, if it does.
     pin_as: str | None = None
     # is_streamed: results carry tokens step by step. is_single: the group streams a single sequence.
@@ -228,7 +254,7 @@ class SequenceGroup:
     # Bit mask of `sampling.allowed_token_ids`, as grammars make them; None if all tokens are allowed.
     allowed_tokens: np.ndarray | None = None
     # Log-probabilities of the prompt, if the request asks for them and no earlier attempt has reported them.
-    prompt_scores: PromptScores | None = None
+    prompt_scores: ScoredPrompt | None = None
     # Tokens found in the prefix cache at the first start; -1 before.
     num_cached_tokens: int = -1
     # True once a result, perhaps of an earlier attempt, has carried the report about the prompt.
@@ -312,7 +338,7 @@ class SequenceGroup:
         """
         if self.beams is not None:
             return self.beams.num_steps * self.sampling.beam_width
-        return sum(one.num_output_tokens - one.token_ids[-2:].count(PENDING) for one in self.sequences)
+        return sum(sequence.num_output_tokens - sequence.token_ids[-2:].count(PENDING) for sequence in self.sequences)
 
     @property
     def num_emitted(self) -> int:

@@ -82,10 +82,10 @@ class StepTimes:
         """Return a copy of the histograms with all steps until now."""
         self._sort()
         copied = StepTimes()
-        copied.seconds = {name: one.copy() for name, one in self.seconds.items()}
-        copied.phases = {name: one.copy() for name, one in self.phases.items()}
+        copied.seconds = {name: histogram.copy() for name, histogram in self.seconds.items()}
+        copied.phases = {name: histogram.copy() for name, histogram in self.phases.items()}
         copied.sequences = self.sequences.copy()
-        copied.tokens = {name: one.copy() for name, one in self.tokens.items()}
+        copied.tokens = {name: histogram.copy() for name, histogram in self.tokens.items()}
         return copied
 
     def _sort(self) -> None:

@@ -58,20 +58,20 @@ class WorkerAdminServer:
         )
 
     async def health(self, request: web.Request) -> web.Response:
-        """GET /health: 200 while the engine's thread makes progress, idle or not."""
+        """Answer GET /health: 200 while the engine's thread makes progress, idle or not."""
         reason = self._stuck()
         if reason:
             return json_response(503, {"status": "unavailable", "reason": reason})
         return json_response(200, {"status": "ok", "steps": self._engine.status.steps})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """GET /metrics"""
+        """Answer GET /metrics."""
         snapshot, times = await self._ask(lambda engine: (take_snapshot(engine), engine.times.read()))
         text = self._metrics.render(await asyncio.to_thread(snapshot.usage), times)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def blocks(self, request: web.Request) -> web.Response:
-        """GET /debug/blocks"""
+        """Answer GET /debug/blocks."""
         report = await self._ask(read_blocks)
         body = await asyncio.to_thread(lambda: dump(report.render()))
         return web.Response(body=body, content_type="application/json")
@@ -88,7 +88,7 @@ class WorkerAdminServer:
             raise ServiceUnavailable(str(error)) from None
 
     def _stuck(self) -> str:
-        """Why the engine makes no progress; empty if it does."""
+        """Return why the engine makes no progress; empty if it does."""
         if self._engine.failure is not None:
             return f"the engine's thread failed: {self._engine.failure!r}"
         if not self._engine.is_alive():

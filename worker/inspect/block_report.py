@@ -19,13 +19,13 @@ class BlockReport:
     ref_counts: list[int]
 
     def render(self) -> dict[str, Any]:
-        """The report as JSON can hold it. Takes milliseconds; any thread may call it."""
+        """Return the report as JSON can hold it. Takes milliseconds; any thread may call it."""
         snapshot, columns = self.snapshot, self.snapshot.columns
         usage = snapshot.usage()
         owners: dict[int, list[str]] = {}
-        for one in snapshot.sequences:
-            for block in one.block_table:
-                owners.setdefault(block, []).append(f"{one.request_id}/{one.choice}")
+        for sequence in snapshot.sequences:
+            for block in sequence.block_table:
+                owners.setdefault(block, []).append(f"{sequence.request_id}/{sequence.choice}")
         return {
             "block_size": usage.block_size,
             "num_blocks": usage.blocks_total,
@@ -44,16 +44,16 @@ class BlockReport:
             ],
             "sequences": [
                 {
-                    "request": one.request_id,
-                    "choice": one.choice,
-                    "state": one.state,
-                    "priority": one.priority,
-                    "tokens": one.num_tokens,
-                    "computed": one.num_computed,
-                    "blocks": one.block_table,
-                    "host_blocks": one.host_table,
+                    "request": sequence.request_id,
+                    "choice": sequence.choice,
+                    "state": sequence.state,
+                    "priority": sequence.priority,
+                    "tokens": sequence.num_tokens,
+                    "computed": sequence.num_computed,
+                    "blocks": sequence.block_table,
+                    "host_blocks": sequence.host_table,
                 }
-                for one in snapshot.sequences
+                for sequence in snapshot.sequences
             ],
             "usage": asdict(usage),
         }

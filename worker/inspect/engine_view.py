@@ -29,13 +29,13 @@ NAME_LENGTH, INDEX_LENGTH = 8, 4
 
 
 def name_of(request_id: str) -> str:
-    """The name of a request in views. The requests of one call, one for each prompt, have different names."""
+    """Return the name of a request in views. The requests of one call, one for each prompt, have different names."""
     beginning, dash, index = request_id.partition("-")
     return beginning[:NAME_LENGTH] + (dash + index)[:INDEX_LENGTH]
 
 
 def make_view(snapshot: Snapshot, recent: RecentSteps, worker: str, number: int) -> View:
-    """The view number `number` of a worker. Takes about a millisecond for thousands of blocks."""
+    """Return view number `number` of a worker. Takes about a millisecond for thousands of blocks."""
     cells, hidden_cells = _cells(snapshot.columns)
     batch = _rows(recent.shown)
     limits, usage = snapshot.limits, snapshot.usage()
@@ -64,10 +64,10 @@ def make_view(snapshot: Snapshot, recent: RecentSteps, worker: str, number: int)
 
 
 def _cells(columns: BlockColumns) -> tuple[Cells, int]:
-    """The blocks that are not free, and how many of them are left out: cached blocks before those in use."""
+    """Return the blocks that are not free, and how many of them are left out, cached ones first."""
     cached = columns.is_cached & ~columns.is_used
-    found = np.concatenate((np.flatnonzero(columns.is_used), np.flatnonzero(cached)))
-    ids = np.sort(found[:MAX_CELLS])
+    blocks = np.concatenate((np.flatnonzero(columns.is_used), np.flatnonzero(cached)))
+    ids = np.sort(blocks[:MAX_CELLS])
     owners = columns.first_owner[ids]
     cells = Cells(
         ids.astype("<u4").tobytes(),
@@ -76,37 +76,37 @@ def _cells(columns: BlockColumns) -> tuple[Cells, int]:
         columns.num_filled[ids].astype(np.uint8).tobytes(),
         (CACHED * columns.is_cached[ids] + PINNED * columns.is_pinned[ids]).astype(np.uint8).tobytes(),
     )
-    return cells, len(found) - len(ids)
+    return cells, len(blocks) - len(ids)
 
 
 def _sequences(snapshot: Snapshot) -> tuple[SequenceView, ...]:
     shown = snapshot.sequences[:MAX_SEQUENCES]
     # If the tables are too long together, each is cut to an equal share; space that short tables leave is not used.
     limit = MAX_TABLE_ENTRIES
-    if sum(len(one.block_table) for one in shown) > limit:
+    if sum(len(sequence.block_table) for sequence in shown) > limit:
         limit //= len(shown)
     return tuple(
         SequenceView(
-            name_of(one.request_id),
-            min(one.choice, MAX_CHOICES - 1),
-            one.state,
-            one.priority,
-            one.num_prompt_tokens,
-            one.num_tokens,
-            one.num_filled,
-            len(one.block_table),
-            len(one.host_table),
-            np.array(one.block_table[:limit], dtype="<u4").tobytes(),
+            name_of(sequence.request_id),
+            min(sequence.choice, MAX_CHOICES - 1),
+            sequence.state,
+            sequence.priority,
+            sequence.num_prompt_tokens,
+            sequence.num_tokens,
+            sequence.num_filled,
+            len(sequence.block_table),
+            len(sequence.host_table),
+            np.array(sequence.block_table[:limit], dtype="<u4").tobytes(),
         )
-        for one in shown
+        for sequence in shown
     )
 
 
 def _rows(step: Step | None) -> list[Row]:
     if step is None:
         return []
-    rows = [Row(name_of(one.group.request_id), one.choice, 1, False) for one in step.decodes.sequences]
+    rows = [Row(name_of(sequence.group.request_id), sequence.choice, 1, False) for sequence in step.decodes.sequences]
     for chunk in step.chunks:
-        one = chunk.sequence
-        rows.append(Row(name_of(one.group.request_id), one.choice, chunk.num_tokens, True))
+        sequence = chunk.sequence
+        rows.append(Row(name_of(sequence.group.request_id), sequence.choice, chunk.num_tokens, True))
     return rows

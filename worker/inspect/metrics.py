@@ -50,7 +50,7 @@ class WorkerMetrics:
         self._exposition = Exposition("worker")
 
     def render(self, usage: EngineUsage, times: StepTimes) -> bytes:
-        """The exposition of one reading of the engine."""
+        """Return the exposition of one reading of the engine."""
         return self._exposition.render(
             [*self._constant, *_engine(usage), *_steps(times), *self._queue(), *self._commits(), *self._threads()]
         )

@@ -103,10 +103,10 @@ class Snapshot:
     counts: dict[str, int]  # fields of EngineUsage that the engine keeps itself
 
     def usage(self) -> EngineUsage:
-        """All figures. Takes about a millisecond for thousands of blocks."""
+        """Return all figures. Takes about a millisecond for thousands of blocks."""
         columns, size = self.columns, self.limits.block_size
-        held = [one for one in self.sequences if one.block_table]
-        states = [one.state for one in self.sequences]
+        held = [sequence for sequence in self.sequences if sequence.block_table]
+        states = [sequence.state for sequence in self.sequences]
         entries, distinct = int(columns.num_owners.sum()), int(np.count_nonzero(columns.num_owners))
         filled, known = int(columns.num_filled[columns.is_used].sum()), int(columns.num_known.sum())
         return EngineUsage(
@@ -119,7 +119,9 @@ class Snapshot:
             slots_promised=known - filled,
             slots_waste=int(columns.is_used.sum()) * size - known,
             # The block of the newest token is allocated when it is computed, so tokens can exceed slots by one.
-            slots_waste_max=max((max(0, len(one.block_table) * size - one.num_tokens) for one in held), default=0),
+            slots_waste_max=max(
+                (max(0, len(sequence.block_table) * size - sequence.num_tokens) for sequence in held), default=0
+            ),
             sharing_saved_blocks=entries - distinct,
             sharing_saved_fraction=(entries - distinct) / entries if entries else 0.0,
             host_blocks_total=self.limits.num_host_blocks,
@@ -132,11 +134,11 @@ class Snapshot:
     def columns(self) -> BlockColumns:
         """Every block with its owners and slots."""
         num_blocks, size = self.limits.num_blocks, self.limits.block_size
-        tables = [one.block_table for one in self.sequences]
-        entries, filled = _slots(tables, [one.num_filled for one in self.sequences], size)
-        _, known = _slots(tables, [one.num_tokens for one in self.sequences], size)
+        tables = [sequence.block_table for sequence in self.sequences]
+        entries, filled = _slots(tables, [sequence.num_filled for sequence in self.sequences], size)
+        _, known = _slots(tables, [sequence.num_tokens for sequence in self.sequences], size)
         pins, pins_filled = _slots(
-            [one.block_table for one in self.pinned], [one.num_tokens for one in self.pinned], size
+            [prefix.block_table for prefix in self.pinned], [prefix.num_tokens for prefix in self.pinned], size
         )
 
         num_owners = np.bincount(entries, minlength=num_blocks)
@@ -208,7 +210,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
 
 
 def _slots(tables: Items[list[int]], num_tokens: Items[int], size: int) -> tuple[Integers, Integers]:
-    """All entries of the tables, one table after the other, and how many slots of each entry hold tokens."""
+    """Return all entries of the tables, one table after the other, and how many slots of each hold tokens."""
     lengths = np.array([len(table) for table in tables], dtype=np.int64)
     count = int(lengths.sum())
     entries = np.fromiter(chain.from_iterable(tables), dtype=np.int64, count=count)

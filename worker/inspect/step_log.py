@@ -43,8 +43,8 @@ class StepLog:
 
     def take(self) -> RecentSteps:
         """Return the steps since the last call, and clear the log."""
-        found = RecentSteps(tuple(self._steps), tuple(self._moves), self._num_moves - len(self._moves), self._shown)
+        recent = RecentSteps(tuple(self._steps), tuple(self._moves), self._num_moves - len(self._moves), self._shown)
         self._steps.clear()
         self._moves.clear()
         self._num_moves, self._shown = 0, None
-        return found
+        return recent

@@ -53,7 +53,7 @@ def load_adapters(settings: WorkerSettings, name: str, model: PagedModel) -> lis
         raise StartError(f"--lora-dir {settings.lora_dir} is not a folder; create it, or correct the path")
     if len(folders) > settings.max_loras:
         raise StartError(f"--lora has {len(folders)} adapters, and --max-loras is {settings.max_loras}; raise it")
-    adapters = [model.load_adapter(one, folder, settings.max_lora_rank) for one, folder in folders.items()]
+    adapters = [model.load_adapter(name, folder, settings.max_lora_rank) for name, folder in folders.items()]
     for adapter in adapters:
         log.info("adapter %s: rank %d, %d bytes, digest %s", adapter.name, adapter.rank, adapter.nbytes, adapter.digest)
     return adapters
@@ -83,7 +83,7 @@ class AdapterLoader:
         return tuple(line[:MAX_FAULT_LENGTH] for line in lines[:MAX_ADAPTER_FAULTS])
 
     def holds(self, name: str, digest: str) -> bool:
-        """True if the engine has this adapter."""
+        """Return whether the engine has this adapter."""
         return (name, digest) in self._adapters.held
 
     async def run(self, ended: asyncio.Event) -> None:
@@ -101,45 +101,45 @@ class AdapterLoader:
         """Load adapters that were announced, and unload those that were withdrawn. Raises RedisError, OSError."""
         async with self._lock:
             announced = await self._broker.announced_adapters()
-            stamps = {one.stamp for one in announced.values()}
+            stamps = {announcement.stamp for announcement in announced.values()}
             self._faults = {stamp: fault for stamp, fault in self._faults.items() if stamp in stamps}
             for name, loaded in list(self._loaded.items()):
-                if (found := announced.get(name)) is None or found.stamp != loaded.stamp:
+                if (current := announced.get(name)) is None or current.stamp != loaded.stamp:
                     del self._loaded[name]
                     await self._on_engine(lambda name=name: self._adapters.remove(name))  # type: ignore[misc]
                     log.info("adapter %s is unloaded", name)
-            for name, one in announced.items():
-                if name not in self._loaded and one.stamp not in self._faults:
-                    await self._load(one)
+            for name, announcement in announced.items():
+                if name not in self._loaded and announcement.stamp not in self._faults:
+                    await self._load(name, announcement)
 
-    async def _load(self, one: Announcement) -> None:
+    async def _load(self, name: str, announcement: Announcement) -> None:
         try:
-            if any(name == one.name for name, _ in self._adapters.held):
-                raise StartError(f"this worker was started with an adapter {one.name!r} (--lora); choose another name")
-            adapter = await asyncio.to_thread(self._read, one)
+            if any(name == held for held, _ in self._adapters.held):
+                raise StartError(f"this worker was started with an adapter {name!r} (--lora); choose another name")
+            adapter = await asyncio.to_thread(self._read, name, announcement.path)
             await self._on_engine(lambda: self._adapters.add(adapter))
         except (StartError, RequestRefused) as error:
             fault = " ".join(str(error).split())
         except Exception as error:
-            log.exception("adapter %s could not be loaded", one.name)
+            log.exception("adapter %s could not be loaded", name)
             fault = f"the adapter could not be loaded ({type(error).__name__}); the worker's log has the cause"
         else:
-            self._loaded[one.name] = one
-            log.info("adapter %s is loaded: digest %s, %d bytes", one.name, adapter.digest, adapter.nbytes)
+            self._loaded[name] = announcement
+            log.info("adapter %s is loaded: digest %s, %d bytes", name, adapter.digest, adapter.nbytes)
             return
-        self._faults[one.stamp] = fault
-        log.error("adapter %s is not loaded: %s", one.name, fault)
+        self._faults[announcement.stamp] = fault
+        log.error("adapter %s is not loaded: %s", name, fault)
 
-    def _read(self, one: Announcement) -> Adapter:
+    def _read(self, name: str, path: str) -> Adapter:
         if self._settings.folder is None:
             raise StartError("this worker has no --lora-dir, so no adapter can be loaded at run time; set it")
         if fault := self._model.why_no_adapters:
             raise StartError(fault)
         root = os.path.realpath(self._settings.folder)
-        folder = os.path.realpath(os.path.join(root, one.path))
+        folder = os.path.realpath(os.path.join(root, path))
         if os.path.commonpath([root, folder]) != root:
-            raise CheckpointError(one.path, "this path leads out of --lora-dir", "copy the adapter into that folder")
-        return self._model.load_adapter(one.name, Path(folder), self._settings.max_rank)
+            raise CheckpointError(path, "this path leads out of --lora-dir", "copy the adapter into that folder")
+        return self._model.load_adapter(name, Path(folder), self._settings.max_rank)
 
     async def _on_engine(self, change: Callable[[], None]) -> None:
         """Run a quick change of the adapters between two steps."""

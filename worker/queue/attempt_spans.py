@@ -93,5 +93,5 @@ def spans_of(tracer: Tracer, claim: Claim, worker_id: str) -> AttemptSpans | Non
 
 
 def span_id_of(attempt: str) -> int:
-    """The id of the span from an attempt's claim to its first token; 0 for an attempt token that is not hexadecimal."""
+    """Return the id of the span from an attempt's claim to its first token; 0 for a token that is not hexadecimal."""
     return int(attempt[:16], 16) if _SPAN_ID.match(attempt) else 0

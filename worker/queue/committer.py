@@ -59,7 +59,7 @@ class Attempt:
     is_unwatched: bool = False
 
     def sent(self) -> list[StepItem]:
-        """All items of the log, which may be longer than the limit of a frame."""
+        """Return all items of the log, which may be longer than the limit of a frame."""
         return list(decode_items(bytes(self.log), limit=len(self.log)))
 
     def trace_end(self, outcome: str) -> None:
@@ -111,7 +111,7 @@ class Committer:
         return self._early_cancels.pop(claim.request_id, 0) == 0
 
     def runs(self, request_id: str) -> bool:
-        """True if this worker has an attempt at the request."""
+        """Return whether this worker has an attempt at the request."""
         return request_id in self._attempts
 
     @property
@@ -120,7 +120,7 @@ class Committer:
         return len(self._without_progress)
 
     def lacks_progress(self, claim: Claim) -> bool:
-        """True if the claim's attempt is still the present one and has no committed token."""
+        """Return whether the claim's attempt is still the present one and has no committed token."""
         return claim.request_id in self._without_progress and self._token(claim.request_id) == claim.attempt
 
     @property
@@ -145,8 +145,8 @@ class Committer:
 
     def put(self, commits: list[StepCommit], computed: Iterable[ComputedTokens] = ()) -> None:
         """Queue the results of a step. Call it on the event loop."""
-        for one in computed:
-            self._computed[one.request_id] = one
+        for tokens in computed:
+            self._computed[tokens.request_id] = tokens
         if commits and self._first_awaited:
             self._trace_first(commits)
         now = time.monotonic()
@@ -288,7 +288,7 @@ class Committer:
         return {request_id: index for request_id, index in reply.behind.items() if request_id in self._attempts}
 
     def _resend(self, behind: dict[str, int], engine: EngineThread) -> list[StepCommit]:
-        """The items that logs in Redis lack, with their old boundaries: readers may have seen some of them."""
+        """Return the items that logs in Redis lack, with their old boundaries: readers may have seen some of them."""
         again = []
         for request_id, index in behind.items():
             attempt = self._attempts[request_id]
@@ -332,7 +332,7 @@ class Committer:
 
 
 def _size(step: list[StepCommit]) -> int:
-    """The results of a step, and the size of its embeddings in results."""
+    """Return the results of a step, and the size of its embeddings in results."""
     ends = (item.outcome for _, item in step if item.outcome is not None and item.outcome.embedding is not None)
     return len(step) + sum(len(end.embedding or b"") // RESULT_BYTES for end in ends)
 
@@ -357,7 +357,7 @@ def merge(commits: list[StepCommit]) -> list[StepCommit]:
 
 
 def _joined(before: StepCommit, after: StepCommit) -> StepCommit | None:
-    """Two commits as one; None if they cannot be merged. A worker that lags behind calls this for every token."""
+    """Return two commits merged, or None if they cannot be. A worker that lags behind calls this for every token."""
     attempt, (request_id, start, old, _, report) = before
     other, (_, _, new, outcome, _) = after
     if attempt != other or len(old) > 1 or len(new) > 1:

@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -39,7 +39,6 @@ from quire.worker.queue.engine_thread import EngineThread
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
-    from quire.worker.queue.adapter_loader import AdapterLoader
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,14 @@ RETRY_S = (0.2, 2.0)
 TURNS = ((8, "batch"), (4, "standard"))
 
 
+class LoadedAdapters(Protocol):
+    """The LoRA adapters of this worker (`AdapterLoader`)."""
+
+    def holds(self, name: str, digest: str) -> bool: ...
+
+    async def refresh(self) -> None: ...
+
+
 class Consumer:
     """Claims stream entries and starts their requests in the engine. `incarnation` names this process."""
 
@@ -66,7 +73,7 @@ class Consumer:
         incarnation: str,
         lease_s: float,
         tracer: Tracer | None = None,
-        adapters: AdapterLoader | None = None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         self._broker = broker
         self._reader = reader
@@ -148,8 +155,8 @@ class Consumer:
                 continue
             try:
                 lease_ms = int(1000 * self._lease_s)
-                found = await self._broker.reclaim(self._reader.worker_id, lease_ms, free_rows)
-                others = [entry for entry in found if not self._committer.runs(entry.request_id)]
+                entries = await self._broker.reclaim(self._reader.worker_id, lease_ms, free_rows)
+                others = [entry for entry in entries if not self._committer.runs(entry.request_id)]
                 if others:
                     log.warning(
                         "claiming %d requests whose workers have not renewed their leases for %g s",
@@ -171,12 +178,12 @@ class Consumer:
         is_late = bool(self._wide) and asyncio.get_running_loop().time() - self._wide_since >= WIDE_S
         turn = next((name for every, name in TURNS if (self._reads + 1) % every == 0), None)
         if turn is not None:
-            found = await self._reader.read(1, 0, (turn,), MAX_CHOICES if is_late else free_rows)
-            await self._take(found, priority=0)
+            entries = await self._reader.read(1, 0, (turn,), MAX_CHOICES if is_late else free_rows)
+            await self._take(entries, priority=0)
             # An empty class says nothing about the request that the last read of all classes has left.
             if self._reader.too_wide and self._leaves_next():
                 return False  # the turn of the class is not over
-            free_rows -= sum(entry.rows for entry in found)
+            free_rows -= sum(entry.rows for entry in entries)
         self._reads += 1
         if free_rows <= 0:
             return True
@@ -199,9 +206,9 @@ class Consumer:
             await asyncio.sleep(FULL_S)
             return
         for name in classes:
-            found = await self._reader.read(1, 0, (name,), free_rows + displaceable[name])
-            if found:
-                await self._take(found)
+            entries = await self._reader.read(1, 0, (name,), free_rows + displaceable[name])
+            if entries:
+                await self._take(entries)
                 return
         await self._take(await self._reader.wait(classes, int(1000 * DISPLACE_S)))
 
@@ -256,7 +263,7 @@ class Consumer:
 
     async def _start_with_adapter(
         self,
-        loader: AdapterLoader,
+        loader: LoadedAdapters,
         claim: Claim,
         request: GenerationRequest,
         logged: tuple[StepItem, ...],
@@ -271,11 +278,7 @@ class Consumer:
             self._start(claim, request, logged, priority)
 
     def _start(
-        self,
-        claim: Claim,
-        request: GenerationRequest,
-        logged: tuple[StepItem, ...],
-        priority: int | None = None,
+        self, claim: Claim, request: GenerationRequest, logged: tuple[StepItem, ...], priority: int | None = None
     ) -> None:
         if priority is None:
             priority = PRIORITY_CLASSES.index(claim.priority_class)
@@ -287,7 +290,7 @@ class Consumer:
         The isolation of a request ends with its first token.
         """
         committer = self._committer
-        waiting = deque(one for one in self._isolated if committer.lacks_progress(one[0]))
+        waiting = deque(entry for entry in self._isolated if committer.lacks_progress(entry[0]))
         if len(waiting) < len(self._isolated):
             self._runs_isolated = self._runs_isolated and bool(waiting) and waiting[0] is self._isolated[0]
             self._isolated = waiting

@@ -54,13 +54,13 @@ class _ProcessIdentity:
 
 
 def home() -> str:
-    """The identity of this process, for `is_gone`."""
+    """Return the identity of this process, for `is_gone`."""
     host = socket.gethostname().replace("/", "")
     return str(_ProcessIdentity(host, _machine(), str(os.getpid()), _started("self")))
 
 
 def is_gone(text: str) -> bool:
-    """True if a process has certainly ended; False also for a process on another machine or in another container."""
+    """Return whether a process has certainly ended; False also for one on another machine or in another container."""
     there = _ProcessIdentity.parse(text)
     machine = _machine()
     if not machine or there.machine != machine or not there.pid.isdigit():
@@ -69,7 +69,7 @@ def is_gone(text: str) -> bool:
 
 
 def _machine() -> str:
-    """The boot of this machine and the process namespace of this container."""
+    """Return the boot of this machine and the process namespace of this container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}+{os.readlink('/proc/self/ns/pid')}"
@@ -78,7 +78,7 @@ def _machine() -> str:
 
 
 def _started(pid: str) -> str:
-    """When a process of this machine started, in ticks of the kernel; '' if it has ended."""
+    """Return when a process of this machine started, in ticks of the kernel; '' if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -103,7 +103,7 @@ async def check_name(redis_url: str, lane: str, worker_id: str, beat_s: float) -
 
 
 async def _dead_holder(broker: Broker, worker_id: str, beat_s: float) -> str:
-    """The incarnation of the dead worker that holds the name; '' if the name is free. Raises NameTaken."""
+    """Return the incarnation of the dead worker that holds the name; '' if the name is free. Raises NameTaken."""
     first = await broker.holder(worker_id)
     if first is None or is_gone(first.home):
         return first.incarnation if first else ""

@@ -66,9 +66,9 @@ class ModelRegistrar:
 
     async def refresh(self) -> None:
         """Register the model once. A Redis that does not answer is tried again at the next call."""
-        one = self._registration
+        registration = self._registration
         try:
-            done = await self._registry.register(one.manifest, one.files, replaces=self._is_first)
+            done = await self._registry.register(registration.manifest, registration.files, replaces=self._is_first)
         except (RedisError, OSError) as error:
             log.debug("the model cannot be registered now: %s", error)
             return
@@ -78,5 +78,5 @@ class ModelRegistrar:
             log.warning(
                 "another worker has registered other files or aliases for the model %s; gateways that find their "
                 "models in Redis use those: give all workers of a model the same folder and --model-aliases",
-                one.manifest.model,
+                registration.manifest.model,
             )

@@ -47,16 +47,16 @@ class BatchSizes(NamedTuple):
     def of(cls, batch: ForwardBatch) -> BatchSizes:
         sequences, columns = batch.block_tables.shape
         optional = batch.pooled_rows, batch.state_slots, batch.snapshots
-        counts = [0 if one is None else len(one) for one in optional]
+        counts = [0 if part is None else len(part) for part in optional]
         return cls(len(batch.token_ids), sequences, columns, len(batch.logits_rows), *counts)
 
     def lengths(self) -> list[int]:
-        """Numbers in each part of a ForwardBatch, in its order, and in its slots and snapshots of states."""
+        """Return the lengths of the parts of a ForwardBatch, in its order, and in its slots and snapshots of states."""
         tokens, sequences, columns, rows, *optional, snapshots = self
         return [tokens, tokens, tokens, sequences * columns, sequences, sequences + 1, rows, *optional, 3 * snapshots]
 
     def spans(self) -> list[slice]:
-        """The place of each part in the array that is broadcast."""
+        """Return the place of each part in the array that is broadcast."""
         spans, at = [], 0
         for length in self.lengths():
             spans.append(slice(at, at + length))
@@ -88,7 +88,7 @@ class Collectives(ABC):
 
     @abstractmethod
     def gather(self, values: torch.Tensor) -> torch.Tensor | None:
-        """values [...] of each rank -> [ranks, ...] on rank 0, None on all other ranks."""
+        """Gather values [...] of each rank -> [ranks, ...] on rank 0, None on all other ranks."""
 
     @abstractmethod
     def give_up(self) -> None:
@@ -99,7 +99,7 @@ class Collectives(ABC):
         """Release resources after the last collective call."""
 
     def all_gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
-        """columns [R, C] of each rank -> [R, width] side by side on rank 0; unspecified on all other ranks."""
+        """Gather columns [R, C] of each rank -> [R, width] side by side on rank 0; unspecified on all other ranks."""
         parts = self.gather(columns)
         return columns if parts is None else torch.cat(parts.unbind(), dim=1)[:, :width].contiguous()
 
@@ -108,7 +108,7 @@ class Collectives(ABC):
         states = [part.to(self.device) for part in (batch.state_slots, batch.snapshots) if part is not None]
         parts = [part.reshape(-1).int() for part in (*batch.parts(), *states)]
         pads = torch.zeros(ALIGNMENT, dtype=torch.int32, device=self.device)
-        self.broadcast(torch.cat([one for part in parts for one in (part, pads[: -len(part) % ALIGNMENT])]))
+        self.broadcast(torch.cat([piece for part in parts for piece in (part, pads[: -len(part) % ALIGNMENT])]))
 
     def receive(self, sizes: BatchSizes) -> ForwardBatch:
         """Receive a batch that rank 0 sends."""
@@ -134,7 +134,7 @@ class SharedMemoryCollectives(CpuRanks, Collectives):
     """Shared memory, between processes that compute with the C++ kernels."""
 
     def close(self) -> None:
-        """Nothing to do: the kernel frees the memory with its last process."""
+        """Do nothing: the kernel frees the memory with its last process."""
 
 
 class DistributedCollectives(Collectives):
@@ -173,7 +173,7 @@ class DistributedCollectives(Collectives):
         return self._symmetric is not None
 
     def give_up(self) -> None:
-        """Nothing to do: gloo notices by itself, and waiting for NCCL ends with the process."""
+        """Do nothing: gloo notices by itself, and waiting for NCCL ends with the process."""
 
     def close(self) -> None:
         if self.device.type != "cuda":  # NCCL would wait for all graphs to be freed; the process ends anyway

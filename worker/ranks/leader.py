@@ -124,9 +124,9 @@ class Followers:
             self._died.set()
 
     def answers(self) -> list[int]:
-        """The next number that each follower answers. Raises OutOfStep if a follower has ended."""
+        """Receive the next number that each follower answers. Raises OutOfStep if a follower has ended."""
         try:
-            numbers = [one.recv(ANSWER_BYTES, socket.MSG_WAITALL) for one in self._sockets]
+            numbers = [sock.recv(ANSWER_BYTES, socket.MSG_WAITALL) for sock in self._sockets]
         except OSError as error:
             raise self._ended() from error
         if any(len(number) < ANSWER_BYTES for number in numbers):
@@ -137,13 +137,13 @@ class Followers:
         """Send an order to all followers. Raises OutOfStep if a follower has ended."""
         message = msgpack.packb(order)
         try:
-            for one in self._sockets:
-                one.sendall(message)
+            for sock in self._sockets:
+                sock.sendall(message)
         except OSError as error:
             raise self._ended() from error
 
     def wait_for_cause(self, timeout_s: float) -> None:
-        """If a follower has died, give `on_death` time to report the cause first."""
+        """Give `on_death` time to report the cause first if a follower has died."""
         self._died.wait(timeout_s)
 
     def _ended(self) -> OutOfStep:
@@ -153,8 +153,8 @@ class Followers:
     def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
         """End the followers. A follower that does not end within `timeout_s`, as during a call, is killed."""
         self._closing = True
-        for one in self._sockets:
-            one.close()
+        for sock in self._sockets:
+            sock.close()
         for process in self._processes:
             try:
                 process.wait(timeout_s)
@@ -248,7 +248,7 @@ class LeadingModel(PagedModel):
         number = next(self._numbers)
         self._tell("cache", number, num_blocks, block_size, num_host_blocks)
         cache = super().alloc_kv_cache(num_blocks, block_size, num_host_blocks)  # type: ignore[safe-super]
-        parts = {one.name: getattr(cache, one.name) for one in fields(KVCache)}
+        parts = {field.name: getattr(cache, field.name) for field in fields(KVCache)}
         lifetime = Lifetime()
         weakref.finalize(lifetime, self._dropped.append, ("drop_cache", number))
         return LeadingCache(**parts, part=cache, number=number, tell=self._tell, lifetime=lifetime)
@@ -382,7 +382,7 @@ class LeadingDecoder(LeadingModel, Decoder):
         progress: Progress | None = None,
         bits: int | str = 0,
     ) -> Self:
-        """`load` the part of rank 0, and wait until the followers have loaded theirs."""
+        """Call `load` for the part of rank 0, and wait until the followers have loaded theirs."""
         model = cls.load(path, ops, dtype, device, max_model_len, progress, followers.ranks, bits)
         return model._take_lead(followers)
 
@@ -401,7 +401,7 @@ class LeadingTransformersModel(LeadingModel, TransformersModel):
         read: Progress | None = None,
         packed: Progress | None = None,
     ) -> Self:
-        """`load` the part of rank 0, and wait until the followers have loaded theirs."""
+        """Call `load` for the part of rank 0, and wait until the followers have loaded theirs."""
         model = cls.load(config, ops, device, max_model_len, read, packed, followers.ranks)
         return model._take_lead(followers)
 

@@ -44,7 +44,7 @@ def check_ranks(settings: WorkerSettings, device: torch.device, config: Checkpoi
     if not isinstance(config, ModelConfig):
         heads = config.num_heads
         if heads is not None and heads % size:
-            possible = ", ".join(str(one) for one in range(1, heads + 1) if heads % one == 0)
+            possible = ", ".join(str(divisor) for divisor in range(1, heads + 1) if heads % divisor == 0)
             raise StartError(f"--tensor-parallel-size {size}: {size} ranks cannot share {heads} heads; {possible} can")
         return  # the rest is examined while the model is loaded (`quire.worker.models.transformers`)
     try:

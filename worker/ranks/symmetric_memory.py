@@ -45,7 +45,7 @@ class SymmetricBuffer:
     """The buffer of torch, which all ranks of the default group allocate together."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises RuntimeError if the devices cannot map each other's memory."""
+        """Map the memory of all ranks. Raises RuntimeError if the devices cannot."""
         module = importlib.import_module(MODULE)
         group = dist.group.WORLD
         assert group is not None
@@ -151,7 +151,7 @@ class SumTest:
         self._recorded: list[RecordedSum] = []
 
     def check_peers(self) -> None:
-        """This GPU must be able to read the memory of the GPUs of all other ranks, whose numbers are the ranks."""
+        """Check that this GPU can read the memory of the GPUs of all other ranks, whose numbers are the ranks."""
         own = self._device.index
         others = [other for other in range(self._size) if other != own]
         missing = [str(other) for other in others if not torch.cuda.can_device_access_peer(own, other)]
@@ -163,7 +163,7 @@ class SumTest:
         self.all_reduce = SymmetricAllReduce(self._make_buffer(self._device))
 
     def check_sums(self) -> None:
-        """Sums of all types and lengths must be right, and equal on all ranks."""
+        """Check that sums of all types and lengths are right, and equal on all ranks."""
         faults: list[str] = []
         for dtype, length in _shapes():
             what = f"{length} values in {str(dtype)[6:]}"
@@ -175,19 +175,19 @@ class SumTest:
                 if not torch.equal(self._sum(pattern.to(dtype)), self._expected(pattern, dtype)):
                     faults.append(f"sums of integers are wrong, {what}")
                 factor = 2.0**repeat
-                found = self.all_reduce.all_reduce(random[self._rank] * factor)
+                sums = self.all_reduce.all_reduce(random[self._rank] * factor)
                 allowed = sizes * factor * self._size * torch.finfo(dtype).eps
-                if not bool(((found.double() - total * factor).abs() <= allowed).all()):
+                if not bool(((sums.double() - total * factor).abs() <= allowed).all()):
                     faults.append(f"sums of random numbers are wrong, {what}")
-                parts = [torch.empty_like(found) for _ in range(self._size)]
-                dist.all_gather(parts, found)
-                if not all(torch.equal(part, found) for part in parts):
+                parts = [torch.empty_like(sums) for _ in range(self._size)]
+                dist.all_gather(parts, sums)
+                if not all(torch.equal(part, sums) for part in parts):
                     faults.append(f"ranks have different sums, {what}")
         if faults:
             raise RuntimeError(faults[0])
 
     def record_graphs(self) -> None:
-        """Sums can be recorded as CUDA graphs."""
+        """Record sums of all types and lengths as CUDA graphs."""
         for dtype, length in _shapes():
             values = torch.zeros(length, dtype=dtype, device=self._device)
             sums = torch.empty_like(values)
@@ -199,15 +199,16 @@ class SumTest:
             self._recorded.append(RecordedSum(values, sums, graph.replay))
 
     def check_graphs(self) -> None:
-        """Replayed sums must be those of the values at the replay."""
+        """Check that replayed sums are those of the values at the replay."""
         faults: list[str] = []
-        for one in self._recorded:
+        for recorded in self._recorded:
             for factor in (1, 2):
-                pattern = torch.arange(len(one.values), device=self._device) % 3 * factor
-                one.values.copy_(pattern * (self._rank + 1))
-                one.replay()
-                if not torch.equal(one.sums, self._expected(pattern, one.sums.dtype)):
-                    faults.append(f"a CUDA graph gives wrong sums, {len(pattern)} values in {str(one.sums.dtype)[6:]}")
+                pattern = torch.arange(len(recorded.values), device=self._device) % 3 * factor
+                recorded.values.copy_(pattern * (self._rank + 1))
+                recorded.replay()
+                if not torch.equal(recorded.sums, self._expected(pattern, recorded.sums.dtype)):
+                    kind = str(recorded.sums.dtype)[6:]
+                    faults.append(f"a CUDA graph gives wrong sums, {len(pattern)} values in {kind}")
         self._recorded.clear()
         if faults:
             raise RuntimeError(faults[0])

@@ -162,7 +162,7 @@ def _refuse_unknown(file: GGUFFile, architecture: str) -> None:
         if name not in _NEUTRAL:
             raise file.fault(key, "no such key", SAFETENSORS)
         if isinstance(value, GGUFArray) or value not in _NEUTRAL[name]:
-            values = " or ".join(str(one).lower() for one in _NEUTRAL[name])
+            values = " or ".join(str(neutral).lower() for neutral in _NEUTRAL[name])
             raise file.fault(key, f"no such key, or {values}", SAFETENSORS)
 
 
@@ -195,8 +195,8 @@ def _vocab_size(file: GGUFFile, vocabulary: GGUFVocabulary) -> int:
     """Return the number of rows of the embedding; tokens without a text may follow those of the vocabulary."""
     tensor = file.tensors.get(EMBEDDING)
     if tensor is None or len(tensor.shape) != 2:
-        found = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}"
-        raise FileError(file.path, f"tensor {EMBEDDING} {found}, expected a row for each token")
+        fault = "is missing" if tensor is None else f"has the shape {list(tensor.shape)}"
+        raise FileError(file.path, f"tensor {EMBEDDING} {fault}, expected a row for each token")
     if vocabulary.size > tensor.shape[0]:
         what = f"tensor {EMBEDDING} has {tensor.shape[0]} rows, expected {vocabulary.size} or more, one for each token"
         raise FileError(file.path, what)

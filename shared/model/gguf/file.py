@@ -66,8 +66,8 @@ class GGUFFile:
     def _read_start(self, cursor: HeaderCursor) -> tuple[int, int]:
         """Read magic, version and counts."""
         start = cursor.take(len(MAGIC), "the magic number")
-        if (found := self.map[start : start + len(MAGIC)]) != MAGIC:
-            raise cursor.fault("the magic number", f"is {found!r}", f"{MAGIC!r}: this is not a GGUF file")
+        if (magic := self.map[start : start + len(MAGIC)]) != MAGIC:
+            raise cursor.fault("the magic number", f"is {magic!r}", f"{MAGIC!r}: this is not a GGUF file")
         version = cursor.integer(4, "the version", 0, 2**32 - 1)
         if version not in VERSIONS:
             big_endian = struct.unpack("<I", struct.pack(">I", version))[0] in VERSIONS
@@ -95,23 +95,23 @@ class GGUFFile:
         return value
 
     def _read_tensors(self, cursor: HeaderCursor, count: int) -> dict[str, GGUFTensor]:
-        found: dict[str, GGUFTensor] = {}  # with the offset in the data as start
+        tensors: dict[str, GGUFTensor] = {}  # with the offset in the data as start
         for index in range(count):
             tensor = self._read_tensor(cursor, index)
-            if tensor.name in found:
+            if tensor.name in tensors:
                 raise cursor.fault(f"tensor {tensor.name!r}", "is there twice", "each tensor once")
-            found[tensor.name] = tensor
+            tensors[tensor.name] = tensor
         data = -(-cursor.position // self.alignment) * self.alignment
-        for tensor in found.values():
+        for tensor in tensors.values():
             if tensor.start + tensor.nbytes > len(self.map) - data:
                 expected = f"{tensor.nbytes} bytes at byte {data + tensor.start} of {len(self.map)}"
                 raise cursor.fault(f"tensor {tensor.name!r}", "ends past the end of the file", expected)
-        for first, second in pairwise(sorted(found.values(), key=lambda tensor: tensor.start)):
+        for first, second in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.start)):
             if first.start + first.nbytes > second.start:
                 what = f"begins inside tensor {first.name!r}"
                 raise cursor.fault(f"tensor {second.name!r}", what, "tensors that do not overlap")
         return {
-            name: GGUFTensor(name, tensor.type, tensor.shape, data + tensor.start) for name, tensor in found.items()
+            name: GGUFTensor(name, tensor.type, tensor.shape, data + tensor.start) for name, tensor in tensors.items()
         }
 
     def _read_tensor(self, cursor: HeaderCursor, index: int) -> GGUFTensor:
@@ -123,7 +123,7 @@ class GGUFFile:
             raise cursor.fault(field, f"has the shape {sizes[::-1]}", f"at most {MAX_WEIGHTS} weights")
         kind = cursor.integer(4, f"type of {field}", 0, 2**32 - 1)
         if kind not in TENSOR_TYPES:
-            known = ", ".join(one.name for one in TENSOR_TYPES.values())
+            known = ", ".join(known_type.name for known_type in TENSOR_TYPES.values())
             what = f"{field} has the type {OTHER_TENSOR_TYPES.get(kind, kind)}, expected one of {known}"
             raise FileError(self.path, what, "take a file of the same model with another quantisation, such as Q4_K_M")
         tensor_type = TENSOR_TYPES[kind]

@@ -96,7 +96,7 @@ def _add_tokens(tokenizer: Tokenizer, vocabulary: GGUFVocabulary) -> None:
     special = {token for name in ("bos", "eos", "unknown") if (token := vocabulary.special(name)) is not None}
 
     def added(kind: int) -> list[AddedToken]:
-        tokens = [token for token, found in enumerate(vocabulary.types) if found == kind]
+        tokens = [token for token, token_kind in enumerate(vocabulary.types) if token_kind == kind]
         tokens += sorted(special.difference(tokens)) if kind == CONTROL else []
         return [AddedToken(vocabulary.tokens[token], special=kind == CONTROL, normalized=False) for token in tokens]
 

@@ -55,10 +55,10 @@ class GGUFVocabulary:
     def eos_token_ids(self) -> list[int]:
         """The ids of all tokens that end a generation, those that the file names first."""
         named = [self.special(name) for name in ("eos", "eot", "eom")]
-        found = [token for token in named if token is not None]
+        ids = [token for token in named if token is not None]
         control = {text: token for token, text in enumerate(self.tokens) if self.types[token] == CONTROL}
-        found += [control[text] for text in END_TEXTS if text in control and control[text] != self.bos_token_id]
-        return list(dict.fromkeys(found))
+        ids += [control[text] for text in END_TEXTS if text in control and control[text] != self.bos_token_id]
+        return list(dict.fromkeys(ids))
 
     def special(self, name: str) -> int | None:
         """Return the id of the special token `name`, such as "bos"; None if the file does not name it."""
@@ -70,8 +70,8 @@ class GGUFVocabulary:
     def special_tokens(self) -> dict[str, str]:
         """Return the special tokens by their names in chat templates: `bos_token`, ..."""
         names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-        found = {field: self.special(name) for name, field in names.items()}
-        return {field: self.tokens[token] for field, token in found.items() if token is not None}
+        ids = {field: self.special(name) for name, field in names.items()}
+        return {field: self.tokens[token] for field, token in ids.items() if token is not None}
 
     def _of_each(self, key: str, default: int) -> Sequence[float]:
         values = self.file.numbers(key)

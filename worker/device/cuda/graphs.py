@@ -139,7 +139,7 @@ class Graphs:
             return True
         self._graphs[bucket] = graph
         self._by_kind[bucket.kind] = sorted(
-            (*self._by_kind.get(bucket.kind, ()), bucket), key=lambda one: one.num_tokens
+            (*self._by_kind.get(bucket.kind, ()), bucket), key=lambda captured: captured.num_tokens
         )
         return True
 

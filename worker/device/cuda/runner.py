@@ -52,7 +52,7 @@ def decode_fields(count: int) -> list[StagingField]:
         "top_ps": np.float32,
         "min_ps": np.float32,
     }
-    return [StagingField(name, one, count) for name, one in types.items()]
+    return [StagingField(name, number_type, count) for name, number_type in types.items()]
 
 
 def input_fields(tokens: int, sequences: int, sampled: int) -> list[StagingField]:
@@ -115,8 +115,8 @@ class DeviceRunner(Runner):
         self._send_last_tokens(rows)
         draws = bool(self.input_batch.is_drawn[rows].any())
         count = len(rows)
-        if found := self.graphs.find(DRAWN if draws else GREEDY, count, count):
-            bucket, graph = found
+        if captured := self.graphs.find(DRAWN if draws else GREEDY, count, count):
+            bucket, graph = captured
             self._stage_decode(rows, bucket.num_sequences, draws)
             with torch.inference_mode():
                 graph.replay()
@@ -226,8 +226,8 @@ class DeviceRunner(Runner):
         tokens, sequences, sampled = len(inputs.token_ids), len(inputs.rows), len(inputs.sampled)
         graph_rows = max(sequences, sampled)
         adapters = self._adapters(inputs)
-        if not len(inputs.pooled) and adapters is None and (found := self.graphs.find(MIXED, tokens, graph_rows)):
-            bucket, graph = found
+        if not len(inputs.pooled) and adapters is None and (captured := self.graphs.find(MIXED, tokens, graph_rows)):
+            bucket, graph = captured
             self._stage(inputs, bucket)
             with torch.inference_mode():
                 graph.replay()

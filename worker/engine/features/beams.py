@@ -102,22 +102,22 @@ def continue_beams(
     logprobs, token_ids: of `BeamSearch.advance`, a row for each of the beams.
     """
     search = group.beams
-    assert search is not None
+    assert isinstance(search, BeamSearch)
     continuations = search.advance(logprobs, token_ids, [beam.output for beam in beams])
     if continuations is None:
         for beam in beams:
             beam.finish_reason = OutcomeName.LENGTH
         return best_beams(search.ended[: group.sampling.n])
-    groups.branch(group, [one.parent for one in continuations])
-    for beam, one in zip(group.sequences, continuations, strict=True):
-        beam.token_ids.append(one.token_id)
+    groups.branch(group, [continuation.parent for continuation in continuations])
+    for beam, continuation in zip(group.sequences, continuations, strict=True):
+        beam.token_ids.append(continuation.token_id)
         if beam.seen is not None:
-            beam.seen.add(one.token_id)
+            beam.seen.add(continuation.token_id)
         groups.input_batch.lengths[beam.row] += 1
-        groups.input_batch.last_tokens[beam.row] = one.token_id
+        groups.input_batch.last_tokens[beam.row] = continuation.token_id
     return []
 
 
 def best_beams(ended: list[EndedBeam]) -> list[Delta]:
     """Return the results of a beam search, best first."""
-    return [Delta(choice, one.token_ids, one.finish_reason, None, one.score) for choice, one in enumerate(ended)]
+    return [Delta(choice, beam.token_ids, beam.finish_reason, None, beam.score) for choice, beam in enumerate(ended)]

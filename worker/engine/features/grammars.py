@@ -100,18 +100,18 @@ class Grammars:
         if self._tokenizer is None:
             raise RequestRefused(f"an answer cannot be made to follow a grammar: {self._why_none}")
         with self._lock:
-            if (found := self._matchers.get(grammar)) is not None:
+            if (matcher := self._matchers.get(grammar)) is not None:
                 self._matchers.move_to_end(grammar)
-        if found is None:
+        if matcher is None:
             # Outside the lock, so that the engine's thread can get another matcher meanwhile.
-            found = self._make(grammar)
+            matcher = self._make(grammar)
             with self._lock:
-                self._matchers[grammar] = found
+                self._matchers[grammar] = matcher
                 if len(self._matchers) > KEPT:
                     self._matchers.popitem(last=False)
-        if isinstance(found, str):
-            raise RequestRefused(found)
-        return found.copy()
+        if isinstance(matcher, str):
+            raise RequestRefused(matcher)
+        return matcher.copy()
 
     def resume(self, sampling: SamplingParams, outputs: dict[int, list[int]]) -> dict[int, Matcher]:
         """Return a matcher for each choice of a request, advanced by its output so far; empty without a grammar.

@@ -37,7 +37,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def config_fields(folder: Path) -> Fields:
-    """The fields of `config.json` in a model folder.
+    """Return the fields of `config.json` in a model folder.
 
     Raises CheckpointError if the file is missing or malformed, and for a folder of another format: an adapter, GGUF
     files, or the original format of the model's authors.
@@ -61,15 +61,15 @@ class Fields:
         return default if value is None else value
 
     def has(self, name: str) -> bool:
-        """True if the field exists, even if it is null."""
+        """Return whether the field exists, even if it is null."""
         return name in self._values
 
     def names(self) -> list[str]:
-        """The names of all fields."""
+        """Return the names of all fields."""
         return list(self._values)
 
     def fault(self, name: str, supported: str) -> CheckpointError:
-        """The error for a value that cannot be honoured."""
+        """Return the error for a value that cannot be honoured."""
         return CheckpointError(*self._said(name, supported))
 
     def _said(self, name: str, supported: str) -> tuple[str, str, str]:
@@ -79,7 +79,7 @@ class Fields:
         return self.where, what, f"supported: {supported}"
 
     def unsupported(self, name: str, supported: str) -> NotSupported:
-        """The error for a valid value whose meaning is not supported."""
+        """Return the error for a valid value whose meaning is not supported."""
         return NotSupported(*self._said(name, supported))
 
     def integer(self, name: str, default: int = REQUIRED, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
@@ -103,14 +103,14 @@ class Fields:
         return value
 
     def section(self, name: str) -> Fields:
-        """The object in a field; empty if the field is absent."""
+        """Return the object in a field; empty if the field is absent."""
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise self.fault(name, "a JSON object")
         return Fields(value, f"{self.where}, {name}")
 
     def token_ids(self, name: str, default: Any = None) -> tuple[int, ...]:
-        """The token ids of a field that holds one or a list of them."""
+        """Return the token ids of a field that holds one or a list of them."""
         value = self.get(name, default)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
@@ -119,7 +119,7 @@ class Fields:
 
 
 def special_token_ids(folder: Path, config: Fields, name: str, default: Any = None) -> tuple[int, ...]:
-    """The special tokens `name` of a model: those of generation_config.json, else of config.json, else the default."""
+    """Return the special tokens `name` of a model: of generation_config.json, else config.json, else the default."""
     path = folder / "generation_config.json"
     if path.exists():
         generation = Fields(read_json(path, "repair the file or remove it"), str(path))

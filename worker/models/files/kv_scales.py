@@ -57,7 +57,7 @@ def read_kv_factors(weights: Weights, num_layers: int) -> list[KVFactors]:
 
 
 def _factor(weights: Weights, layer: int, part: str) -> float:
-    for name in (f"model.layers.{layer}.self_attn.{one.format(part)}" for one in SCALE_NAMES):
+    for name in (f"model.layers.{layer}.self_attn.{scale_name.format(part)}" for scale_name in SCALE_NAMES):
         if name in weights:
             scale = float(weights.read_plain(name).float().max())  # some checkpoints have a scale per head
             if not 0 < scale < math.inf:
@@ -87,5 +87,5 @@ def projection_factors(factors: KVFactors, sizes: Sequence[tuple[str, int]], has
     sizes: name and rows of each.
     """
     parts = [torch.full((rows,), factors.of_projection(name, has_norms)) for name, rows in sizes]
-    found = torch.cat(parts)
-    return None if bool((found == 1).all()) else found
+    row_factors = torch.cat(parts)
+    return None if bool((row_factors == 1).all()) else row_factors

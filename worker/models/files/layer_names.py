@@ -22,7 +22,7 @@ class LayerNames:
     """A set of layers, given by patterns."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """Raises PatternError."""
+        """Compile the patterns. Raises PatternError."""
         if len(patterns) > MAX_PATTERNS:
             raise PatternError(f"has {len(patterns)} entries; supported: {MAX_PATTERNS}")
         self._all = ALL in patterns

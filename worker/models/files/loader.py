@@ -43,7 +43,7 @@ CHUNK = 1 << 20  # elements of a tensor that are copied at a time
 
 
 def resolve(model: str) -> Path:
-    """The folder of a model: `model` itself, or a download of the Hugging Face name `model`. Raises CheckpointError."""
+    """Return the folder of a model: `model`, or a download of that Hugging Face name. Raises CheckpointError."""
     try:
         return find_folder(model, DOWNLOADED, NOT_DOWNLOADED)
     except HubError as error:
@@ -93,9 +93,9 @@ class Weights:
         self._total_bytes = 0
         for name, shape in expected.items():
             path, header = self._header(name, shape)
-            found = tuple(header.get_shape())
-            if found != shape:
-                what = f"tensor {name} has the shape {list(found)}, expected {list(shape)}"
+            stored = tuple(header.get_shape())
+            if stored != shape:
+                what = f"tensor {name} has the shape {list(stored)}, expected {list(shape)}"
                 raise CheckpointError(path, what, "config.json and the weights must be of the same model")
             if header.get_dtype() not in STORED_DTYPES:
                 raise _wrong_type(path, name, header.get_dtype())
@@ -166,7 +166,7 @@ class Weights:
             self._progress(self._read_bytes, self._total_bytes)
 
     def _path(self, name: str) -> Path:
-        """The file to name in an error about a tensor."""
+        """Return the file to name in an error about a tensor."""
         return self._tensors[name][0]
 
     @property
@@ -183,7 +183,7 @@ class Weights:
         return TORCH_DTYPES[handle.get_slice(inside).get_dtype()]
 
     def _stored(self, name: str, part: tuple[slice, ...]) -> torch.Tensor:
-        """A tensor as it is stored, or a part of it."""
+        """Return a tensor as it is stored, or a part of it."""
         path, handle, inside = self._tensors[name]
         try:
             stored: torch.Tensor = handle.get_slice(inside)[part] if part else handle.get_tensor(inside)
@@ -192,7 +192,7 @@ class Weights:
         return stored
 
     def samples(self) -> Iterator[tuple[str, list[int], torch.Tensor]]:
-        """Name, shape and the middle row (float32) of each tensor, ordered by name. Raises CheckpointError."""
+        """Yield name, shape and the middle row (float32) of each tensor, ordered by name. Raises CheckpointError."""
         for name in sorted(self._tensors):
             path, handle, inside = self._tensors[name]
             if name.endswith(HARMLESS_SUFFIXES):
@@ -208,7 +208,7 @@ class Weights:
             yield name, shape, wide
 
     def num_elements(self) -> int:
-        """Number of elements of all tensors. Raises CheckpointError for types of quantised weights."""
+        """Return the number of elements of all tensors. Raises CheckpointError for types of quantised weights."""
         return sum(self._elements(name) for name in self._tensors)
 
     def _elements(self, name: str) -> int:
@@ -219,9 +219,9 @@ class Weights:
         return torch.Size(header.get_shape()).numel()
 
     def equal(self, first: str, second: str) -> bool:
-        """True if two tensors hold the same values. Keeps neither in memory."""
-        (_, one, one_name), (_, two, two_name) = self._tensors[first], self._tensors[second]
-        pair = one.get_tensor(one_name), two.get_tensor(two_name)
+        """Return whether two tensors hold the same values. Keeps neither in memory."""
+        (_, left, left_name), (_, right, right_name) = self._tensors[first], self._tensors[second]
+        pair = left.get_tensor(left_name), right.get_tensor(right_name)
         are_equal = torch.equal(*pair)
         for tensor in pair:
             self._mapped.release(tensor)
@@ -260,7 +260,7 @@ def _open(path: Path) -> Any:
 
 
 def _files(folder: Path) -> dict[Path, list[str] | None]:
-    """The files to open, each with the tensors that the index places in it, or None for all of its tensors."""
+    """Return the files to open, each with the tensors that the index places in it, or None for all of its tensors."""
     if (folder / WEIGHTS).exists():
         return {folder / WEIGHTS: None}
     if (folder / INDEX).exists():

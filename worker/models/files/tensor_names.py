@@ -12,7 +12,7 @@ PREFIXES = (
 
 
 def text_tensor_name(name: str) -> str:
-    """The name that a tensor of a wrapper has in a text model; `name` itself for any other tensor."""
+    """Return the name that a tensor of a wrapper has in a text model; `name` itself for any other tensor."""
     for prefix, plain in PREFIXES:
         if name.startswith(prefix):
             return plain + name.removeprefix(prefix)
@@ -23,4 +23,4 @@ def layer_spellings(name: str) -> list[str]:
     """Return the names that a layer of a text model may have: alone, and inside a wrapper of any version."""
     plain = text_tensor_name(f"{name}.")
     inside = [prefix + plain.removeprefix(own) for prefix, own in PREFIXES if plain.startswith(own)]
-    return [one.removesuffix(".") for one in (f"{name}.", plain, *inside)]
+    return [spelling.removesuffix(".") for spelling in (f"{name}.", plain, *inside)]

@@ -104,21 +104,21 @@ class ModelConfig:
         return self.kv_heads_of(layer) * self.head_dim_of(layer)
 
     def kv_source(self, layer: int) -> int:
-        """The layer whose keys and values this layer reads."""
+        """Return the layer whose keys and values this layer reads."""
         return self.kv_sources[layer] if self.kv_sources else layer
 
     def qkv_names(self, layer: int) -> tuple[str, ...]:
-        """The projections of a layer that give queries, keys and values, in this order. Keys may be values, too."""
+        """Return the projections of a layer that give queries, keys and values, in order. Keys may be values, too."""
         if self.kv_source(layer) != layer:
             return ("q",)
         return ("q", "k", "k") if self.keys_as_values and not self.sliding_windows[layer] else ("q", "k", "v")
 
     def inner_of(self, layer: int) -> int:
-        """The inner features of a layer's MLP."""
+        """Return the inner features of a layer's MLP."""
         return self.intermediate_size * (2 if self.wide_mlps and self.kv_source(layer) != layer else 1)
 
     def has_experts(self, layer: int) -> bool:
-        """True if a layer has experts instead of one MLP."""
+        """Return whether a layer has experts instead of one MLP."""
         return self.experts is not None and self.experts.layers[layer]
 
     @property
@@ -132,7 +132,7 @@ class ModelConfig:
         return self.experts is not None and self.experts.style.is_added
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the checkpoint's tensors by name, as in Transformers, without embedding and head.
+        """Return the shapes of the checkpoint's tensors by name, as in Transformers, without embedding and head.
 
         Embedding and head have a row per token of the vocabulary, and may be one tensor.
         """
@@ -181,13 +181,13 @@ class ModelConfig:
         return shapes
 
     def unused_tensors(self) -> list[str]:
-        """Names of tensors that no layer uses: of keys and values, in layers that share those of others."""
+        """Return the names of tensors that no layer uses: of keys and values, in layers that share those of others."""
         shared = [layer for layer in range(self.num_layers) if self.kv_source(layer) != layer]
         names = ("k_proj", "v_proj", "k_norm", "v_norm")
         return [f"model.layers.{layer}.self_attn.{name}.weight" for layer in shared for name in names]
 
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
-        """Memory of the weights, known before they are loaded. A backend that packs them may take more."""
+        """Return the bytes of the weights, known before they are loaded. A backend that packs them may take more."""
         tables = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
         return (tables + sum(math.prod(shape) for shape in self.tensor_shapes().values())) * dtype.itemsize
 
@@ -253,7 +253,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def context_remedy(folder: Path, limit: int, asked: int, has_rope: bool = True, default: int = 0) -> str:
-    """The remedy for a --max-model-len of `asked` tokens, if the longest context is `limit`. default: `limit` if 0."""
+    """Return the remedy for a --max-model-len of `asked` tokens if the longest is `limit`. default: `limit` if 0."""
     remedy = f"give --max-model-len from 1 to {limit}, or 0 for {default or limit}"
     config = read_json(folder / CONFIG, "repair the file")
     inner = config.get("text_config")
@@ -262,7 +262,7 @@ def context_remedy(folder: Path, limit: int, asked: int, has_rope: bool = True, 
 
 
 def _absent(fields: Fields, family: Family, name: str, null: Any) -> Any:
-    """The value of an absent field: the default of the family; `null` if the field is null or has no default."""
+    """Return the value of an absent field: the default of the family; `null` if the field is null or has no default."""
     default = family.default(name)
     return null if default is None or fields.has(name) else default
 
@@ -294,7 +294,7 @@ def _gemma(fields: Fields, family: Family, hidden_size: int) -> dict[str, Any]:
 
 
 def _ropes(fields: Fields, family: Family, max_position_embeddings: int) -> tuple[RopeConfig, RopeConfig | None]:
-    """The rotations of the layers, and those of layers with a window if a family has both."""
+    """Return the rotations of the layers, and those of layers with a window if a family has both."""
     theta = family.default("rope_theta")
     if not family.local_rope:
         return parse_rope(fields, max_position_embeddings, theta), None
@@ -321,7 +321,7 @@ def _ropes(fields: Fields, family: Family, max_position_embeddings: int) -> tupl
 
 
 def _sliding_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int, ...]:
-    """The window of each layer: a query at position p sees the keys in (p - window, p]; 0 for all keys."""
+    """Return the window of each layer: a query at position p sees the keys in (p - window, p]; 0 for all keys."""
     if family.window == "none":
         return (0,) * num_layers
     kinds = fields.get("layer_types")

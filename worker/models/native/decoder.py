@@ -82,7 +82,7 @@ class TensorParallelGroup(quire.kernels.ops.AllReduceGroup, Protocol):
     """The ranks that hold a part of the model each, seen from one of them."""
 
     def all_gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
-        """columns [R, C] of each rank -> [R, width] side by side on rank 0; unspecified on all other ranks."""
+        """Gather columns [R, C] of each rank -> [R, width] side by side on rank 0; unspecified on all other ranks."""
 
 
 class Decoder(PagedModel):
@@ -154,7 +154,7 @@ class Decoder(PagedModel):
         weights.check(expected, ignored=(EMBEDDING, HEAD, *scales, *config.unused_tensors()))
         is_fp8 = ops.kv_dtype is torch.float8_e4m3fn  # only such a cache needs scales
         factors = read_kv_factors(weights, config.num_layers) if is_fp8 else [PLAIN] * config.num_layers
-        if num_scaled := sum(one != PLAIN for one in factors):
+        if num_scaled := sum(factor != PLAIN for factor in factors):
             log.info("KV cache in FP8: %d of %d layers have scales in the checkpoint", num_scaled, config.num_layers)
 
         shard = Shard(config, ranks.rank, ranks.size) if ranks else Shard(config)
@@ -217,9 +217,14 @@ class Decoder(PagedModel):
             )
             for index, layer in enumerate(layers)
         )
-        packed = [one for layer in layers for one in (layer.qkv, layer.o, layer.gate_up, layer.down) if one is not None]
+        packed = [
+            linear
+            for layer in layers
+            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)
+            if linear is not None
+        ]
         ends = [layer.per_layer_input for layer in layers if layer.per_layer_input is not None]
-        packed += [one for end in ends for one in (end.gate, end.projection)]
+        packed += [linear for end in ends for linear in (end.gate, end.projection)]
         packed += [self._layer_inputs.projection] if self._layer_inputs is not None else []
         experts = config.experts
         return KernelUses(
@@ -284,11 +289,11 @@ class Decoder(PagedModel):
         return [(layer, KVShape(config.kv_heads_of(layer), config.head_dim_of(layer))) for layer in layers]
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        """All ranks are called with the same batch; rank 0 returns the logits."""
+        """Compute a batch. All ranks are called with the same one; rank 0 returns the logits."""
         return self._logits(self._hidden(batch, kv_cache, batch.logits_rows))
 
     def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """All ranks are called with the same batch. Each has all hidden states: the last layer adds up the parts."""
+        """Compute a batch, the same on all ranks. Each has all hidden states: the last layer adds up the parts."""
         assert batch.pooled_rows is not None
         hidden = self._hidden(batch, kv_cache, torch.cat([batch.logits_rows, batch.pooled_rows]))
         num_logits = len(batch.logits_rows)
@@ -318,7 +323,7 @@ class Decoder(PagedModel):
         )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, H] -> logits float32 [R, V] on rank 0."""
+        """Compute logits: hidden [R, H] -> float32 [R, V] on rank 0."""
         if len(hidden) == 0:
             return torch.empty((0, self.vocab_size), dtype=torch.float32, device=hidden.device)
         logits = self.ops.linear_logits(hidden, self._head)
@@ -389,7 +394,7 @@ def load_layer(
 
 
 def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:
-    """The names of the tensors of embedding and head: the same tensor if the model ties them.
+    """Return the names of the tensors of embedding and head: the same tensor if the model ties them.
 
     Tied weights may be stored under either name, and tensors that differ are not tied, as in Transformers.
     """

@@ -53,7 +53,7 @@ class ExpertsConfig:
         return replace(self, intermediate_size=self.intermediate_size // size)
 
     def tensor_shapes(self, layer: str, hidden: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors of a layer by name. layer: such as `model.layers.0`."""
+        """Return the shapes of the tensors of a layer by name. layer: such as `model.layers.0`."""
         style, inner, count = self.style, self.intermediate_size, self.routing.num_experts
         if style.is_added:
             return {

@@ -236,7 +236,7 @@ FAMILIES = {
 
 
 def family_of(fields: Fields) -> tuple[str, Family]:
-    """The family that `architectures` names, else `model_type`. Both must agree: defaults depend on the type.
+    """Return the family that `architectures` names, else `model_type`. Both must agree: defaults depend on the type.
 
     Raises CheckpointError, and NotSupported for other architectures.
     """
@@ -287,7 +287,7 @@ def refuse_unsupported(fields: Fields, family: Family) -> None:
 
 
 def is_unknown_to_transformers(name: str, model_type: str) -> bool:
-    """True if the installed Transformers has no code for a type that contains the name of a field.
+    """Return whether the installed Transformers has no code for a type that contains the name of a field.
 
     Such a field changes nothing in Transformers, so it has no effect. False if Transformers is not installed.
     """

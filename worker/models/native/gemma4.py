@@ -52,7 +52,7 @@ def parse_gemma4(fields: Fields, sliding_windows: tuple[int, ...], num_heads: in
         "output_scales": True,
         "input_width": width,
         "input_vocab_size": input_vocab_size,
-        "placeholders": tuple(one for one in fields.token_ids("placeholder_token_ids", []) if one < vocab_size),
+        "placeholders": tuple(token for token in fields.token_ids("placeholder_token_ids", []) if token < vocab_size),
         "pad_token_id": fields.integer("pad_token_id", 0, minimum=0, maximum=vocab_size - 1),
     }
 
@@ -68,7 +68,7 @@ def _full_attention(fields: Fields, full_layers: list[int], keys_as_values: bool
     entries = list(by_layer.values()) if isinstance(by_layer, dict) else [None]
     alike = entries[0] if entries else {}
     layers = sorted(int(name) if name.isdecimal() else -1 for name in by_layer) if isinstance(by_layer, dict) else []
-    if not isinstance(alike, dict) or any(one != alike for one in entries) or layers not in ([], full_layers):
+    if not isinstance(alike, dict) or any(entry != alike for entry in entries) or layers not in ([], full_layers):
         raise fields.unsupported("per_layer_config", "equal entries for all layers with full_attention, and no others")
     inner = Fields(alike, f"{fields.where}, per_layer_config")
     for name in inner.names():

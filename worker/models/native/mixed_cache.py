@@ -60,10 +60,10 @@ def alloc_layers(
     ops: Ops, shapes: Sequence[LayerShape], num_blocks: int, block_size: int, num_host_blocks: int = 0
 ) -> KVCache:
     """Allocate zeroed caches with a shape for each layer, and `num_host_blocks` in host memory."""
-    layers = [_alloc(ops, one, num_blocks, block_size) for one in shapes]
+    layers = [_alloc(ops, shape, num_blocks, block_size) for shape in shapes]
     parts = []
     for shape in dict.fromkeys(shapes):
-        alike = [layer for layer, one in zip(layers, shapes, strict=True) if one == shape]
+        alike = [layer for layer, own in zip(layers, shapes, strict=True) if own == shape]
         stack = _stack(ops, alike)
         host = ops.alloc_host_blocks(stack, num_host_blocks) if num_host_blocks else None
         parts.append(KVCache(alike, stack, ops, host))
@@ -73,10 +73,10 @@ def alloc_layers(
 
 
 def bytes_per_block(ops: Ops, shapes: Sequence[LayerShape], block_size: int) -> int:
-    """The memory of a block in all layers, in bytes."""
+    """Return the memory of a block in all layers, in bytes."""
     rows = sum(
-        (2 * one.num_kv_heads if isinstance(one, KVShape) else 1) * cache_width(one.width, ops.kv_dtype)
-        for one in shapes
+        (2 * shape.num_kv_heads if isinstance(shape, KVShape) else 1) * cache_width(shape.width, ops.kv_dtype)
+        for shape in shapes
     )
     return rows * block_size * ops.kv_dtype.itemsize
 

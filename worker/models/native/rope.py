@@ -122,7 +122,7 @@ def _parse_yarn(rope: Fields, theta: float, original: int) -> RopeConfig:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians per position of each pair of dimensions: float32 [head_dim / 2]."""
+    """Return the radians per position of each pair of dimensions: float32 [head_dim / 2]."""
     inv_freq = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if rope.divisors:  # of a GGUF file
         inv_freq = inv_freq / torch.tensor(rope.divisors, dtype=torch.float32)
@@ -139,7 +139,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, inv_freq: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: low frequencies are divided by the factor, high ones are kept, and those between are interpolated."""
+    """Divide low frequencies by the factor, keep high ones, and interpolate those between (Llama 3.1)."""
     original = rope.original_max_position_embeddings
     low, high = rope.low_freq_factor, rope.high_freq_factor
     wavelength = 2 * math.pi / inv_freq
@@ -151,10 +151,10 @@ def _llama3(rope: RopeConfig, inv_freq: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, inv_freq: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """YaRN (arXiv 2309.00071): dimensions with many rotations are kept, those with few are divided by the factor."""
+    """Keep dimensions with many rotations, and divide those with few by the factor (YaRN, arXiv 2309.00071)."""
 
     def dimension(rotations: float) -> float:
-        """The dimension with this number of rotations within the original context."""
+        """Return the dimension with this number of rotations within the original context."""
         length = rope.original_max_position_embeddings / (rotations * 2 * math.pi)
         return head_dim * math.log(length) / (2 * math.log(rope.theta))
 
@@ -171,7 +171,7 @@ def _yarn(rope: RopeConfig, inv_freq: torch.Tensor, head_dim: int) -> torch.Tens
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
-    """The table of rotations, float32 [num_positions, head_dim]: cos in the first half of a row, sin in the second."""
+    """Return the table of rotations, float32 [num_positions, head_dim]: each row has the cosines, then the sines."""
     positions = torch.arange(num_positions, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies(rope, head_dim)  # [P, D / 2]
     return torch.cat((angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor), dim=-1)

@@ -23,7 +23,7 @@ class NotDivisible(ValueError):
 
 
 def can_share(config: ModelConfig, size: int) -> bool:
-    """True if a model can be split into `size` equal parts, each with a part of the vocabulary."""
+    """Return whether a model can be split into `size` equal parts, each with a part of the vocabulary."""
     return (
         config.num_heads % size == 0
         and all(heads % size == 0 or size % heads == 0 for heads in _kv_heads(config))
@@ -33,12 +33,12 @@ def can_share(config: ModelConfig, size: int) -> bool:
 
 
 def _kv_heads(config: ModelConfig) -> list[int]:
-    """The key-value heads of the model's layers: one number for each kind of layers."""
+    """Return the key-value heads of the model's layers: one number for each kind of layers."""
     return sorted({config.kv_heads_of(layer) for layer in range(config.num_layers)})
 
 
 def _inner_features(config: ModelConfig) -> list[int]:
-    """The inner features of an MLP and of an expert, of those that the model has."""
+    """Return the inner features of an MLP and of an expert, of those that the model has."""
     mlp = [config.intermediate_size] if config.has_mlps else []
     return mlp + ([config.experts.intermediate_size] if config.experts else [])
 
@@ -87,7 +87,7 @@ class Shard:
         return slice(first, min(first + self.vocab_width, self.config.vocab_size))
 
     def part(self, name: str) -> tuple[slice, ...]:
-        """The part of a tensor of the checkpoint that this rank holds: a slice per dimension; empty for the whole."""
+        """Return the part of a checkpoint's tensor that this rank holds: a slice per dimension; empty for the whole."""
         *_, projection, kind = name.split(".")
         if self.size == 1:
             return ()
@@ -102,7 +102,7 @@ class Shard:
         return ()
 
     def owns_bias(self, name: str) -> bool:
-        """False for a bias that another rank adds: of products that are all-reduced, rank 0 adds the bias."""
+        """Return False for a bias that another rank adds: of products that are all-reduced, rank 0 adds the bias."""
         return self.rank == 0 or not name.endswith(tuple(f"{projection}.bias" for projection in BY_COLUMNS))
 
     def _span(self, name: str) -> slice:

@@ -88,7 +88,7 @@ TOP = ("bos_token_id", "eos_token_id")
 
 
 def is_wrapper(fields: Fields) -> bool:
-    """True for the configuration of one of WRAPPERS."""
+    """Return whether this is the configuration of one of WRAPPERS."""
     names = fields.get("architectures")
     return isinstance(names, list) and len(names) == 1 and names[0] in WRAPPERS
 
@@ -126,5 +126,5 @@ def text_fields(fields: Fields) -> Fields:
 
 
 def _one_axis(rope: dict[str, Any]) -> dict[str, Any]:
-    """RoPE parameters for positions with one axis."""
+    """Return the RoPE parameters for positions with one axis."""
     return {key: "default" if value == "mrope" else value for key, value in rope.items() if key != "mrope_section"}

@@ -47,7 +47,7 @@ def split(values: torch.Tensor) -> torch.Tensor:
 
 
 def slopes_of(num_heads: int, device: torch.device) -> torch.Tensor:
-    """The slopes of BLOOM and Falcon, float32 [H]: of n heads, a power of 2, head i (from 1 on) has 2^(-8 i / n).
+    """Return the slopes of BLOOM and Falcon, float32 [H]: of n = 2^j heads, head i (from 1 on) has 2^(-8 i / n).
 
     If there are more heads than a power of 2, the others have the odd ones of those of twice as many heads.
     """
@@ -58,7 +58,7 @@ def slopes_of(num_heads: int, device: torch.device) -> torch.Tensor:
 
 
 def mpt_slopes_of(num_heads: int, largest: float, device: torch.device) -> torch.Tensor:
-    """The slopes of MPT, float32 [H]: of n heads, a power of 2, head i (from 1 on) has 2^(-largest * i / n).
+    """Return the slopes of MPT, float32 [H]: of n = 2^j heads, head i (from 1 on) has 2^(-largest * i / n).
 
     If the number of heads is not a power of 2, they have those of the next power, the even ones first.
     """

@@ -72,7 +72,7 @@ def register() -> None:
 def _attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **rest: Any
 ) -> tuple[torch.Tensor, None]:
-    """The attention function, with the signature that Transformers expects."""
+    """Compute attention, with the signature that Transformers expects."""
     return _running.get().attend(module, query, key, value, attention_mask=attention_mask, **rest), None
 
 
@@ -90,7 +90,7 @@ def attend_causal(
 def _mask(
     *, batch_size: int, q_length: int, kv_length: int, mask_function: Any, device: Any, **rest: Any
 ) -> torch.Tensor:
-    """The mask function, with the signature that Transformers expects. Fills the mask with the width of its window."""
+    """Return a mask filled with the width of its window, with the signature that Transformers expects."""
     probe = _running.get()
     assert isinstance(probe, AttentionProbe)
     try:
@@ -124,7 +124,7 @@ class AttentionProbe:
         s_aux: torch.Tensor | None = None,
         **rest: Any,
     ) -> torch.Tensor:
-        """Returns zeros. s_aux: the sinks of the heads. Raises UnsupportedAttention."""
+        """Return zeros. s_aux: the sinks of the heads. Raises UnsupportedAttention."""
         given = {name for name, value in rest.items() if value is not None and name not in HARMLESS}
         more = sorted(name for name in given if not _is_empty(rest[name]))
         if more:
@@ -164,7 +164,7 @@ class AttentionProbe:
         return v.new_zeros((1, q.shape[2], heads, value_dim))
 
     def width_of(self, mask_function: Any) -> int:
-        """The window of a mask, 0 for a causal mask, and for a mask of chunks their size, negative.
+        """Return the window of a mask, 0 for a causal mask, and for a mask of chunks their size, negative.
 
         Raises UnsupportedAttention for any other mask.
         """
@@ -195,17 +195,17 @@ class AttentionProbe:
 
 
 def _is_empty(value: Any) -> bool:
-    """True for indices of no keys (`sparse_attention.py`)."""
+    """Return whether these are indices of no keys (`sparse_attention.py`)."""
     return isinstance(value, torch.Tensor) and value.numel() == 0
 
 
 def _edges(size: int) -> set[int]:
-    """Positions where windows of this size differ from chunks of it."""
+    """Return the positions where windows of this size differ from chunks of it."""
     return {n * size + more for n in (1, 2, 3) for more in (-1, 0, 1)} if size else set()
 
 
 def _is_first_in(seen: torch.Tensor) -> bool:
-    """True if the first token is among the tokens [n] that are seen."""
+    """Return whether the first token is among the tokens [n] that are seen."""
     return len(seen) > 0 and int(seen[0]) == 0
 
 
@@ -221,23 +221,23 @@ class AttentionRecorder:
 
 
 def cache_of_call(shapes: list[AttentionShape]) -> list[int]:
-    """The number of the cache of each call. Calls that share keys and values share a cache."""
-    found: list[int] = []
-    for one in shapes:
-        found.append(max(found, default=-1) + 1 if one.shared_with is None else found[one.shared_with])
-    return found
+    """Return the number of the cache of each call. Calls that share keys and values share a cache."""
+    numbers: list[int] = []
+    for shape in shapes:
+        numbers.append(max(numbers, default=-1) + 1 if shape.shared_with is None else numbers[shape.shared_with])
+    return numbers
 
 
 def identity_rotations(shapes: list[AttentionShape], device: torch.device) -> dict[int, torch.Tensor]:
-    """For each width of a key in the cache the cosines and sines [1, width] of a rotation that changes nothing.
+    """Return, for each width of a key in the cache, cosines and sines [1, width] of a rotation that changes nothing.
 
     Models apply RoPE themselves.
     """
-    found = {}
-    for width in {one.cache_dim for one in shapes if one.latent is None}:
-        found[width] = torch.zeros(1, width, device=device)
-        found[width][:, : width // 2] = 1  # cosines, then sines
-    return found
+    rotations = {}
+    for width in {shape.cache_dim for shape in shapes if shape.latent is None}:
+        rotations[width] = torch.zeros(1, width, device=device)
+        rotations[width][:, : width // 2] = 1  # cosines, then sines
+    return rotations
 
 
 class PagedAttention:
@@ -303,7 +303,7 @@ class PagedAttention:
         return mixed.view(1, tokens, shape.num_heads, width)[..., : shape.value_dim]
 
     def _tables_for(self, chunk: int, block_size: int) -> tuple[Tables, object]:
-        """The block tables, lengths and starts of queries for a call, and their plan."""
+        """Return the block tables, lengths and starts of queries for a call, and their plan."""
         if not chunk:
             return self._tables, self._plan
         if chunk not in self._chunked:

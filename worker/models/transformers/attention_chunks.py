@@ -13,7 +13,7 @@ Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def tables_in_chunks(tables: Tables, chunk: int, block_size: int) -> Tables:
-    """Block tables, lengths and starts of queries with a sequence for each chunk that has queries.
+    """Return block tables, lengths and starts of queries with a sequence for each chunk that has queries.
 
     tables: block_tables [S, max_blocks], seq_lens [S] and query_start_loc [S + 1], int32 on the host. chunk: in
     tokens, a multiple of `block_size`.
@@ -33,5 +33,5 @@ def tables_in_chunks(tables: Tables, chunk: int, block_size: int) -> Tables:
             pieces.append(padded[s, begin // block_size : begin // block_size + blocks])
             new_lengths.append(end - begin)
             new_starts.append(new_starts[-1] + end - max(first, begin))
-    lengths_of_pieces, starts_of_pieces = (torch.tensor(one, dtype=torch.int32) for one in (new_lengths, new_starts))
-    return torch.stack(pieces), lengths_of_pieces, starts_of_pieces
+    lengths_of_pieces = torch.tensor(new_lengths, dtype=torch.int32)
+    return torch.stack(pieces), lengths_of_pieces, torch.tensor(new_starts, dtype=torch.int32)

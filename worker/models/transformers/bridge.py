@@ -90,7 +90,7 @@ class TransformersModel(PagedModel):
         """
         self.config, self.ops, self.dtype, self.max_model_len = config, ops, ops.dtype, max_model_len
         self._heads = parts.heads if parts is not None else ()
-        self._shapes = [one.of(shape) for one, shape in zip(self._heads, shapes, strict=True)] if parts else shapes
+        self._shapes = [heads.of(shape) for heads, shape in zip(self._heads, shapes, strict=True)] if parts else shapes
         self._model, self._left_to_torch = model, left_to_torch
         self._fused = fused
         self._body = body_of(model)
@@ -136,14 +136,14 @@ class TransformersModel(PagedModel):
             if isinstance(weights, RoundedWeights):
                 left = uses.unpackable()
                 layers = [layer for _, layer in linear_layers(model) if layer not in left]
-                weights.round(model, layers, [one for one in model.modules() if is_stacked(one, ops.dtype)])
+                weights.round(model, layers, [module for module in model.modules() if is_stacked(module, ops.dtype)])
                 expected = trial.by_transformers(model, texts)
             take_query_scales(model)
             leave_out_indexers(model, max_model_len)
             shapes, states, modules = examine(model, config, texts[0], ops.dtype, max_model_len)
             if states is not None and ops.device.type == "cuda":
                 raise UnsupportedAttention("its recurrent states are computed on CPUs only (--device cpu)")
-            if any(one.chunk for one in shapes) and ops.device.type == "cuda":
+            if any(shape.chunk for shape in shapes) and ops.device.type == "cuda":
                 raise UnsupportedAttention(CHUNKS_NEED_CPU)
             parts = None
             if ranks is not None:
@@ -165,7 +165,7 @@ class TransformersModel(PagedModel):
             if states is not None:
                 loaded._continues_one_by_one = not _is_agreed(states.continue_chunks(loaded), ranks)
             fused.log(model)
-            found, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
+            paged, alone = trial.over_pages(loaded, texts), trial.one_by_one(loaded, texts)
             loaded.hidden_size = loaded._find_hidden_size(texts[0])
             FreeMemory().give_back()
         except torch.OutOfMemoryError:
@@ -175,19 +175,19 @@ class TransformersModel(PagedModel):
                 raise
             raise _not_supported(config, max_model_len, error) from error
         if ranks is None or not ranks.rank:  # rank 0 has the logits
-            loaded._check_trial(found, alone, expected, KINDS if ranks is None else ONE_PROCESS)
+            loaded._check_trial(paged, alone, expected, KINDS if ranks is None else ONE_PROCESS)
         return loaded
 
-    def _check_trial(self, found: torch.Tensor, alone: torch.Tensor, expected: torch.Tensor, remedy: str) -> None:
+    def _check_trial(self, paged: torch.Tensor, alone: torch.Tensor, expected: torch.Tensor, remedy: str) -> None:
         """Compare the logits of the trial: in chunks, with one step per text, and of Transformers. Raises NotSupported.
 
         remedy: for logits over pages that are not those of Transformers.
         """
         path, name, vocab_size = self.config.folder, self.config.architecture, self.config.vocab_size
-        if found.shape[1] != vocab_size:
-            what = f"{name} gives logits of {found.shape[1]} tokens, but vocab_size is {vocab_size}"
-            raise NotSupported(path, what, f"set vocab_size in config.json to {found.shape[1]}")
-        share, cache_dtype = apart(found, expected), self.ops.kv_dtype
+        if paged.shape[1] != vocab_size:
+            what = f"{name} gives logits of {paged.shape[1]} tokens, but vocab_size is {vocab_size}"
+            raise NotSupported(path, what, f"set vocab_size in config.json to {paged.shape[1]}")
+        share, cache_dtype = apart(paged, expected), self.ops.kv_dtype
         # Products of integers round each row of activations to 8 bits.
         if not share < max(FAR[cache_dtype], FAR[torch.int8] if self._has_integers else 0):
             what = f"{name} gives other logits with paged attention than without, by {share:.0%}"
@@ -196,7 +196,7 @@ class TransformersModel(PagedModel):
         # compared are experts, of which another may be chosen, and steps that find more bits of a key than others.
         near = NEAR if self.is_row_invariant else max(NEAR, 2 * apart(alone, expected))
         is_comparable = not self._experts and not self._fused.has_experts and cache_dtype is not torch.float8_e4m3fn
-        if is_comparable and not (share := apart(found, alone)) < near:
+        if is_comparable and not (share := apart(paged, alone)) < near:
             what = f"{name} gives other logits in chunks and next to another text, by {share:.0%}"
             raise NotSupported(path, what, KINDS)
 
@@ -208,21 +208,21 @@ class TransformersModel(PagedModel):
         return super().is_row_invariant and not in_torch
 
     def kernel_uses(self, block_size: int) -> KernelUses:
-        """Attention over pages and packed products; Transformers computes the rest, or fused modules do."""
+        """Return attention over pages and packed products; Transformers or fused modules compute the rest."""
         packed: Iterable[Any] = (getattr(module, "packed", None) for module in self._model.modules())
-        linears = (LinearUse.of(one) for one in packed if hasattr(one, "in_features"))
+        linears = (LinearUse.of(linear) for linear in packed if hasattr(linear, "in_features"))
         attention_uses = (
             AttentionUse(
-                one.num_heads,
-                one.num_kv_heads,
-                one.cache_dim,
-                one.scale,
-                one.sliding_window,
-                one.softcap,
-                one.has_sinks,
+                shape.num_heads,
+                shape.num_kv_heads,
+                shape.cache_dim,
+                shape.scale,
+                shape.sliding_window,
+                shape.softcap,
+                shape.has_sinks,
             )
-            for one in self._shapes
-            if one.latent is None
+            for shape in self._shapes
+            if shape.latent is None
         )
         return KernelUses(
             hidden=self.hidden_size or UNKNOWN_WIDTH,
@@ -250,7 +250,7 @@ class TransformersModel(PagedModel):
     @property
     def _experts(self) -> list[torch.Tensor]:
         modules = [module for module in self._model.modules() if not isinstance(module, nn.Conv1d | nn.Conv2d)]
-        return [one for module in modules for one in module.parameters(recurse=False) if one.dim() > 2]
+        return [weight for module in modules for weight in module.parameters(recurse=False) if weight.dim() > 2]
 
     @property
     def _packed_bytes(self) -> int:
@@ -260,15 +260,15 @@ class TransformersModel(PagedModel):
     def _kv_shapes(self) -> list[LayerShape]:
         """The keys of each cache. Calls that share keys and values share a cache."""
         return [
-            KVShape(one.num_kv_heads, one.cache_dim) if one.latent is None else LatentShape(one.latent.width)
-            for one in self._shapes
-            if one.shared_with is None
+            KVShape(shape.num_kv_heads, shape.cache_dim) if shape.latent is None else LatentShape(shape.latent.width)
+            for shape in self._shapes
+            if shape.shared_with is None
         ]
 
     def alloc_kv_cache(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> KVCache:
         if not self._shapes:
             return EmptyKVCache([], object(), self.ops, None)
-        for chunk in {one.chunk for one in self._shapes if one.chunk % block_size}:
+        for chunk in {shape.chunk for shape in self._shapes if shape.chunk % block_size}:
             what = f"{self.config.architecture} has chunks of attention of {chunk} tokens, no multiple of {block_size}"
             raise CheckpointError(self.config.folder, what, "give a --block-size that divides the chunks")
         return alloc_layers(self.ops, self._kv_shapes, num_blocks, block_size, num_host_blocks)
@@ -282,7 +282,7 @@ class TransformersModel(PagedModel):
         return max(1, bytes_per_block(self.ops, self._kv_shapes, block_size))
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
-        """All ranks are called with the same batch; rank 0 returns the logits."""
+        """Compute a batch. All ranks are called with the same one; rank 0 returns the logits."""
         return self._step(batch, kv_cache)
 
     def _step(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
@@ -294,14 +294,14 @@ class TransformersModel(PagedModel):
         inputs = batch.token_ids, batch.positions, batch.logits_rows
         with attention.running(paged):
             if kv_cache.states is None:
-                found = trial.logits(self._model, *inputs)
+                logits = trial.logits(self._model, *inputs)
             else:
                 assert isinstance(kv_cache.states, StatePool)
                 states = StateStep(batch, kv_cache.states, self._continues_one_by_one)
                 with running(states):
-                    found = trial.logits(self._model, *inputs, states)
+                    logits = trial.logits(self._model, *inputs, states)
         paged.check_all_called()
-        return found
+        return logits
 
     def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._body is not None
@@ -311,7 +311,7 @@ class TransformersModel(PagedModel):
         return logits, hidden.rows(batch.pooled_rows)
 
     def _find_hidden_size(self, text: torch.Tensor) -> int:
-        """The size of a hidden state; 0 if the model does not give the hidden states of a text."""
+        """Return the size of a hidden state; 0 if the model does not give the hidden states of a text."""
         if self._body is None:
             return 0
         batch = trial.batch([trial.TrialChunk(0, 0, text)])
@@ -335,7 +335,7 @@ def _is_agreed(answer: bool, ranks: GatheringGroup | None) -> bool:
 
 
 def _check_context(config: TransformersConfig, max_model_len: int) -> None:
-    """Raises CheckpointError if the model cannot have contexts of `max_model_len` tokens."""
+    """Raise CheckpointError if the model cannot have contexts of `max_model_len` tokens."""
     path, default = config.folder, config.max_position_embeddings
     limit = config.longest_context or default
     if not 0 < max_model_len <= limit:
@@ -384,7 +384,7 @@ def _releasing(mapped: MappedFiles, progress: Progress | None) -> Progress:
 
 
 def _not_supported(config: TransformersConfig, max_model_len: int, error: Exception) -> NotSupported:
-    """The refusal of a model whose examination, packing or trial raised `error`."""
+    """Return the refusal of a model whose examination, packing or trial raised `error`."""
     if isinstance(error, CannotSplit):
         return NotSupported(config.folder, f"{config.architecture} cannot be split: {error}", ONE_PROCESS)
     why = str(error) if isinstance(error, UnsupportedAttention) else f"{type(error).__name__}: {str(error)[:300]}"
@@ -393,7 +393,7 @@ def _not_supported(config: TransformersConfig, max_model_len: int, error: Except
 
 
 def remedy_for(why: str, config: TransformersConfig, max_model_len: int) -> str:
-    """The remedy for a model that cannot be computed for contexts of `max_model_len` tokens."""
+    """Return the remedy for a model that cannot be computed for contexts of `max_model_len` tokens."""
     chunk = getattr(config.loaded.get_text_config(), "attention_chunk_size", None)
     if why == CHUNKS_NEED_CPU and type(chunk) is int and 0 < chunk < max_model_len:
         return f"give --max-model-len {chunk}, the length of its chunks of attention, or less"

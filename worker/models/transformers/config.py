@@ -77,7 +77,7 @@ class TransformersConfig:
         return heads if type(heads) is int and heads > 0 else None
 
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
-        """Memory of the weights, known before they are loaded. A backend that packs them may take more."""
+        """Return the bytes of the weights, known before they are loaded. A backend that packs them may take more."""
         return self.elements * dtype.itemsize
 
 
@@ -134,7 +134,7 @@ def _num_elements(folder: Path, quantization: QuantizedLayers | None) -> int:
 
 
 def _longest_context(path: Path, text: Any) -> int:
-    """The longest context of a configuration, which some types name otherwise or, as BLOOM does, only may have."""
+    """Return the longest context of a configuration, which some types name otherwise or, as BLOOM, need not have."""
     for name in CONTEXT_FIELDS:
         if getattr(text, name, None) is not None:
             return _size(path, text, name)
@@ -149,7 +149,7 @@ def _size(path: Path, text: Any, name: str) -> int:
 
 
 def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
-    """The configuration and the class of the model in Transformers: Any, because each model has its own."""
+    """Return the configuration and the class of the model in Transformers: Any, because each model has its own."""
     try:
         import transformers
         from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -174,7 +174,7 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
         raise NotSupported(fields.where, reason, "correct the field, or take the config.json of the model") from error
     # Models that also take images generate text of text alone.
     autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
-    classes = [one._model_mapping[type(config)] for one in autos if type(config) in one._model_mapping]
+    classes = [auto._model_mapping[type(config)] for auto in autos if type(config) in auto._model_mapping]
     if not classes:
         raise fields.unsupported("model_type", f"causal language models that Transformers knows; {KINDS}")
     names = fields.get("architectures")
@@ -182,20 +182,20 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
     for model_class in classes:
         if names == [model_class.__name__]:
             return (config if _takes(model_class, config) else config.get_text_config()), model_class
-    model_class = next((one for one in classes if _takes(one, config)), classes[0])
+    model_class = next((candidate for candidate in classes if _takes(candidate, config)), classes[0])
     if names is not None and (not _is_named_after_type(names, model_type) or names[0] in dir(transformers)):
-        supported = f"{' or '.join(one.__name__ for one in classes)}, as model_type is {config.model_type}"
+        supported = f"{' or '.join(candidate.__name__ for candidate in classes)}, as model_type is {config.model_type}"
         raise fields.unsupported("architectures", f"{supported}; correct the field if the weights are of that model")
     return config, model_class
 
 
 def _takes(model_class: Any, config: Any) -> bool:
-    """True if a class of Transformers is made from a whole configuration and not from its part for text."""
+    """Return whether a class of Transformers is made from a whole configuration and not from its part for text."""
     return isinstance(config, model_class.config_class or type(config))
 
 
 def _is_named_after_type(architectures: Any, model_type: Any) -> bool:
-    """True if the class is named after the type, except for capitals and punctuation.
+    """Return whether the class is named after the type, except for capitals and punctuation.
 
     PhiMoEForCausalLM is the class of the type phimoe, which Transformers writes Phimoe; InternLM3ForCausalLM that of
     internlm3, which Transformers computes as Llama. The code of any other class is unknown.
@@ -238,6 +238,6 @@ def _refuse_others(path: Path, config: Any, model_class: Any, may_keep_states: b
 
 
 def _has_attention_alone(text: Any) -> bool:
-    """True if no layer keeps another state, although the model's class may. Example: the smaller Granite 4.0."""
+    """Return whether no layer keeps another state, although the model's class may. Example: the smaller Granite 4.0."""
     kinds = getattr(text, "layer_types", None)
     return isinstance(kinds, list) and len(kinds) == text.num_hidden_layers and set(kinds) <= ATTENTION_LAYERS

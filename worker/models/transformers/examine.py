@@ -57,7 +57,7 @@ def examine_states(model: Any, text: torch.Tensor, max_model_len: int) -> Recurr
 
 
 def ignores_the_past(model: Any, text: torch.Tensor, far: float, max_model_len: int, pasts: tuple[Any, Any]) -> bool:
-    """True if the model takes the positions of tokens only from the argument for them.
+    """Return whether the model takes the positions of tokens only from the argument for them.
 
     Some models also count the tokens in the cache of Transformers, and scale scores of long contexts by that. Without
     such a cache they would count the tokens of a step.
@@ -73,7 +73,7 @@ def ignores_the_past(model: Any, text: torch.Tensor, far: float, max_model_len: 
     return all(apart(here, there) < far for here, there in zip(*results, strict=True))
 
 
-def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest relative distance of two rows: |found - expected| / |expected|."""
-    differ = (found - expected).float().norm(dim=-1)
+def apart(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest relative distance of two rows: |actual - expected| / |expected|."""
+    differ = (actual - expected).float().norm(dim=-1)
     return float((differ / expected.float().norm(dim=-1).clamp(min=1e-30)).max())

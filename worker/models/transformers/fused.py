@@ -43,8 +43,8 @@ class FusedModules:
 
     def log(self, model: nn.Module) -> None:
         """Log how many modules of each kind are replaced."""
-        found = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
-        log.info("%s: the kernels compute %s", type(model).__name__, found)
+        summary = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
+        log.info("%s: the kernels compute %s", type(model).__name__, summary)
 
 
 def fuse(
@@ -77,17 +77,17 @@ def fuse(
 
     def still_works() -> bool:
         try:
-            found = run()
+            output = run()
         except Exception:  # any line of a model's code can raise anything
             log.debug("linear layers are not joined", exc_info=True)
             return False
-        return bool((found - expected).norm() <= SAME * expected.norm())
+        return bool((output - expected).norm() <= SAME * expected.norm())
 
     taken = {layer for mlp in mlps for layer in mlp.layers}
     joins = find_joins(model, uses.with_same_input(), taken, ops, still_works, weights)
     uses.forget_inputs()
-    widths = {one.head_dim for one in shapes if one.head_dim == one.cache_dim}
-    if any(one.shared_with is not None for one in shapes):
+    widths = {shape.head_dim for shape in shapes if shape.head_dim == shape.cache_dim}
+    if any(shape.shared_with is not None for shape in shapes):
         widths = set()  # queries are rotated together with the keys that are written to the cache
     deferred = defer(rotations, widths)
     counts = {
@@ -101,6 +101,6 @@ def fuse(
 
 
 def packed_bytes(model: nn.Module) -> int:
-    """The memory of all packed weights of the model."""
+    """Return the memory of all packed weights of the model."""
     packed: set[Any] = {getattr(module, "packed", None) for module in model.modules()} - {None}
-    return sum(one.nbytes for one in packed)
+    return sum(layer.nbytes for layer in packed)

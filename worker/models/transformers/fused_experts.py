@@ -46,7 +46,7 @@ class StackedExperts:
 
     @property
     def nbytes(self) -> int:
-        return sum(one.nbytes for one in self._module.parameters(recurse=False))
+        return sum(parameter.nbytes for parameter in self._module.parameters(recurse=False))
 
     def works(self) -> bool:
         """Compare two packed experts with the module on random rows."""
@@ -57,7 +57,7 @@ class StackedExperts:
         weights = torch.rand(5, 2, generator=generator).to(self._ops.dtype)
         try:
             expected = self._module.forward(rows.clone(), index, weights)
-            experts = {one: self._pack_expert(one) for one in {0, self.num_experts - 1}}
+            experts = {number: self._pack_expert(number) for number in {0, self.num_experts - 1}}
             return is_near(self._compute(experts, rows, index, weights), expected, ROUNDINGS)
         except Exception:  # any line of a model's code can raise anything
             return False
@@ -66,7 +66,7 @@ class StackedExperts:
         """Pack the weights, drop the originals, and replace the forward of the module."""
         part = parts.cut(self._module)
         module, signature = self._module, inspect.signature(self._module.forward)
-        experts = {one: self._pack_expert(one, weights) for one in range(self.num_experts)}
+        experts = {number: self._pack_expert(number, weights) for number in range(self.num_experts)}
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(parameter.data.new_empty(0), requires_grad=False))
         module.packed = PackedExperts(experts)
@@ -84,39 +84,39 @@ class StackedExperts:
         ops, top_k = self._ops, index.shape[1]
         ids, order = index.reshape(-1).sort(stable=True)
         given, start = rows[order // top_k], 0
-        found = torch.zeros_like(given)
-        for one, count in enumerate(ids.bincount(minlength=self.num_experts)[: self.num_experts].tolist()):
+        outputs = torch.zeros_like(given)
+        for number, count in enumerate(ids.bincount(minlength=self.num_experts)[: self.num_experts].tolist()):
             if count:
                 part = slice(start, start + count)
                 multiply = ops.linear_silu_mul if self._is_silu_mul else ops.linear
-                inner = multiply(given[part], experts[one].inner)
+                inner = multiply(given[part], experts[number].inner)
                 if not self._is_silu_mul:
                     inner = self._act(inner).contiguous()
-                ops.linear(inner, experts[one].down, out=found[part])
+                ops.linear(inner, experts[number].down, out=outputs[part])
                 start += count
-        by_token = torch.empty_like(found).index_copy_(0, order, found).view(*index.shape, -1)
+        by_token = torch.empty_like(outputs).index_copy_(0, order, outputs).view(*index.shape, -1)
         return (by_token * weights[..., None]).sum(dim=1).to(rows.dtype)
 
-    def _pack_expert(self, one: int, weights: LayerWeights = AS_THEY_ARE) -> Expert:
+    def _pack_expert(self, number: int, weights: LayerWeights = AS_THEY_ARE) -> Expert:
         ops = self._ops
         pack_inner = ops.pack_gate_up if self._is_silu_mul else ops.pack_linear
-        inner, down = (weights.joined([self._weight(name, one)]) for name in (self._inner_name, "down_proj"))
-        packed = pack_inner(inner, self._bias(self._inner_name, one))
-        return Expert(packed, ops.pack_linear(down, self._bias("down_proj", one)))
+        inner, down = (weights.joined([self._weight(name, number)]) for name in (self._inner_name, "down_proj"))
+        packed = pack_inner(inner, self._bias(self._inner_name, number))
+        return Expert(packed, ops.pack_linear(down, self._bias("down_proj", number)))
 
     def _stacked(self, name: str) -> torch.Tensor:
         stacked: torch.Tensor = getattr(self._module, name).data
         return stacked
 
-    def _weight(self, name: str, one: int) -> torch.Tensor:
-        weight = self._stacked(name)[one]
+    def _weight(self, name: str, number: int) -> torch.Tensor:
+        weight = self._stacked(name)[number]
         return weight.t().contiguous() if self._module.is_transposed else weight.contiguous()
 
-    def _bias(self, name: str, one: int) -> torch.Tensor | None:
-        return self._stacked(f"{name}_bias")[one].contiguous() if self._module.has_bias else None
+    def _bias(self, name: str, number: int) -> torch.Tensor | None:
+        return self._stacked(f"{name}_bias")[number].contiguous() if self._module.has_bias else None
 
     def _computes_silu_mul(self) -> bool:
-        """True if the module's gating is silu(first half) * second half."""
+        """Return whether the module's gating is silu(first half) * second half."""
         rows = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).to(self._ops.dtype)
         gate, up = rows.chunk(2, dim=-1)
         return is_near(F.silu(gate) * up, self._act(rows))
@@ -130,14 +130,14 @@ class PackedExperts:
 
 
 def find_experts(model: nn.Module, ops: Ops) -> list[StackedExperts]:
-    """The modules with stacked experts whose packed weights give the same results."""
-    found = [StackedExperts(module, ops) for module in model.modules() if is_stacked(module, ops.dtype)]
+    """Return the modules with stacked experts whose packed weights give the same results."""
+    candidates = [StackedExperts(module, ops) for module in model.modules() if is_stacked(module, ops.dtype)]
     with torch.inference_mode():
-        return [one for one in found if one.works()]
+        return [experts for experts in candidates if experts.works()]
 
 
 def is_stacked(module: Any, dtype: torch.dtype) -> bool:
-    """True for a module whose layout Transformers describes by FLAGS."""
+    """Return whether this is a module whose layout Transformers describes by FLAGS."""
     if not all(isinstance(getattr(module, flag, None), bool) for flag in FLAGS):
         return False
     if getattr(module, "has_post_expert_norm", False):  # Transformers 5.17 has no such attribute
@@ -147,4 +147,4 @@ def is_stacked(module: Any, dtype: torch.dtype) -> bool:
     own = dict(module.named_parameters(recurse=False))
     weights = {"gate_up_proj" if module.has_gate else "up_proj", "down_proj"}
     expected = weights | ({f"{name}_bias" for name in weights} if module.has_bias else set())
-    return set(own) == expected and all(one.dtype is dtype for one in own.values())
+    return set(own) == expected and all(weight.dtype is dtype for weight in own.values())

@@ -37,7 +37,7 @@ class JoinedProduct:
         self._left: set[int] = set()
 
     def output_for(self, part: int, x: torch.Tensor) -> torch.Tensor:
-        """The product of x with the weights of all parts [..., N], for the part of this number."""
+        """Return the product of x with the weights of all parts [..., N], for the part of this number."""
         if x is not self._input or part not in self._left:
             rows = x.reshape(-1, self.packed.in_features).contiguous()
             self._output = self._multiply(rows, self.packed).view(*x.shape[:-1], self.packed.out_features)
@@ -99,7 +99,7 @@ def find_joins(
     still_works: Callable[[], bool],
     weights: LayerWeights = AS_THEY_ARE,
 ) -> list[JoinedLayers]:
-    """The groups of layers to join, without layers in `taken`.
+    """Return the groups of layers to join, without layers in `taken`.
 
     groups: of `LinearUses.with_same_input`. still_works: runs the model and compares its results, while
     the outputs of these layers are views of wider rows, as those of a joined product. No layers are joined if it fails.
@@ -109,10 +109,10 @@ def find_joins(
     joins = []
     for group in groups:
         kinds: dict[tuple[Any, ...], list[Any]] = {}
-        for one in group:
-            if type(one) is nn.Linear and one not in taken and one.weight.dtype is ops.dtype:
-                kind = one.in_features, one.bias is None, weights.kind(one.weight.data)
-                kinds.setdefault(kind, []).append(one)
+        for layer in group:
+            if type(layer) is nn.Linear and layer not in taken and layer.weight.dtype is ops.dtype:
+                kind = layer.in_features, layer.bias is None, weights.kind(layer.weight.data)
+                kinds.setdefault(kind, []).append(layer)
         joins += [JoinedLayers(parents[alike[0]], tuple(alike)) for alike in kinds.values() if len(alike) > 1]
     hooks = [layer.register_forward_hook(_in_wider_rows) for join in joins for layer in join.layers]
     try:

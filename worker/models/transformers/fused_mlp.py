@@ -31,8 +31,8 @@ class PackedMlp:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., H] -> [..., H]"""
         rows = x.reshape(-1, self.gate_up.in_features).contiguous()
-        found = self._part.give(self._ops.linear(self._ops.linear_silu_mul(rows, self.gate_up), self.down))
-        return found.view(*x.shape[:-1], found.shape[-1])
+        output = self._part.give(self._ops.linear(self._ops.linear_silu_mul(rows, self.gate_up), self.down))
+        return output.view(*x.shape[:-1], output.shape[-1])
 
 
 class GatedMlp(NamedTuple):
@@ -49,10 +49,10 @@ class GatedMlp(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(one.weight.nbytes for one in self.layers)
+        return sum(layer.weight.nbytes for layer in self.layers)
 
     def halves(self, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Gate and up, of the weights or biases of `inner`."""
+        """Return gate and up, of the weights or biases of `inner`."""
         parts = weights if len(weights) == 2 else list(weights[0].chunk(2))
         return parts if self.gate_first else parts[::-1]
 
@@ -60,8 +60,8 @@ class GatedMlp(NamedTuple):
         """Pack the weights, drop the originals, and replace the forward of the module."""
         part, *_ = [parts.cut(layer) for layer in (self.down, *self.inner)]
         weight = self.inner[0].weight.data
-        bias = None if self.inner[0].bias is None else torch.cat(self.halves([one.bias.data for one in self.inner]))
-        packed = ops.pack_gate_up(weights.joined(self.halves([one.weight.data for one in self.inner])), bias)
+        bias = None if self.inner[0].bias is None else torch.cat(self.halves([layer.bias.data for layer in self.inner]))
+        packed = ops.pack_gate_up(weights.joined(self.halves([layer.weight.data for layer in self.inner])), bias)
         down_bias = None if self.down.bias is None else self.down.bias.data
         down = PackedLinearModule(ops, self.down.weight.data, down_bias, gives_logits=False, part=part, weights=weights)
         for name, child in list(self.module.named_children()):
@@ -75,15 +75,15 @@ class GatedMlp(NamedTuple):
 
 
 def find_mlps(model: nn.Module, left: set[nn.Module], ops: Ops) -> list[GatedMlp]:
-    """The gated MLPs with SiLU whose linear layers are not in `left`."""
-    found = (recognise(module, left, ops) for module in model.modules())
-    return [one for one in found if one is not None]
+    """Return the gated MLPs with SiLU whose linear layers are not in `left`."""
+    mlps = (recognise(module, left, ops) for module in model.modules())
+    return [mlp for mlp in mlps if mlp is not None]
 
 
 def recognise(module: nn.Module, left: set[nn.Module], ops: Ops) -> GatedMlp | None:
     """Return what the module computes if it is a gated MLP with SiLU, or None."""
     linear = [child for child in module.children() if type(child) is nn.Linear]
-    if len(linear) not in (2, 3) or any(one in left or one.weight.dtype is not ops.dtype for one in linear):
+    if len(linear) not in (2, 3) or any(layer in left or layer.weight.dtype is not ops.dtype for layer in linear):
         return None
     if next(module.parameters(recurse=False), None) is not None or not _takes_one_tensor(module):
         return None
@@ -110,17 +110,17 @@ def _takes_one_tensor(module: nn.Module) -> bool:
 
 
 def _candidates(module: nn.Module, linear: list[Any]) -> Iterator[GatedMlp]:
-    """Each way in which the layers can be those of a gated MLP, by their shapes."""
+    """Yield each way in which the layers can be those of a gated MLP, by their shapes."""
     for down in linear:
-        inner = tuple(one for one in linear if one is not down)
-        if len({(one.in_features, one.out_features, one.bias is None) for one in inner}) != 1:
+        inner = tuple(layer for layer in linear if layer is not down)
+        if len({(layer.in_features, layer.out_features, layer.bias is None) for layer in inner}) != 1:
             continue
-        if sum(one.out_features for one in inner) == 2 * down.in_features:
+        if sum(layer.out_features for layer in inner) == 2 * down.in_features:
             yield GatedMlp(module, inner, down, True)
             yield GatedMlp(module, inner, down, False)
 
 
 def _reference(mlp: GatedMlp, x: torch.Tensor) -> torch.Tensor:
-    gate, up = mlp.halves([F.linear(x, one.weight, one.bias).transpose(0, -1) for one in mlp.inner])
-    found: torch.Tensor = mlp.down(F.silu(gate.transpose(0, -1)) * up.transpose(0, -1))
-    return found
+    gate, up = mlp.halves([F.linear(x, layer.weight, layer.bias).transpose(0, -1) for layer in mlp.inner])
+    output: torch.Tensor = mlp.down(F.silu(gate.transpose(0, -1)) * up.transpose(0, -1))
+    return output

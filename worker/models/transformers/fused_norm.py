@@ -100,7 +100,8 @@ def _may_be_norm(module: nn.Module) -> bool:
         return False
     if own and own["weight"].dim() != 1:
         return False
-    needed = [one for one in inspect.signature(module.forward).parameters.values() if one.default is one.empty]
+    parameters = inspect.signature(module.forward).parameters.values()
+    needed = [parameter for parameter in parameters if parameter.default is parameter.empty]
     return len(needed) == 1 and needed[0].kind is needed[0].POSITIONAL_OR_KEYWORD and bool(_epsilons(module))
 
 
@@ -129,12 +130,12 @@ def _layer_norm(weight: torch.Tensor, eps: float, original: Forward) -> Forward:
     return forward
 
 
-def is_near(found: torch.Tensor, expected: torch.Tensor, roundings: int = 1) -> bool:
-    """True if each row differs by rounding only, by `roundings` times as much as that of a norm.
+def is_near(actual: torch.Tensor, expected: torch.Tensor, roundings: int = 1) -> bool:
+    """Return whether each row differs by rounding only, by `roundings` times as much as that of a norm.
 
     False for rows of zeros, which tell nothing, and for another type.
     """
-    if found.shape != expected.shape or found.dtype is not expected.dtype or expected.dtype not in TOLERANCE:
+    if actual.shape != expected.shape or actual.dtype is not expected.dtype or expected.dtype not in TOLERANCE:
         return False
-    differ, size = (found.double() - expected.double()).norm(dim=-1), expected.double().norm(dim=-1)
+    differ, size = (actual.double() - expected.double()).norm(dim=-1), expected.double().norm(dim=-1)
     return bool(((size > 0) & (differ <= roundings * TOLERANCE[expected.dtype] * size)).all())

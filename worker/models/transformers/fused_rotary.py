@@ -29,32 +29,32 @@ class Rotation:
         self.is_direct = True  # the results went to the attention directly, in every recorded call
         self.width = 0  # of a head, once recorded
         self._given: tuple[Any, ...] = ()
-        self._found: tuple[Any, ...] = ()
+        self._rotated: tuple[Any, ...] = ()
 
     def __call__(self, q: Any, k: Any, cos: Any = None, sin: Any = None, *rest: Any, **more: Any) -> Any:
         self._given = q, k, cos, sin
         if self.is_deferred:
-            self._found = q, k
+            self._rotated = q, k
             return q, k
-        self.is_direct &= not self._found and not rest and not (set(more) - {"unsqueeze_dim"})
-        self._found = self._original(q, k, cos, sin, *rest, **more)
-        return self._found
+        self.is_direct &= not self._rotated and not rest and not (set(more) - {"unsqueeze_dim"})
+        self._rotated = self._original(q, k, cos, sin, *rest, **more)
+        return self._rotated
 
     def check(self, q: torch.Tensor, k: torch.Tensor) -> None:
         """Note whether these are the rotated queries and keys [1, H, T, D], rotated as the kernels rotate."""
-        given, found, self._given, self._found = self._given, self._found, (), ()
-        is_found = len(found) == 2 and found[0] is q and found[1] is k
-        self.is_direct &= is_found and _is_plain(*given)
+        given, rotated, self._given, self._rotated = self._given, self._rotated, (), ()
+        is_rotated = len(rotated) == 2 and rotated[0] is q and rotated[1] is k
+        self.is_direct &= is_rotated and _is_plain(*given)
         if self.is_direct:
             self.width = q.shape[-1]
             self.is_direct = all(
-                is_near(_rotate(one, *given[2:]), to) for one, to in zip(given[:2], found, strict=True)
+                is_near(_rotate(rows, *given[2:]), to) for rows, to in zip(given[:2], rotated, strict=True)
             )
 
     def take(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines [1, T, D] for these queries and keys. Raises RuntimeError if they are other tensors."""
-        (_, _, cos, sin), found, self._given, self._found = self._given, self._found, (), ()
-        if found[0] is not q or found[1] is not k:
+        """Return cosines and sines [1, T, D] for these queries and keys. Raises RuntimeError for other tensors."""
+        (_, _, cos, sin), rotated, self._given, self._rotated = self._given, self._rotated, (), ()
+        if rotated[0] is not q or rotated[1] is not k:
             raise RuntimeError("the model changes queries or keys after their rotation")
         return cos, sin
 
@@ -79,7 +79,7 @@ class RotationTables:
         self._tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by the id of the cosines, which it keeps
 
     def table_for(self, module: nn.Module, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-        """The table for a call of attention, or None if its queries and keys are rotated already."""
+        """Return the table for a call of attention, or None if its queries and keys are rotated already."""
         rotation = self._rotations.get(module)
         if rotation is None:
             return None
@@ -106,7 +106,7 @@ def replace_rotations(model: nn.Module) -> dict[nn.Module, Rotation]:
 
 
 def _calls_rotate(forward: Any) -> bool:
-    """True if a forward calls ROTATE with the usual arguments. That of GPT-J and Gemma 4 takes one tensor at a time."""
+    """Return whether a forward calls ROTATE as usual. That of GPT-J and Gemma 4 takes one tensor at a time."""
     if not isinstance(forward, FunctionType) or ROTATE not in forward.__code__.co_names:
         return False
     rotate = forward.__globals__.get(ROTATE)
@@ -126,7 +126,7 @@ def defer(rotations: dict[nn.Module, Rotation], widths: set[int]) -> dict[nn.Mod
 
 
 def joined_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Queries, keys and values [1, H, T, D] as rows [T, (H + 2 H_kv) * D].
+    """Return queries, keys and values [1, H, T, D] as rows [T, (H + 2 H_kv) * D].
 
     Nothing is copied if they are views of such rows, as those of a joined product are.
     """
@@ -144,12 +144,12 @@ def joined_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
 
 
 def _is_plain(q: Any, k: Any, cos: Any, sin: Any) -> bool:
-    """True if each token of [1, H, T, D] is rotated by D / 2 angles that are given twice."""
-    if not all(isinstance(one, torch.Tensor) for one in (q, k, cos, sin)) or cos.dim() != 3 or cos.shape != sin.shape:
+    """Return whether each token of [1, H, T, D] is rotated by D / 2 angles that are given twice."""
+    if not all(isinstance(part, torch.Tensor) for part in (q, k, cos, sin)) or cos.dim() != 3 or cos.shape != sin.shape:
         return False
     half = cos.shape[-1] // 2
     shape = (1, q.shape[2], q.shape[3])
-    is_twice = all(torch.equal(one[..., :half], one[..., half:]) for one in (cos, sin))
+    is_twice = all(torch.equal(angles[..., :half], angles[..., half:]) for angles in (cos, sin))
     return q.dim() == k.dim() == 4 and tuple(cos.shape) == shape and k.shape[2:] == q.shape[2:] and is_twice
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 
 def body_of(model: Any) -> nn.Module | None:
-    """The model below the head of a transformers.PreTrainedModel; None if the model has no such part."""
+    """Return the model below the head of a transformers.PreTrainedModel; None if the model has no such part."""
     # `base_model` is what AutoModel loads, but some models, such as OPT, call only the decoder in it.
     get_decoder = getattr(model, "get_decoder", None)
     for body in (get_decoder() if callable(get_decoder) else None, getattr(model, "base_model", None)):
@@ -39,11 +39,11 @@ class HiddenStates:
         self._hook.remove()
 
     def _keep(self, _: nn.Module, __: Any, output: Any) -> None:
-        found = getattr(output, "last_hidden_state", None)
-        self._last = found if isinstance(found, torch.Tensor) else None
+        hidden = getattr(output, "last_hidden_state", None)
+        self._last = hidden if isinstance(hidden, torch.Tensor) else None
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """The hidden states [R, H] of these tokens, int64 [R], of the last call.
+        """Return the hidden states [R, H] of these tokens, int64 [R], of the last call.
 
         Raises RuntimeError if the model gave none for a batch of one text.
         """

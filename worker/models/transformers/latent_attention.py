@@ -34,7 +34,7 @@ class _BothWeights:
     """The packed weights of keys and values, as one size."""
 
     def __init__(self, *parts: Any) -> None:
-        self.nbytes = sum(one.nbytes for one in parts)
+        self.nbytes = sum(part.nbytes for part in parts)
 
 
 class LatentHeads:
@@ -94,12 +94,12 @@ class LatentLayer:
         return weight.nbytes
 
     def halves(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weights of the keys [H, N, R] and of the values [H, V, R]."""
+        """Return the weights of the keys [H, N, R] and of the values [H, V, R]."""
         weight = self.module.kv_b_proj.weight.data.view(self.num_heads, -1, self.row.rank)
         return weight[:, : self.module.qk_nope_head_dim], weight[:, self.module.qk_nope_head_dim :]
 
     def is_right(self) -> bool:
-        """True if the module expands random rows as `LatentHeads` assumes."""
+        """Return whether the module expands random rows as `LatentHeads` assumes."""
         weight, given = self.module.kv_b_proj.weight, torch.Generator().manual_seed(0)
         latents, positional = (
             torch.randn(1, 1, 3, width, generator=given).to(weight) for width in (self.row.rank, self.row.positional)
@@ -129,34 +129,34 @@ class LatentLayer:
 
 
 def _as_they_are(latents: torch.Tensor, positional: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stands for `expand_kv` of a module: the parts of a row [1, 1, T, R] and [1, 1, T, P], for `LatentHeads`."""
+    """Return the parts of a row [1, 1, T, R] and [1, 1, T, P], for `LatentHeads`, in place of `expand_kv`."""
     return latents, positional
 
 
 def find_latent_layers(
     ops: Ops, modules: Sequence[Any], shapes: list[AttentionShape], left: set[nn.Module]
 ) -> tuple[list[LatentLayer], list[AttentionShape]]:
-    """The attention modules with a latent cache, and the shapes with their rows in `latent`.
+    """Return the attention modules with a latent cache, and the shapes with their rows in `latent`.
 
     modules, shapes: of each attention call. left: linear layers that must not be packed. Without operations of latent
     caches, as on GPUs, the keys and values stay expanded.
     """
-    found: list[LatentLayer] = []
+    layers: list[LatentLayer] = []
     kernels = latent_ops(ops)
     if kernels is None:
-        return found, shapes
+        return layers, shapes
     changed = list(shapes)
     for call, (module, shape) in enumerate(zip(modules, shapes, strict=True)):
         layer = _recognise(module, shape, kernels, left)
-        if layer is None or layer.module in [other.module for other in found] or not layer.is_right():
+        if layer is None or layer.module in [other.module for other in layers] or not layer.is_right():
             continue
-        found.append(layer)
+        layers.append(layer)
         changed[call] = replace(shape, latent=layer.row)
-    if found:
-        expanded = max(2 * one.num_kv_heads * one.cache_dim for one in shapes)
+    if layers:
+        expanded = max(2 * shape.num_kv_heads * shape.cache_dim for shape in shapes)
         what = "%d layers have a latent KV cache: %d values per token instead of %d for keys and values"
-        log.info(what, len(found), max(layer.row.width for layer in found), expanded)
-    return found, changed
+        log.info(what, len(layers), max(layer.row.width for layer in layers), expanded)
+    return layers, changed
 
 
 def _recognise(module: Any, shape: AttentionShape, ops: LatentOps, left: set[nn.Module]) -> LatentLayer | None:
@@ -164,9 +164,9 @@ def _recognise(module: Any, shape: AttentionShape, ops: LatentOps, left: set[nn.
     sizes = [getattr(module, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim")]
     if not hasattr(module, "expand_kv") or type(projection) is not nn.Linear or projection in left:
         return None
-    if projection.bias is not None or any(type(one) is not int or one < 1 for one in sizes):
+    if projection.bias is not None or any(type(size) is not int or size < 1 for size in sizes):
         return None
-    rank, positional, plain = (int(one) for one in sizes if one is not None)
+    rank, positional, plain = (int(size) for size in sizes if size is not None)
     row, outputs = LatentRow(rank, positional), shape.num_heads * (plain + shape.value_dim)
     others = shape.softcap, shape.has_sinks, shape.chunk, shape.shared_with is not None
     fits = row.width <= LARGEST_WIDTH and row.value_dim <= LARGEST_VALUE and shape.head_dim == plain + positional

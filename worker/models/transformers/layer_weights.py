@@ -24,7 +24,7 @@ class LayerWeights:
         return weights[0].contiguous() if len(weights) == 1 else torch.cat(list(weights))
 
     def finish(self) -> None:
-        """All layers are packed: log how, and free the codes."""
+        """Log how all layers were packed, and free the codes."""
 
 
 AS_THEY_ARE = LayerWeights()

@@ -91,11 +91,11 @@ class LinearUses(TorchFunctionMode):
         self._own.clear()  # the weights would stay in memory
 
     def unpackable(self) -> set[nn.Module]:
-        """Layers of a kind that was not called, or whose weight or bias was read outside of a call."""
+        """Return the layers of a kind that was not called, or whose weight or bias was read outside of a call."""
         return {module for module, kind in self._kinds.items() if kind in self._read or kind not in self._called}
 
     def left_to_torch(self, model: nn.Module) -> list[nn.Module]:
-        """Linear layers of the model that are in use and not packed."""
+        """Return the linear layers of the model that are in use and not packed."""
         used = self._called | self._read
         return [module for _, module in linear_layers(model) if self._kinds[module] in used]
 
@@ -108,7 +108,7 @@ class LinearUses(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def with_same_input(self) -> list[list[nn.Module]]:
-        """Layers of one module that were always called with the same tensor, in the order of the module."""
+        """Return the layers of one module that were always called with the same tensor, in the order of the module."""
         groups: dict[tuple[str, tuple[int, ...]], list[nn.Module]] = {}
         left = self.unpackable()
         for module, name in self._names.items():
@@ -186,7 +186,7 @@ def pack(
 
 
 def linear_layers(model: nn.Module) -> list[tuple[str, Any]]:
-    """Names and modules of linear layers. Derived classes are left out: they may compute something else."""
+    """Return names and modules of linear layers. Derived classes are left out: they may compute something else."""
     from transformers.pytorch_utils import Conv1D
 
     return [(name, module) for name, module in model.named_modules() if type(module) in (nn.Linear, Conv1D)]

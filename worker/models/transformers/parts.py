@@ -22,7 +22,7 @@ class GatheringGroup(AllReduceGroup, Protocol):
     """The ranks that share a model, seen from one of them."""
 
     def all_gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
-        """columns [R, C] of each rank -> [R, width] side by side on rank 0; unspecified on all other ranks."""
+        """Gather columns [R, C] of each rank -> [R, width] side by side on rank 0; unspecified on all other ranks."""
 
 
 class ModulePart(Protocol):
@@ -32,10 +32,10 @@ class ModulePart(Protocol):
         """Replace the weights of the module by those of the part."""
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
-        """The columns of an input that the part multiplies."""
+        """Return the columns of an input that the part multiplies."""
 
     def give(self, y: torch.Tensor) -> torch.Tensor:
-        """The output of the module, from that of the part."""
+        """Return the output of the module, from that of the part."""
 
 
 class WholeModule:
@@ -78,12 +78,12 @@ class ColumnPart:
         return x
 
     def give(self, y: torch.Tensor) -> torch.Tensor:
-        found, start = y.new_zeros((*y.shape[:-1], self.width)), 0
+        output, start = y.new_zeros((*y.shape[:-1], self.width)), 0
         for span in self.spans:
             end = start + span.stop - span.start
-            found[..., span] = y[..., start:end]
+            output[..., span] = y[..., start:end]
             start = end
-        return found if self.gathered_by is None else self.gathered_by.all_reduce(found)
+        return output if self.gathered_by is None else self.gathered_by.all_reduce(output)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class ExpertsPart:
 
         def part(name: str, dim: int, groups: int = 1) -> None:
             chunks = getattr(module, name).data.chunk(groups, dim)
-            setattr(module, name, _parameter(torch.cat([one.chunk(size, dim)[rank] for one in chunks], dim)))
+            setattr(module, name, _parameter(torch.cat([half.chunk(size, dim)[rank] for half in chunks], dim)))
 
         part(inner, columns, halves)
         part("down_proj", rows)
@@ -171,18 +171,18 @@ class HeadsPart(NamedTuple):
         return cls(shape.num_heads, queries, keys, ranks if is_gathered else None)
 
     def of(self, shape: AttentionShape) -> AttentionShape:
-        """The shape of the call on this rank."""
-        heads, kv_heads = (one.stop - one.start for one in (self.queries, self.keys))
+        """Return the shape of the call on this rank."""
+        heads, kv_heads = (span.stop - span.start for span in (self.queries, self.keys))
         return replace(shape, num_heads=heads, num_kv_heads=kv_heads)
 
 
 def can_share_heads(num_heads: int, num_kv_heads: int, size: int) -> bool:
-    """True if `size` ranks can have equal parts of the heads. Several ranks may have the same kv head."""
+    """Return whether `size` ranks can have equal parts of the heads. Several ranks may have the same kv head."""
     return num_heads % size == 0 and (num_kv_heads % size == 0 or size % num_kv_heads == 0)
 
 
 def heads_of(shape: AttentionShape, rank: int, size: int) -> tuple[slice, slice]:
-    """The heads and the kv heads of a rank."""
+    """Return the heads and the kv heads of a rank."""
     heads, kv_heads = shape.num_heads // size, max(1, shape.num_kv_heads // size)
     first = rank * shape.num_kv_heads // size
     return slice(rank * heads, (rank + 1) * heads), slice(first, first + kv_heads)
@@ -197,7 +197,7 @@ class Parts:
         self._uncut = set(self._parts)
 
     def cut(self, module: nn.Module) -> ModulePart:
-        """The part of a module, whose weights are cut at the first call."""
+        """Return the part of a module, whose weights are cut at the first call."""
         part = self._parts.get(module, WHOLE)
         if module in self._uncut:
             self._uncut.discard(module)
@@ -227,5 +227,5 @@ def _summed(forward: Any, part: ModulePart) -> Any:
 
 
 def _parameter(values: torch.Tensor) -> nn.Parameter:
-    """A new parameter: the old one may be shared with another module."""
+    """Return a new parameter: the old one may be shared with another module."""
     return nn.Parameter(values, requires_grad=False)

@@ -46,7 +46,7 @@ class StoredWeights(LayerWeights):
     """The weights of a quantised checkpoint, as it stores them if the kernels can hold that without rounding."""
 
     def __init__(self, config: TransformersConfig, ops: Ops, progress: Progress | None = None) -> None:
-        """Raises CheckpointError."""
+        """Open the checkpoint. Raises CheckpointError."""
         assert config.quantization is not None
         self._checkpoint = DequantizedCheckpoint(config.folder, config.quantization, (ops.dtype,), progress)
         self._reader = make_reader(self._checkpoint, Unsplit(), ops, ops.dtype, ops.device, 0)
@@ -56,12 +56,12 @@ class StoredWeights(LayerWeights):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of the checkpoint as numbers, by their names. Raises CheckpointError."""
-        found = {}
+        tensors = {}
         for name, values, is_quantized in self._checkpoint.tensors(self._dtype):
-            found[name] = values
+            tensors[name] = values
             if is_quantized:
                 self._names[_content(values)] = name
-        return found
+        return tensors
 
     def kind(self, weight: Tensor) -> object:
         return tuple(dict.fromkeys(map(self._checkpoint.layout, self._names_of(weight))))
@@ -121,10 +121,10 @@ class RoundedWeights(LayerWeights):
 
     def joined(self, weights: Sequence[Tensor]) -> LinearWeight:
         codes = [self._codes.get(_content(weight)) for weight in weights]
-        whole = [one for one in codes if isinstance(one, QuantizedWeight)]
+        whole = [weight for weight in codes if isinstance(weight, QuantizedWeight)]
         if len(whole) == len(codes):
             return quantized_rows(whole)
-        groups = [one for one in codes if isinstance(one, GroupedWeight)]
+        groups = [weight for weight in codes if isinstance(weight, GroupedWeight)]
         together = grouped_rows(groups) if len(groups) == len(codes) else None
         return super().joined(weights) if together is None else together
 

@@ -38,6 +38,6 @@ def take_query_scales(model: nn.Module) -> None:
 
 
 def scaled(module: Any, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Queries [1, H, T, D] as the module would scale them at these positions [T]."""
+    """Return queries [1, H, T, D] as the module would scale them at these positions [T]."""
     scale: QueryScale | None = getattr(module, "query_scale", None)
     return q if scale is None else (q * scale(positions)[:, None]).to(q.dtype)

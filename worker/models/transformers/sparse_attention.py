@@ -46,7 +46,7 @@ def compressed_keys(config: Any) -> str:
 
 
 def _no_indices(*_: Any, **__: Any) -> torch.Tensor:
-    """Stands for the forward of an indexer. Some layers check that an earlier one has given indices."""
+    """Return indices of no keys, in place of the forward of an indexer: some layers check that there are indices."""
     return torch.zeros(0, dtype=torch.int32)
 
 

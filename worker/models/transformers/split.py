@@ -128,9 +128,9 @@ class DependencyProbe:
         width = x.shape[-1]
         if width % self.size == 0:
             needed = self._needed([[part] for part in x.split(width // self.size, dim=-1)])
-            if needed and all(bool((one.sum(0) <= 1).all()) for one in needed.values()) and self._keep_order(needed):
-                for leaf, one in needed.items():
-                    leaf.needed |= one
+            if needed and all(bool((mask.sum(0) <= 1).all()) for mask in needed.values()) and self._keep_order(needed):
+                for leaf, mask in needed.items():
+                    leaf.needed |= mask
                 self.rows.append(RowInput(kind, list(needed)))
                 return (x.detach(), *args[1:])
         else:
@@ -150,31 +150,31 @@ class DependencyProbe:
         return leaf
 
     def _keep_order(self, needed: dict[Leaf, torch.Tensor]) -> bool:
-        """True if the part of each rank depends on the heads of that rank only."""
-        for leaf, one in needed.items():
+        """Return whether the part of each rank depends on the heads of that rank only."""
+        for leaf, mask in needed.items():
             if leaf.kind is None:
-                of_rank = torch.arange(one.shape[1]) // (one.shape[1] // self.size)
-                if bool((one & (of_rank != torch.arange(self.size)[:, None])).any()):
+                of_rank = torch.arange(mask.shape[1]) // (mask.shape[1] // self.size)
+                if bool((mask & (of_rank != torch.arange(self.size)[:, None])).any()):
                     return False
         return True
 
     def _needed(self, parts: list[list[torch.Tensor]]) -> dict[Leaf, torch.Tensor]:
-        """The leaves on which these tensors of each rank depend, and their columns or heads: bool [ranks, N]."""
+        """Return the leaves on which these tensors of each rank depend, and their columns or heads: bool [ranks, N]."""
         unknown = [leaf for leaf in self.leaves if not leaf.is_whole]  # a whole one is needed by all parts
-        found = {leaf: torch.zeros_like(leaf.needed) for leaf in unknown}
+        needed = {leaf: torch.zeros_like(leaf.needed) for leaf in unknown}
         for rank, tensors in enumerate(parts):
-            depending = [one for one in tensors if one.requires_grad]
+            depending = [tensor for tensor in tensors if tensor.requires_grad]
             if not depending or not unknown:
                 continue
-            total = torch.stack([(one.float() * torch.randn(one.shape)).sum() for one in depending]).sum()
+            total = torch.stack([(tensor.float() * torch.randn(tensor.shape)).sum() for tensor in depending]).sum()
             values = [leaf.values for leaf in unknown]
             gradients = torch.autograd.grad(total, values, retain_graph=True, allow_unused=True)
             for leaf, gradient in zip(unknown, gradients, strict=True):
                 if gradient is not None:
                     if leaf.kind is None:  # [1, T, H, D]
                         gradient = gradient.transpose(2, 3).abs().sum(2)
-                    found[leaf][rank] |= (gradient != 0).flatten(0, -2).any(0)
-        return {leaf: one for leaf, one in found.items() if bool(one.any())}
+                    needed[leaf][rank] |= (gradient != 0).flatten(0, -2).any(0)
+        return {leaf: mask for leaf, mask in needed.items() if bool(mask.any())}
 
 
 class Splitter:
@@ -191,10 +191,10 @@ class Splitter:
         for leaf in probe.leaves:
             if leaf.kind is not None:
                 self._needed[leaf.kind] = self._needed.get(leaf.kind, torch.zeros_like(leaf.needed)) | leaf.needed
-        self.rows = {one.kind for one in probe.rows} & once - probe.other_kinds
+        self.rows = {row.kind for row in probe.rows} & once - probe.other_kinds
         self.columns = self._columns(once)
         while True:
-            kept = {one for one in self.rows if not self._depends_on_whole(one)}
+            kept = {kind for kind in self.rows if not self._depends_on_whole(kind)}
             if kept == self.rows:
                 break
             self.rows = kept
@@ -205,27 +205,27 @@ class Splitter:
 
     def _columns(self, once: set[Kind]) -> set[Kind]:
         whole = {leaf.kind for leaf in self._probe.leaves if leaf.is_whole}
-        for one in self._probe.rows:
-            if one.kind not in self.rows:
-                whole |= {leaf.kind for leaf in one.leaves}
-        found = once - self.rows - whole
-        return {kind for kind in found if self._is_partial(self._needed[kind])}
+        for row in self._probe.rows:
+            if row.kind not in self.rows:
+                whole |= {leaf.kind for leaf in row.leaves}
+        splittable = once - self.rows - whole
+        return {kind for kind in splittable if self._is_partial(self._needed[kind])}
 
     @staticmethod
     def _is_partial(needed: torch.Tensor) -> bool:
-        """True if each column is needed by a rank, and no rank needs all."""
+        """Return whether each column is needed by a rank, and no rank needs all."""
         return bool(needed.any(0).all()) and not bool(needed.all(1).any())
 
     def _depends_on_whole(self, kind: Kind) -> bool:
-        sources = {leaf.kind for one in self._probe.rows if one.kind == kind for leaf in one.leaves}
+        sources = {leaf.kind for row in self._probe.rows if row.kind == kind for leaf in row.leaves}
         return not (sources - {None}) <= self.columns
 
     def is_partial_attention(self, leaf: Leaf) -> bool:
-        """True if only layers that multiply parts of their input use the output of this attention call."""
-        return not leaf.is_whole and all(one.kind in self.rows for one in self._probe.rows if leaf in one.leaves)
+        """Return whether only layers that multiply parts of their input use the output of this attention call."""
+        return not leaf.is_whole and all(row.kind in self.rows for row in self._probe.rows if leaf in row.leaves)
 
     def part_of(self, module: Any, kind: Kind, ranks: GatheringGroup) -> ModulePart | None:
-        """The part of a linear layer; None if each rank computes it as a whole."""
+        """Return the part of a linear layer; None if each rank computes it as a whole."""
         rank, size = ranks.rank, ranks.size
         inputs, width = _widths(module)
         if kind in self.rows:
@@ -272,8 +272,8 @@ def split(
     except Exception as error:  # any line of a model's code can raise anything
         raise CannotSplit(f"its layers cannot be examined ({type(error).__name__}: {str(error)[:200]})") from error
     splitter = Splitter(probe, usable)
-    found = {module: splitter.part_of(module, kind, ranks) for module, kind in usable.items()}
-    parts: dict[nn.Module, ModulePart] = {module: part for module, part in found.items() if part is not None}
+    chosen = {module: splitter.part_of(module, kind, ranks) for module, kind in usable.items()}
+    parts: dict[nn.Module, ModulePart] = {module: part for module, part in chosen.items() if part is not None}
     experts = [module for module in model.modules() if is_stacked(module, dtype) and _divides(module, size)]
     parts |= {module: ExpertsPart(ranks) for module in experts}
     if not parts:
@@ -285,7 +285,7 @@ def split(
             span = slice(ranks.rank * width, min((ranks.rank + 1) * width, vocab_size))
             parts[head] = HeadPart(span, width, vocab_size, ranks)
     is_partial = [splitter.is_partial_attention(leaf) for leaf in probe.attentions]
-    of_calls = [HeadsPart.on(shape, ranks, not one) for shape, one in zip(shapes, is_partial, strict=True)]
+    of_calls = [HeadsPart.on(shape, ranks, not partial) for shape, partial in zip(shapes, is_partial, strict=True)]
     kinds = Counter(type(part) for part in parts.values())
     gathered = sum(isinstance(part, ColumnPart) and part.gathered_by is not None for part in parts.values())
     log.info(
@@ -305,7 +305,7 @@ def move_part(model: nn.Module, parts: Parts, device: torch.device) -> None:
 
 
 def _widths(module: Any) -> tuple[int, int]:
-    """Columns of the input and of the output of a linear layer."""
+    """Return the columns of the input and of the output of a linear layer."""
     first, second = module.weight.shape
     return (second, first) if isinstance(module, nn.Linear) else (first, second)
 
@@ -320,7 +320,7 @@ def _equal_part(width: int, rank: int, size: int) -> slice:
 
 
 def _spans(needed: torch.Tensor) -> tuple[slice, ...]:
-    """The ranges of true elements of bool [N]."""
+    """Return the ranges of true elements of bool [N]."""
     edges = torch.diff(nn.functional.pad(needed.int(), (1, 1)))
     starts, ends = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
     return tuple(slice(start, end) for start, end in zip(starts, ends, strict=True))

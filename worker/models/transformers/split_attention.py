@@ -54,6 +54,6 @@ class SplitAttention(PagedAttention):
         part, self._whole.whole = next(self._heads), (q, k)
         sinks = None if s_aux is None else s_aux[part.queries]
         mixed = super().attend(module, q[:, part.queries], k[:, part.keys], v[:, part.keys], sinks, **rest)
-        found = mixed.new_zeros((1, mixed.shape[1], part.num_heads, mixed.shape[3]))
-        found[:, :, part.queries] = mixed
-        return found if part.gathered_by is None else part.gathered_by.all_reduce(found)
+        output = mixed.new_zeros((1, mixed.shape[1], part.num_heads, mixed.shape[3]))
+        output[:, :, part.queries] = mixed
+        return output if part.gathered_by is None else part.gathered_by.all_reduce(output)

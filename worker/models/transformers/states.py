@@ -74,7 +74,7 @@ class StateProbe(TransformersCache):
         """Note which module is running, so that a request for a state can be assigned to it."""
         handles = []
         for module in self._model.modules():
-            handles.append(module.register_forward_pre_hook(lambda one, _: self._calls.append(one)))
+            handles.append(module.register_forward_pre_hook(lambda called, _: self._calls.append(called)))
             handles.append(module.register_forward_hook(lambda *_: self._leave(), always_call=True))
         try:
             yield
@@ -130,7 +130,7 @@ class Segment:
     snapshot: int | None  # slot to copy the state to, after these tokens
 
     def by_token(self) -> list[Segment]:
-        """This segment as one per token, unless it begins a sequence."""
+        """Return this segment as one per token, unless it begins a sequence."""
         if self.is_fresh:
             return [self]
         tokens = [Segment(at, at + 1, self.slot, False, None) for at in range(self.first, self.end)]
@@ -148,15 +148,18 @@ class StateStep(TransformersCache):
         self._num_tokens = len(batch.token_ids)
         segments = _segments(batch)
         if one_by_one:
-            segments = [part for one in segments for part in one.by_token()]
+            segments = [part for segment in segments for part in segment.by_token()]
         # The segments of one sequence depend on each other, so a sequence with several does not decode.
-        counts = Counter(one.slot for one in segments)
-        decodes = {one for one in segments if one.end - one.first == 1 and not one.is_fresh and counts[one.slot] == 1}
-        self._decodes = [one for one in segments if one in decodes]
-        self._chunks = [one for one in segments if one not in decodes]
+        counts = Counter(segment.slot for segment in segments)
+        continued = [segment for segment in segments if counts[segment.slot] == 1 and not segment.is_fresh]
+        decodes = {segment for segment in continued if segment.end - segment.first == 1}
+        self._decodes = [segment for segment in segments if segment in decodes]
+        self._chunks = [segment for segment in segments if segment not in decodes]
         device = batch.token_ids.device
-        self._decode_tokens = torch.tensor([one.first for one in self._decodes], dtype=torch.int64, device=device)
-        self._decode_slots = torch.tensor([one.slot for one in self._decodes], dtype=torch.int64, device=device)
+        self._decode_tokens = torch.tensor(
+            [segment.first for segment in self._decodes], dtype=torch.int64, device=device
+        )
+        self._decode_slots = torch.tensor([segment.slot for segment in self._decodes], dtype=torch.int64, device=device)
         # States of the segment that is being computed.
         self._bound: dict[StateKey, torch.Tensor] = {}
         self._segment: Segment | None = None
@@ -167,17 +170,17 @@ class StateStep(TransformersCache):
         merged: Any = None
         if self._decodes:
             self._bind(None)
-            found = forward(*self._pick(args), **self._pick(kwargs))
+            output = forward(*self._pick(args), **self._pick(kwargs))
             for key, states in self._bound.items():
                 self._pool.states[key].index_copy_(0, self._decode_slots, states)
-            for one in self._decodes:
-                self._keep(one)
-            merged = self._merge(merged, found, None)
-        for one in self._chunks:
-            self._bind(one)
-            found = forward(*self._slice(args, one), **self._slice(kwargs, one))
-            self._keep(one)
-            merged = self._merge(merged, found, one)
+            for segment in self._decodes:
+                self._keep(segment)
+            merged = self._merge(merged, output, None)
+        for segment in self._chunks:
+            self._bind(segment)
+            output = forward(*self._slice(args, segment), **self._slice(kwargs, segment))
+            self._keep(segment)
+            merged = self._merge(merged, output, segment)
         return merged
 
     def _bind(self, segment: Segment | None) -> None:
@@ -191,9 +194,9 @@ class StateStep(TransformersCache):
     def _state(self, key: StateKey) -> torch.Tensor:
         """Return the state of the tokens being computed: [1, ...], or [B, ...] for decodes."""
         if key not in self._bound:
-            states, one = self._pool.states[key], self._segment
-            found = states.index_select(0, self._decode_slots) if one is None else states[one.slot : one.slot + 1]
-            self._bound[key] = found
+            states, segment = self._pool.states[key], self._segment
+            state = states.index_select(0, self._decode_slots) if segment is None else states[segment.slot][None]
+            self._bound[key] = state
         return self._bound[key]
 
     # --- the interface that layers call -------------------------------------------------------------------------------
@@ -243,24 +246,24 @@ class StateStep(TransformersCache):
             return tuple(self._map(part, change) for part in given)
         return given
 
-    def _merge(self, merged: Any, found: Any, segment: Segment | None) -> Any:
+    def _merge(self, merged: Any, output: Any, segment: Segment | None) -> Any:
         """Write the result for some tokens into the result for all. Other results than those of tokens are dropped."""
-        if isinstance(found, tuple):
-            before = merged if merged is not None else (None,) * len(found)
-            return tuple(self._merge(whole, part, segment) for whole, part in zip(before, found, strict=True))
-        if not isinstance(found, torch.Tensor):
+        if isinstance(output, tuple):
+            before = merged if merged is not None else (None,) * len(output)
+            return tuple(self._merge(whole, part, segment) for whole, part in zip(before, output, strict=True))
+        if not isinstance(output, torch.Tensor):
             return None
         expected = (len(self._decodes), 1) if segment is None else (1, segment.end - segment.first)
-        if found.shape[:2] != expected:
+        if output.shape[:2] != expected:
             return merged
         if segment is None and not self._chunks:
-            return found.transpose(0, 1)
+            return output.transpose(0, 1)
         if merged is None:
-            merged = found.new_empty((1, self._num_tokens, *found.shape[2:]))
+            merged = output.new_empty((1, self._num_tokens, *output.shape[2:]))
         if segment is None:
-            merged[0].index_copy_(0, self._decode_tokens, found[:, 0])
+            merged[0].index_copy_(0, self._decode_tokens, output[:, 0])
         else:
-            merged[:, segment.first : segment.end] = found
+            merged[:, segment.first : segment.end] = output
         return merged
 
 
@@ -314,15 +317,15 @@ class RecurrentStates:
         """
         chunk = trial.batch([trial.TrialChunk(0, 1, torch.arange(3, dtype=torch.int32) % model.vocab_size)])
         for key in self.examples:
-            found, logits = [], []
+            states, logits = [], []
             for value in (0.0, 1.0):
                 cache = model.alloc_states(model.alloc_kv_cache(1, trial.BLOCK_SIZE), 1)
                 assert isinstance(cache.states, StatePool)
                 cache.states.states[key].fill_(value)
                 with torch.inference_mode():
                     logits.append(model.forward(chunk, cache))
-                found.append(cache.states.states[key])
-            if torch.equal(*found) and torch.equal(*logits):
+                states.append(cache.states.states[key])
+            if torch.equal(*states) and torch.equal(*logits):
                 return False
         return True
 

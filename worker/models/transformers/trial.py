@@ -26,14 +26,14 @@ class TrialChunk(NamedTuple):
 
 
 def texts(vocab_size: int, max_model_len: int) -> list[torch.Tensor]:
-    """Two texts of arbitrary tokens, at most `max_model_len` long. The last token of the vocabulary is among them."""
+    """Return two texts of arbitrary tokens, the vocabulary's last among them, of at most `max_model_len` tokens."""
     tokens = (torch.arange(sum(LENGTHS), dtype=torch.int32) * 7 + 3) % vocab_size
     tokens[0] = vocab_size - 1
     return [text[:max_model_len] for text in torch.split(tokens, list(LENGTHS))]
 
 
 def by_transformers(model: Any, both: list[torch.Tensor]) -> torch.Tensor:
-    """The logits of the last token of each text [2, V], computed alone with the present attention of the model."""
+    """Return the logits of the last token of each text [2, V], each computed alone with the attention of the model."""
     # Transformers chooses the positions here; the positions that steps pass must have the same effect.
     with torch.inference_mode():
         rows = [logits(model, ids.to(model.device), None, _last(ids, model.device)) for ids in both]
@@ -48,7 +48,7 @@ def at_the_end(model: Any, ids: torch.Tensor, max_model_len: int, past: Any = No
 
 
 def long_past() -> Any:
-    """A cache of Transformers that claims to hold a long past, and returns keys and values as they are given."""
+    """Return a cache of Transformers that claims a long past, and returns keys and values as they are given."""
     from transformers import DynamicCache
 
     class LongPast(DynamicCache):
@@ -100,7 +100,7 @@ def _in_steps(model: PagedModel, both: list[torch.Tensor], steps: list[list[Tria
 
 
 def batch(chunks: list[TrialChunk]) -> ForwardBatch:
-    """A step of these chunks, with logits for the last token of each."""
+    """Return a step of these chunks, with logits for the last token of each."""
     lengths = torch.tensor([len(chunk.token_ids) for chunk in chunks])
     positions = [chunk.first + torch.arange(len(chunk.token_ids), dtype=torch.int32) for chunk in chunks]
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -117,7 +117,7 @@ def batch(chunks: list[TrialChunk]) -> ForwardBatch:
 
 
 def takes_cache_params(model: Any) -> bool:
-    """True for models of recurrent layers alone, such as Mamba, which have no positions."""
+    """Return True for models of recurrent layers alone, such as Mamba, which have no positions."""
     return "cache_params" in inspect.signature(model.forward).parameters
 
 
@@ -132,5 +132,5 @@ def logits(
         given = {"past_key_values": past, "position_ids": None if positions is None else positions.long()[None]}
     ids = token_ids.long()[None]
     out = model(input_ids=ids, use_cache=False, return_dict=True, logits_to_keep=rows, **given)
-    found: torch.Tensor = out.logits[0].float().contiguous()
-    return found
+    of_rows: torch.Tensor = out.logits[0].float().contiguous()
+    return of_rows

@@ -20,8 +20,8 @@ SAME_MODEL = "config.json and the weights must be of the same model"
 
 
 def nbytes_of(tensors: list[torch.Tensor]) -> int:
-    """The memory of the tensors. Tied tensors count once."""
-    return sum({one.data_ptr(): one.nbytes for one in tensors}.values())
+    """Return the memory of the tensors. Tied tensors count once."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def load_weights(
@@ -54,22 +54,22 @@ def load_weights(
             ignore_mismatched_sizes=True,  # reported below
             output_loading_info=True,
         )
-        model, found = loaded
+        model, info = loaded
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # an unforeseen value of a field can make any line of a model's code raise
         reason = f"Transformers cannot load it ({type(error).__name__}: {str(error)[:300]})"
         raise CheckpointError(path, reason, SAME_MODEL) from error
-    if mismatched := sorted(found["mismatched_keys"]):
+    if mismatched := sorted(info["mismatched_keys"]):
         name, shape, expected = mismatched[0]
         what = f"tensor {name} has the shape {list(shape)}, expected {list(expected)}"
         raise CheckpointError(path, what, SAME_MODEL)
-    if missing := sorted(map(str, found["missing_keys"])):
+    if missing := sorted(map(str, info["missing_keys"])):
         names = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
         what = f"{len(missing)} tensors are missing: {names}"
         remedy = "config.json must describe these weights, and the checkpoint must be complete"
         raise CheckpointError(path, what, remedy)
-    if unknown := sorted(map(str, found["unexpected_keys"])):
+    if unknown := sorted(map(str, info["unexpected_keys"])):
         names = ", ".join(unknown[:4]) + (", ..." if len(unknown) > 4 else "")
         if config.is_named_otherwise:
             what = f"{len(unknown)} tensors are not part of {config.architecture}, which its model_type is: {names}"

@@ -36,12 +36,12 @@ class TokenPositions:
         given, ids = kwargs.get("position_ids"), kwargs["input_ids"]
         self.of_step = torch.arange(ids.shape[1], device=ids.device) if given is None else given[0]
         return args, kwargs if self._is_passed_on else {
-            key: one for key, one in kwargs.items() if key != "position_ids"
+            key: value for key, value in kwargs.items() if key != "position_ids"
         }
 
 
 def is_written_out(model_class: Any) -> bool:
-    """True for a class of Transformers that has an adapter here."""
+    """Return whether a class of Transformers has an adapter here."""
     return model_class.__name__ in FAMILIES
 
 
@@ -78,16 +78,16 @@ def replace_attention(model: Any, name: str) -> None:
 
 
 def has_alibi(model: Any) -> bool:
-    """True if positions are biases of the scores, which need a cache of 16 bits or more."""
+    """Return whether positions are biases of the scores, which need a cache of 16 bits or more."""
     return type(model).__name__ in WITHOUT_POSITIONS or bool(getattr(model.config, "alibi", False))
 
 
 def _named(module: Any, config: Any, positions: TokenPositions) -> None:
-    """The layer calls the attention function by its name already, although its class does not say so."""
+    """Do nothing: the layer calls the attention function by its name already, although its class does not say so."""
 
 
 def _inner(module: Any, config: Any, positions: TokenPositions) -> None:
-    """GPT-J, CodeGen, GPT-Neo, GPT-NeoX Japanese: replace the method `_attn`."""
+    """Replace the method `_attn` of GPT-J, CodeGen, GPT-Neo and GPT-NeoX Japanese."""
     head_dim = getattr(module, "head_dim", None) or module.head_size
     is_neo = hasattr(module, "attention_type")  # GPT-Neo does not scale scores
     window = config.window_size if is_neo and module.attention_type == "local" else 0

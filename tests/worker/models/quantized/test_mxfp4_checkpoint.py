@@ -15,7 +15,7 @@ from quire.shared.protocol.messages import SamplingParams
 from quire.worker.build import build_engine
 from quire.worker.engine.offline import complete
 from quire.worker.models.files.formats import make_reader, open_weights
-from quire.worker.models.files.quantized.mxfp4 import dequantize_mxfp4
+from quire.worker.models.files.quantized.mxfp4 import mxfp4_weight
 from quire.worker.models.native.config import read_config
 from quire.worker.models.native.decoder import Decoder
 from quire.worker.models.native.expert_weights import load_experts
@@ -41,7 +41,8 @@ def checkpoint(tmp_path: Path) -> Path:
         blocks = torch.randint(0, 256, (count, n, k // 32, 16), generator=generator).to(torch.uint8)
         scales = torch.randint(118, 122, (count, n, k // 32), generator=generator).to(torch.uint8)
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        dequantized[name] = dequantize_mxfp4(blocks, scales, torch.float32).transpose(1, 2).contiguous()
+        weights = [mxfp4_weight(*expert).dequantized() for expert in zip(blocks, scales, strict=True)]
+        dequantized[name] = torch.stack(weights).transpose(1, 2).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     save_file(dequantized, plain / "model.safetensors", metadata={"format": "pt"})
     edit_config(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})

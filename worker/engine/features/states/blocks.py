@@ -101,7 +101,7 @@ class StatefulBlockManager(BlockManager):
     def cache_full_blocks(self, sequence: Sequence, num_computed: int) -> None:
         """Add full blocks to the prefix cache, and the snapshots that the sequence holds of them."""
         super().cache_full_blocks(sequence, num_computed)
-        for count in sorted(one for one in sequence.held_snapshots if one <= num_computed):
+        for count in sorted(at for at in sequence.held_snapshots if at <= num_computed):
             key = self._hash(sequence, count // self.block_size - 1)
             self.states.keep(sequence, count, key if key in self._block_of else None)
 

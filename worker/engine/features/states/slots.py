@@ -153,7 +153,7 @@ class StateSlots:
         return slot
 
     def hold_last(self, sequence: Sequence, num_tokens: int) -> int | None:
-        """Like `hold`, but in the slot of the sequence's last held snapshot if there is one."""
+        """Take a slot as `hold` does, but that of the sequence's last held snapshot if there is one."""
         if not sequence.held_snapshots:
             return self.hold(sequence, num_tokens)
         slot = sequence.held_snapshots.pop(max(sequence.held_snapshots))

@@ -25,7 +25,7 @@ KINDS = {
 
 def common_kind(types: Sequence[str]) -> str | None:
     """Return the kind of weights side by side that have these types; None if there is none."""
-    kinds = {KINDS.get(one) for one in types}
+    kinds = {KINDS.get(type_name) for type_name in types}
     if len(kinds) == 1:
         return kinds.pop()
     return K_QUANT6 if kinds <= set(K_QUANTS) else None

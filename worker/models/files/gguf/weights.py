@@ -187,13 +187,13 @@ class GGUFWeights(Weights):
             except ValueError as error:
                 raise CheckpointError(self._folder, f"tensor {tensor.name}: {error}", AGAIN) from None
             if isinstance(weight, GroupedWeight):
-                if (found := grouped_part(weight, _columns(part))) is None:
+                if (grouped_columns := grouped_part(weight, _columns(part))) is None:
                     return None
-                grouped.append(found)
+                grouped.append(grouped_columns)
             else:
-                if (found_blocks := k_quant_part(weight, _columns(part))) is None:
+                if (block_columns := k_quant_part(weight, _columns(part))) is None:
                     return None
-                of_blocks.append(found_blocks)
+                of_blocks.append(block_columns)
         return k_quant_rows(of_blocks) if of_blocks else grouped_rows(grouped)
 
     def stored_dtype(self, name: str) -> torch.dtype:
@@ -204,11 +204,11 @@ class GGUFWeights(Weights):
             yield name, list(tensor.shape), self._expand(tensor, torch.tensor([tensor.shape[0] // 2])).float()
 
     def equal(self, first: str, second: str) -> bool:
-        one, two = self._tensor(first), self._tensor(second)
+        left, right = self._tensor(first), self._tensor(second)
         data = self._file.map
         return (
-            one.type == two.type
-            and data[one.start : one.start + one.nbytes] == data[two.start : two.start + two.nbytes]
+            left.type == right.type
+            and data[left.start : left.start + left.nbytes] == data[right.start : right.start + right.nbytes]
         )
 
     def _tensor(self, name: str) -> GGUFTensor:

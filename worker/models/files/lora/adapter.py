@@ -140,7 +140,7 @@ def _factors(
     path: Path, tensors: dict[str, torch.Tensor], config: AdapterConfig, expected: dict[str, tuple[int, int]]
 ) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, str]]:
     """Return A [rank, in] and B [out, rank] of each module, checked, and the names that the adapter has for modules."""
-    found: dict[str, dict[str, tuple[str, torch.Tensor]]] = {}
+    pairs: dict[str, dict[str, tuple[str, torch.Tensor]]] = {}
     names = {}
     for name, tensor in sorted(tensors.items()):
         own, side = _module_of(path, name)
@@ -148,15 +148,15 @@ def _factors(
         if module not in expected:
             what = f"tensor {name} is of a layer that this model does not have{_of(config)}"
             raise CheckpointError(path, what, "give an adapter that was trained for this model")
-        pair = found.setdefault(module, {})
+        pair = pairs.setdefault(module, {})
         if side in pair:
             raise CheckpointError(path, f"tensors {pair[side][0]} and {name} are of the same module", AGAIN)
         pair[side], names[module] = (name, _checked(path, name, tensor)), own
-    if not found:
+    if not pairs:
         raise CheckpointError(path, "this file has no tensors of the text model", AGAIN)
     factors = {}
-    for module in (name for name in expected if name in found):
-        pair = found[module]
+    for module in (name for name in expected if name in pairs):
+        pair = pairs[module]
         for side in "AB":
             if side not in pair:
                 raise CheckpointError(path, f"tensor {PREFIX}{names[module]}.lora_{side}.weight is missing", AGAIN)

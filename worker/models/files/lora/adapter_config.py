@@ -121,9 +121,9 @@ def read_adapter_config(data: bytes, where: str) -> AdapterConfig:
 
 def _targets(values: dict[str, Any]) -> tuple[str, ...] | None:
     targets = values.get("target_modules")
-    if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         return None  # a regular expression, or the default of the model's family
-    selects = any("." in one for one in targets) or any(
+    selects = any("." in target for target in targets) or any(
         values.get(name) for name in ("layers_to_transform", "layers_pattern", "exclude_modules")
     )
     return None if selects else tuple(targets)

@@ -136,9 +136,9 @@ class QuantizedCheckpoint(Weights):
         layout = self.quantization.layer(layer, self._stored_type)
         ends = [] if layout is None else list(layout.tensors(shape[0], shape[1]))
         if ends and "weight" not in ends and name in self._tensors:
-            found = next((end for end in ends if f"{layer}.{end}" in self._tensors), "")
-            if found:
-                what = f"tensors {name} and {layer}.{found} are of the same layer, expected one of them"
+            other = next((end for end in ends if f"{layer}.{end}" in self._tensors), "")
+            if other:
+                what = f"tensors {name} and {layer}.{other} are of the same layer, expected one of them"
                 raise CheckpointError(self._tensors[name][0], what, AGAIN)
         return layout
 
@@ -150,12 +150,12 @@ class QuantizedCheckpoint(Weights):
             remedy = "quantization_config must describe these weights, and the checkpoint must be complete"
             raise CheckpointError(self._folder, what, remedy)
         path, header = self._header(name, stored.shapes[0])
-        found, kind = tuple(header.get_shape()), header.get_dtype()
+        shape, kind = tuple(header.get_shape()), header.get_dtype()
         if kind not in stored.types:
             what = f"tensor {name} has the type {kind}, expected {' or '.join(stored.types)}"
             raise CheckpointError(path, what, "quantization_config must describe these weights; " + AGAIN)
-        if found not in stored.shapes:
-            what = f"tensor {name} has the shape {list(found)}, expected {list(stored.shapes[0])}"
+        if shape not in stored.shapes:
+            what = f"tensor {name} has the shape {list(shape)}, expected {list(stored.shapes[0])}"
             raise CheckpointError(path, what, SAME_MODEL)
         if stored.holds is not None:
             values = super()._stored(name, ()).tolist()
@@ -206,7 +206,7 @@ class QuantizedCheckpoint(Weights):
             at = whole[kind].shapes.index(super(QuantizedCheckpoint, self).shape(stored))
             sizes = zip(start[kind].shapes[at], end[kind].shapes[at], strict=True)
             part = [slice(None) if low == high else slice(low, high) for low, high in sizes]
-            is_all = (first, last) == (0, n) or all(one == slice(None) for one in part)
+            is_all = (first, last) == (0, n) or all(span == slice(None) for span in part)
             stored_tensors.append(self._finite(stored, () if is_all else tuple(part)))
             return stored_tensors[-1]
 

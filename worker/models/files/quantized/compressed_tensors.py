@@ -80,8 +80,8 @@ class IntegerLayer:
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         groups, per_word = num_groups(k, self.group_size), 32 // self.bits
-        one: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1)) if self.per_tensor else ((n, groups),)
-        stored = {"weight_scale": Stored(FLOATS, (*one, (n,)) if groups == 1 and not self.per_tensor else one)}
+        shapes: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1)) if self.per_tensor else ((n, groups),)
+        stored = {"weight_scale": Stored(FLOATS, (*shapes, (n,)) if groups == 1 and not self.per_tensor else shapes)}
         if self.is_packed:
             stored["weight_packed"] = Stored(("I32",), ((n, -(-k // per_word)),))
             stored["weight_shape"] = Stored(("I64", "I32"), ((2,),), holds=(n, k))
@@ -166,10 +166,10 @@ def read_compressed_tensors(fields: Fields) -> CompressedTensors:
 
 
 def _format(fields: Fields, name: str, whole: str | None) -> str | None:
-    found = fields.get(name, whole)
-    if found is not None and found not in FORMATS:
+    value = fields.get(name, whole)
+    if value is not None and value not in FORMATS:
         raise fields.fault(name, f"{', '.join(FORMATS)}; {OTHER}")
-    return None if found == MIXED else found
+    return None if value == MIXED else value
 
 
 def _strings(fields: Fields, name: str, default: list[str]) -> list[str]:
@@ -232,7 +232,7 @@ def _integer_layer(weights: Fields, bits: int, is_packed: bool, group: Fields) -
 
 
 def _rounds_rows(group: Fields) -> bool:
-    """True if activations are rounded as the kernels do it: to symmetric 8 bits with a scale per token."""
+    """Return whether activations are rounded as the kernels do it: to symmetric 8 bits with a scale per token."""
     inputs = group.section("input_activations")
     return (
         inputs.get("type", "int") == "int"

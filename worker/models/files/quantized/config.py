@@ -29,10 +29,10 @@ def parse_quantization(fields: Fields) -> Quantization | None:
 
     fields: of `config.json`.
     """
-    found = [name for name in QUANTIZED if fields.get(name) is not None]
-    if not found:
+    sections = [name for name in QUANTIZED if fields.get(name) is not None]
+    if not sections:
         return None
-    section = fields.section(found[0])
+    section = fields.section(sections[0])
     # Configurations of compressed-tensors before its field quant_method have only groups.
     default = "compressed-tensors" if section.has("config_groups") else None
     method = section.get("quant_method", default)

@@ -70,7 +70,7 @@ class DequantizedCheckpoint(QuantizedCheckpoint):
         return layout if has_scales else None
 
     def _is_of_no_layer(self, name: str) -> bool:
-        """False for tensors besides the weights of a quantised layer, such as its order of groups."""
+        """Return False for tensors besides the weights of a quantised layer, such as its order of groups."""
         return f"{name.rpartition('.')[0]}.weight" not in self._shapes or name.endswith((".weight", ".bias"))
 
     def _shape_of(self, layer: str, layout: LayerLayout) -> tuple[int, int]:

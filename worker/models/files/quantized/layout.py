@@ -141,7 +141,7 @@ def layout_of_qweight(layout: LayerLayout, name: str, stored_type: StoredType) -
 
 
 def num_groups(k: int, group_size: int) -> int:
-    """The number of groups of k input features. group_size 0: one group of all."""
+    """Return the number of groups of k input features. group_size 0: one group of all."""
     return -(-k // group_size) if group_size else 1
 
 

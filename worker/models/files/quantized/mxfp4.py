@@ -11,32 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.kernels.weights import E2M1, GROUP, MXFP4, GroupedWeight
+from quire.kernels.weights import MXFP4, GroupedWeight
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized.layout import LayerLayout, StoredType, refuse_unknown
 
-BIAS, NO_NUMBER = 127, 255
+BIAS = 127
 LARGEST_SCALE = 125 + BIAS  # 6 times a larger one is no float32 number
-
-
-def dequantize_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return weights [..., rows, groups * 32], exact in float32 and bfloat16 unless they are below the normal numbers.
-
-    Raises ValueError for other types or shapes, and for a scale that is no number.
-    """
-    for name, tensor in (("blocks", blocks), ("scales", scales)):
-        if tensor.dtype is not torch.uint8:
-            raise ValueError(f"{name} has the type {tensor.dtype}, expected torch.uint8")
-    if blocks.shape != (*scales.shape, GROUP // 2):
-        raise ValueError(f"blocks has the shape {list(blocks.shape)}, expected {[*scales.shape, GROUP // 2]}")
-    if bool((scales == NO_NUMBER).any()):
-        raise ValueError(f"scales has the value {NO_NUMBER}, which is no number")
-    out = torch.empty((*scales.shape, GROUP), dtype=dtype)
-    values = torch.tensor(E2M1)
-    exponents = scales.to(torch.int32)[..., None] - BIAS
-    out[..., 0::2] = torch.ldexp(values[(blocks & 15).int()], exponents)
-    out[..., 1::2] = torch.ldexp(values[(blocks >> 4).int()], exponents)
-    return out.flatten(-2)
 
 
 def mxfp4_weight(blocks: Tensor, scales: Tensor) -> GroupedWeight:

@@ -47,16 +47,16 @@ class Mxfp4Checkpoint(QuantizedCheckpoint):
     def grouped_entry(self, name: str, index: int, part: tuple[slice, ...]) -> GroupedWeight | None:
         if name not in self._experts:
             return None
-        found = grouped_part(self._entry(name, index), part)
-        if found is not None:
+        weight = grouped_part(self._entry(name, index), part)
+        if weight is not None:
             self._count(name, (slice(index, index + 1),))
-        return found
+        return weight
 
     def _entry(self, name: str, index: int) -> GroupedWeight:
         """Read the weights of one expert, [N, K]."""
-        one = (slice(index, index + 1),)
+        span = (slice(index, index + 1),)
         try:
-            stored = [super(Mxfp4Checkpoint, self)._stored(name + end, one) for end in (BLOCKS, SCALES)]
+            stored = [super(Mxfp4Checkpoint, self)._stored(name + end, span) for end in (BLOCKS, SCALES)]
             weight = mxfp4_weight(stored[0][0], stored[1][0])
             for tensor in stored:
                 self._mapped.release(tensor)

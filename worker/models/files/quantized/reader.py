@@ -102,18 +102,18 @@ class QuantizedReader(WeightReader):
 
         def integers(wanted: int) -> Form:
             def read(chosen: Sequence[str], parts: Sequence[Part]) -> LinearWeight:
-                found = self._checkpoint.exact(chosen, wanted, parts)
-                if found is None:
+                weight = self._checkpoint.exact(chosen, wanted, parts)
+                if weight is None:
                     raise NotHeld
-                return found
+                return weight
 
             return Form(read, AS_STORED)
 
         def codes(chosen: Sequence[str], parts: Sequence[Part]) -> LinearWeight:
-            found = self._checkpoint.codes(chosen, parts, names)
-            if found is None or found.kind not in self._ops.code_kinds:
+            weight = self._checkpoint.codes(chosen, parts, names)
+            if weight is None or weight.kind not in self._ops.code_kinds:
                 raise NotHeld
-            return found
+            return weight
 
         kept = self._kept(names)
         yield from map(integers, self._wanted(names, bits))

@@ -105,8 +105,8 @@ class ScaledWeight:
         k = self.values.shape[1]
         if not torch.equal(self.groups[order], torch.arange(k) // self.block[1]):
             return None
-        found = replace(self, values=self.values[:, order].contiguous(), groups=None).grouped()
-        return None if found is None else replace(found, order=order.int())
+        grouped = replace(self, values=self.values[:, order].contiguous(), groups=None).grouped()
+        return None if grouped is None else replace(grouped, order=order.int())
 
     def _int8(self) -> QuantizedWeight | None:
         n, k = self.values.shape
