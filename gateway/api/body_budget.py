@@ -93,8 +93,9 @@ class BodyBudget:
     def _grant(self) -> None:
         """Give room to the callers that have least. A large body is not overtaken by smaller ones of other callers."""
         while True:
-            able = [one for one in self._callers.values() if one.waiting and self._is_fair(one, one.waiting[0][0])]
-            caller = min(able, key=lambda one: one.held, default=None)
+            waiting = [caller for caller in self._callers.values() if caller.waiting]
+            able = [caller for caller in waiting if self._is_fair(caller, caller.waiting[0][0])]
+            caller = min(able, key=lambda caller: caller.held, default=None)
             if caller is None or not self._fits(caller, caller.waiting[0][0]):
                 return
             size, room = caller.waiting.popleft()

@@ -71,7 +71,7 @@ class Call:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], defaults: Mapping[str, float]) -> Call:
-        """The call without prompts from parameters that were read (`parameters.read`). Raises InvalidRequest.
+        """Return the call without prompts from parameters that were read (`parameters.read`). Raises InvalidRequest.
 
         defaults: the model's, for sampling parameters that the call leaves out.
         """
@@ -121,7 +121,7 @@ class Call:
             seed=given.get("seed"),
             user=given.get("safety_identifier") or given.get("user", ""),
             no_effect=tuple(
-                name for name, one in NO_EFFECT.items() if name in given and given[name] not in one.neutral
+                name for name, parameter in NO_EFFECT.items() if name in given and given[name] not in parameter.neutral
             ),
             cache_salt=given.get("cache_salt", ""),
             grammar_parameter=grammar.name if grammar else "",
@@ -144,7 +144,7 @@ class Call:
         output_spec: str = "",
         echo: str = "",
     ) -> Call:
-        """The complete call with these prompts, each with its name for errors. Raises InvalidRequest.
+        """Return the complete call with these prompts, each with its name for errors. Raises InvalidRequest.
 
         default_max_tokens: for calls without max_tokens; None: the rest of the context. output_spec: the JSON of the
         `OutputSpec`; empty for an answer of plain text. echo: JSON that the dialect repeats in its answer.
@@ -177,7 +177,7 @@ class Call:
         return {name: count for name, count in counts.items() if count}
 
     def truncated(self, token_ids: list[int], room: int) -> list[int]:
-        """The tokens of a prompt that remain. room: the longest prompt that fits with the answer."""
+        """Return the tokens of a prompt that remain. room: the longest prompt that fits with the answer."""
         length = self.truncate_prompt_tokens
         if length is None:
             return token_ids
@@ -187,7 +187,7 @@ class Call:
         return token_ids[-length:] if self.truncation_side == "left" and length else token_ids[:length]
 
     def without_effect(self: C, names: Sequence[str]) -> C:
-        """The call with further names of parameters that have no effect."""
+        """Return the call with further names of parameters that have no effect."""
         return replace(self, no_effect=(*self.no_effect, *names))
 
     def note(self, request: web.Request, key: bytes) -> None:
@@ -198,7 +198,7 @@ class Call:
         request[NO_EFFECT_NAMES] = ", ".join(filter(None, names))
 
     def metadata(self, dialect: str, created: int) -> CallMetadata:
-        """The facts that another gateway needs to render the answer."""
+        """Return the facts that another gateway needs to render the answer."""
         return replace(self.about, dialect=dialect, created=created)
 
     def requests(self, call_id: str) -> list[GenerationRequest]:
@@ -219,7 +219,7 @@ class Call:
 
 
 def _priority_class(given: Mapping[str, Any]) -> str:
-    """The class of a call. Raises InvalidRequest if its tier is another one."""
+    """Return the class of a call. Raises InvalidRequest if its tier is another one."""
     asked: str | None = given.get("priority")
     tier = given.get("service_tier", AUTO)
     if tier == AUTO:
@@ -250,7 +250,7 @@ def _sampling(
     max_tokens: int | None,
     about: CallMetadata,
 ) -> SamplingParams:
-    """The sampling parameters that all prompts share."""
+    """Return the sampling parameters that all prompts share."""
     sampling = {**defaults, **{name: value for name, value in given.items() if name in PARAMETERS}}
     if type(top_logprobs := given.get("logprobs")) is int:  # a completion
         sampling |= {"logprobs": True, "top_logprobs": top_logprobs}
@@ -258,7 +258,9 @@ def _sampling(
         sampling["grammar"] = grammar.text
     if given.get("use_beam_search"):
         # A beam search draws no tokens: the model's temperature and truncation do not apply to it.
-        sampling |= {name: one.beam_value for name, one in PARAMETERS.items() if one.beam_value is not None}
+        sampling |= {
+            name: parameter.beam_value for name, parameter in PARAMETERS.items() if parameter.beam_value is not None
+        }
         sampling.setdefault("beam_width", max(given.get("n", 1), DEFAULT_BEAM_WIDTH))
     # A worker reports what the answer shows of the prompt.
     echoed = about.logprobs if about.echoes_prompt else -1

@@ -65,7 +65,7 @@ class ChatAnswer(ChoiceFormat):
         self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
 
     def opening(self) -> list[str]:
-        """The first event of each choice, with the role of the speaker."""
+        """Return the first event of each choice, with the role of the speaker."""
         return [self._event(index, '{"role":"assistant","content":""}') for index in range(self._choices)]
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
@@ -83,7 +83,7 @@ class ChatAnswer(ChoiceFormat):
         return [self._event(index, delta, None if at else logprobs) for at, delta in enumerate(deltas)]
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
-        """The event with the token ids of the prompt, if the call asks for them."""
+        """Yield the event with the token ids of the prompt, if the call asks for them."""
         if self._about.return_token_ids:
             yield f'data: {self._head}],"prompt_token_ids":{sse.dumps(prompt.token_ids)}{self._tail}'
 
@@ -102,7 +102,7 @@ class ChatAnswer(ChoiceFormat):
         return [sse.event(body(error))]
 
     def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
-        """The whole answer: pieces of one JSON object."""
+        """Yield the whole answer: pieces of one JSON object."""
         yield self._whole_head
         for index, choice in enumerate(choices):
             yield f'{"," if index else ""}{{"index":{index},"message":{sse.dumps(_message(choice))},"logprobs":'
@@ -126,7 +126,7 @@ class ChatAnswer(ChoiceFormat):
 
 
 def _delta(part: AnswerPart) -> str:
-    """The `delta` of one part."""
+    """Return the `delta` of one part."""
     text = sse.quote(part.text)
     match part.kind:
         case PartKind.CONTENT:
@@ -141,7 +141,7 @@ def _delta(part: AnswerPart) -> str:
 
 
 def _message(choice: Choice) -> dict[str, Any]:
-    """The `message` of a whole choice."""
+    """Return the `message` of a whole choice."""
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
     if not choice.parts:
         return message

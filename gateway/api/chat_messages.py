@@ -27,7 +27,7 @@ MAX_CALL_ID_LENGTH = 256
 
 
 def read_messages(value: Any) -> list[Message]:
-    """The conversation: each message with the keys of its role (`chat_template.Message`).
+    """Return the conversation: each message with the keys of its role (`chat_template.Message`).
 
     A key whose value is null counts as absent. Raises InvalidRequest that names the message and the key.
     """
@@ -88,7 +88,7 @@ def _has_only_copies(value: Any, message: dict[str, Any]) -> bool:
 
 
 def _tool_calls(name: str, value: Any) -> list[dict[str, Any]]:
-    """The tool calls of an assistant's message, with their arguments as objects: chat templates write them as JSON."""
+    """Return the tool calls of an assistant's message, with arguments as objects: chat templates write them as JSON."""
     if type(value) is not list or len(value) > MAX_TOOL_CALLS:
         raise invalid(name, f"an array of at most {MAX_TOOL_CALLS} tool calls", value)
     calls = []
@@ -118,7 +118,7 @@ def _tool_calls(name: str, value: Any) -> list[dict[str, Any]]:
 
 
 def call_arguments(name: str, value: Any) -> dict[str, Any]:
-    """The arguments of a tool call, given as text. Raises InvalidRequest.
+    """Return the arguments of a tool call, given as text. Raises InvalidRequest.
 
     The text may be no JSON: models write what they want, and an answer that was cut off ends inside of its arguments.
     """

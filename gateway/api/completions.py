@@ -89,7 +89,7 @@ class CompletionAnswer(ChoiceFormat):
         return [self.text(index, "".join(part.text for part in parts), logprobs)]
 
     def _logprobs(self, prompt: PromptText | None, scored: ScoredTokens | None) -> Iterator[str]:
-        """The JSON of `logprobs` of an echoed prompt and generated tokens, in pieces."""
+        """Return the JSON of `logprobs` of an echoed prompt and generated tokens, in pieces."""
         echoes = self._about.echoes_prompt and self._about.logprobs >= 0
         echoed = prompt if echoes and prompt is not None and prompt.is_scored else None
         generated = scored if scored is not None and scored.records else None
@@ -105,7 +105,7 @@ class CompletionAnswer(ChoiceFormat):
         return of_completion(rows, self._texts)
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
-        """The events of a prompt, before the text of its choices: an echoed prompt in portions, and its token ids."""
+        """Yield the events before the text of the choices: an echoed prompt in portions, and its token ids."""
         ids = f',"prompt_token_ids":{sse.dumps(prompt.token_ids)}' if self._about.return_token_ids else ""
         portions = list(prompt_portions(prompt, self._about)) if self._about.echoes_prompt else [("", None)]
         for index in range(first_choice, first_choice + self._n):
@@ -131,7 +131,7 @@ class CompletionAnswer(ChoiceFormat):
         return [sse.event(body(error))]
 
     def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
-        """The whole answer: pieces of one JSON object."""
+        """Yield the whole answer: pieces of one JSON object."""
         yield self._head
         for index, choice in enumerate(choices):
             prompt = choice.prompt

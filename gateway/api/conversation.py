@@ -25,7 +25,7 @@ from quire.shared.text.chat_template import ChatTemplate
 
 
 def read_conversation(given: Mapping[str, Any]) -> Conversation:
-    """The conversation in the parameters of a chat that were read. Raises InvalidRequest."""
+    """Return the conversation in the parameters of a chat that were read. Raises InvalidRequest."""
     tools, choice = given.get("tools", ()), given.get("tool_choice", ToolChoice())
     check_choice(tools, choice)
     messages = read_messages(given["messages"])
@@ -48,7 +48,7 @@ def read_conversation(given: Mapping[str, Any]) -> Conversation:
 
 
 async def render_prompt(conversation: Conversation, limits: RequestLimits, renderer: Renderer) -> RenderedChat:
-    """Renders and tokenizes the prompt of a conversation, which may be longer than the context. Raises ApiError."""
+    """Render and tokenize the prompt of a conversation, which may be longer than the context. Raises ApiError."""
     # Control tokens in texts of the client are divided before the gateway writes marks of its own.
     given = (conversation.callable_tools, conversation.template_variables)
     messages, (tools, variables), mark = await renderer.mark_control_tokens(
@@ -70,7 +70,7 @@ async def read_call(
     echo: str = "",
     default_max_tokens: int | None = None,
 ) -> Call:
-    """Checks and tokenizes a conversation: the call, which is checked, with its prompt. Raises ApiError.
+    """Check and tokenize a conversation: the call, which is checked, with its prompt. Raises ApiError.
 
     echo: JSON that the dialect repeats in its answer. default_max_tokens: for calls without max_tokens, at most the
     rest of the context; None: the rest of the context.
@@ -117,7 +117,7 @@ async def read_call(
 
 
 def _with_possible_calls(conversation: Conversation, renderer: Renderer) -> Conversation:
-    """The conversation with at most one call per answer if its template shows the model one call per message only."""
+    """Return the conversation with at most one call per answer if the template shows one call per message only."""
     template = renderer.model.template
     if template is None or template.with_tools.tool_turns.is_parallel or renderer.describes_tools:
         return conversation
@@ -125,14 +125,14 @@ def _with_possible_calls(conversation: Conversation, renderer: Renderer) -> Conv
 
 
 def _besides(choice: ToolChoice, call: Call) -> Besides:
-    """What an answer may have besides calls."""
+    """Return what an answer may have besides calls."""
     if choice.mode != ToolMode.AUTO:
         return Besides.NOTHING
     return Besides.JSON if call.common.grammar else Besides.TEXT
 
 
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables for the chat template that the parameters of a call set; `chat_template_kwargs` has precedence."""
+    """Return the template variables that the parameters of a call set; `chat_template_kwargs` has precedence."""
     variables = {name: given[name] for name in ("reasoning_effort", "verbosity") if name in given}
     if variables.get("reasoning_effort") == "none":
         # The name that most templates know (Qwen3, DeepSeek V3.1: `thinking`).
@@ -141,7 +141,7 @@ def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown_variables(given: Mapping[str, Any], template: ChatTemplate | None) -> list[str]:
-    """The parameters of a call that only set variables which the chat template does not know."""
+    """Return the parameters of a call that only set variables which the chat template does not know."""
     if template is None:
         return []
     names = [
@@ -154,7 +154,7 @@ def unknown_variables(given: Mapping[str, Any], template: ChatTemplate | None) -
 
 
 def _content_schema(grammar: str, name: str, model: ServedModel) -> str:
-    """The JSON schema of an answer with tools that calls none; empty if any text will do. Raises InvalidRequest.
+    """Return the JSON schema of an answer with tools that calls none; empty if any text will do. Raises InvalidRequest.
 
     grammar: the one of the parameter `name`; empty without it.
     """

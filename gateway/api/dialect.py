@@ -54,7 +54,7 @@ class Dialect:
         raise NotImplementedError
 
     def is_kept(self, metadata: CallMetadata) -> bool:
-        """True if clients may ask for the call after its own answer."""
+        """Return True if clients may ask for the call after its own answer."""
         return True
 
     def not_found(self, public_id: str) -> NotFound:
@@ -62,7 +62,7 @@ class Dialect:
         return stored.not_found()
 
     def read_place(self, request: web.Request) -> Any:
-        """The last event that the client of a resumed stream has. Raises InvalidRequest."""
+        """Return the last event that the client of a resumed stream has. Raises InvalidRequest."""
         return stored.read_event_id(request)
 
     async def catch_up(

@@ -89,7 +89,7 @@ class EmbeddingFormat:
     normalize: bool
 
     def finish(self, data: bytes) -> array[float]:
-        """The numbers of an embedding from those that the worker sent. Raises ApiError."""
+        """Return the numbers of an embedding from those that the worker sent. Raises ApiError."""
         values = array("f")
         values.frombytes(data)
         if self.dimensions is not None:
@@ -101,7 +101,7 @@ class EmbeddingFormat:
         return array("f", [value / length for value in values]) if self.normalize and length else values
 
     def render(self, values: array[float]) -> str:
-        """The JSON value of an embedding."""
+        """Return the JSON value of an embedding."""
         if self.encoding == BASE64:
             return f'"{base64.b64encode(values.tobytes()).decode("ascii")}"'
         return f"[{','.join(map(repr, values))}]"
@@ -135,7 +135,7 @@ class EmbeddingDialect(Dialect):
         self.max_inputs = max_inputs
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> EmbeddingCall:
-        """Checks and tokenizes a call. Raises ApiError."""
+        """Check and tokenize a call. Raises ApiError."""
         return await _read_call(body, limits, renderer, self.model, self.max_inputs)
 
 
@@ -198,7 +198,7 @@ def _check_dimensions(dimensions: int, available: int) -> None:
 
 
 def _kept_tokens(truncate_prompt_tokens: int | None, max_model_len: int) -> int:
-    """The number of tokens of an input that are kept; 0 for all. Raises InvalidRequest."""
+    """Return the number of tokens of an input that are kept; 0 for all. Raises InvalidRequest."""
     if truncate_prompt_tokens == 0:
         raise refused("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1, not 0.")
     if truncate_prompt_tokens is None:
@@ -213,7 +213,7 @@ def _kept_tokens(truncate_prompt_tokens: int | None, max_model_len: int) -> int:
 
 
 def _checked(name: str, token_ids: Sequence[int], limits: RequestLimits) -> tuple[int, ...]:
-    """The tokens of an input. Raises InvalidRequest."""
+    """Return the tokens of an input. Raises InvalidRequest."""
     if not token_ids:
         raise refused(name, f"{name} is empty: it has no tokens.", code="empty_prompt")
     if max(token_ids) >= limits.vocab_size:
@@ -232,7 +232,7 @@ def _checked(name: str, token_ids: Sequence[int], limits: RequestLimits) -> tupl
 def render_answer(
     call_id: str, model: str, metadata: CallMetadata, form: EmbeddingFormat, embeddings: Iterable[array[float]]
 ) -> Iterator[str]:
-    """The answer to a call: pieces of one JSON object. embeddings: in the order of the inputs."""
+    """Yield the answer to a call: pieces of one JSON object. embeddings: in the order of the inputs."""
     head = f'{{"id":{sse.quote(PREFIX + call_id)},"object":"list","created":{metadata.created}'
     yield f'{head},"model":{sse.quote(model)},"data":['
     for index, values in enumerate(embeddings):

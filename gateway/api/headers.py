@@ -29,14 +29,14 @@ _CLIENT_ID = re.compile(r"[!#-&(-~]{1,128}", re.ASCII)
 
 
 def client_id(request: web.BaseRequest) -> str:
-    """The id that the client gave to a request; empty if it gave none, or one that is refused."""
+    """Return the id that the client gave to a request; empty if it gave none, or one that is refused."""
     values = request.headers.getall(CLIENT_ID_HEADER, [])
     return values[0] if len(values) == 1 and _CLIENT_ID.fullmatch(values[0]) else ""
 
 
 @web.middleware
 async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses a request with an id that cannot be logged. Raises InvalidRequest."""
+    """Refuse a request with an id that cannot be logged. Raises InvalidRequest."""
     values = request.headers.getall(CLIENT_ID_HEADER, [])
     if values and not client_id(request):
         given = shown(values[0]) if len(values) == 1 else f"{len(values)} values"
@@ -49,7 +49,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 def add_request_headers(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Adds to an answer the headers that depend on its request."""
+    """Add to an answer the headers that depend on its request."""
     if server_id := request.get(REQUEST_ID):
         response.headers[CLIENT_ID_HEADER] = client_id(request) or server_id
         response.headers[SERVER_ID_HEADER] = server_id

@@ -109,7 +109,7 @@ NO_EFFECT: dict[str, Parameter] = {
 
 
 def user_hash(user: str, key: bytes) -> str:
-    """The hash of a user for logs: the beginning of HMAC-SHA-256, in hexadecimal. Empty without a user."""
+    """Return the hash of a user for logs: the beginning of HMAC-SHA-256, in hexadecimal. Empty without a user."""
     if not user:
         return ""
     return hmac.new(key, user.encode(), hashlib.sha256).hexdigest()[:USER_HASH_DIGITS]

@@ -43,19 +43,19 @@ Texts = TokenTexts | TokenNumbers
 
 
 def texts_of(texts: TokenTexts, metadata: CallMetadata) -> Texts:
-    """The names of tokens for a call."""
+    """Return the names of tokens for a call."""
     return TokenNumbers(texts) if metadata.return_tokens_as_token_ids else texts
 
 
 def of_chat(scored: ScoredTokens, texts: Texts) -> Iterator[str]:
-    """The JSON of `logprobs` of a choice of a chat."""
+    """Yield the JSON of `logprobs` of a choice of a chat."""
     yield '{"content":'
     yield from array(token_entries(scored, texts))
     yield ',"refusal":null}'
 
 
 def token_entries(scored: ScoredTokens, texts: Texts) -> Iterator[str]:
-    """The JSON object of each token, as in chats and responses."""
+    """Yield the JSON object of each token, as in chats and responses."""
 
     def entry(token_id: int, logprob: float) -> str:
         token = texts[token_id]
@@ -82,13 +82,13 @@ Rows = Callable[[], Iterator[TokenRow]]
 
 
 def generated_rows(scored: ScoredTokens) -> Iterator[TokenRow]:
-    """The rows of generated tokens, decoded lazily."""
+    """Yield the rows of generated tokens, decoded lazily."""
     for (token_id, (logprob, top)), offset in zip(scored.rows(), scored.offsets, strict=True):
         yield TokenRow(token_id, logprob, top, offset)
 
 
 def of_completion(rows: Rows, texts: Texts) -> Iterator[str]:
-    """The JSON of `logprobs` of a choice of a completion. `top_logprobs` has the token itself at any rank.
+    """Yield the JSON of `logprobs` of a choice of a completion. `top_logprobs` has the token itself at any rank.
 
     rows: called once for each of the four lists, so that no list of all rows is in memory.
     """
@@ -97,10 +97,10 @@ def of_completion(rows: Rows, texts: Texts) -> Iterator[str]:
         if row.logprob is None:
             return "null"
         # Several tokens may have the same name; the most probable one stands for all.
-        found: dict[str, float] = {}
+        by_name: dict[str, float] = {}
         for other, value in (*row.top, (row.token_id, row.logprob)):
-            found.setdefault(texts[other].name, value)
-        return "{" + ",".join([f"{name}:{number(value)}" for name, value in found.items()]) + "}"
+            by_name.setdefault(texts[other].name, value)
+        return "{" + ",".join([f"{name}:{number(value)}" for name, value in by_name.items()]) + "}"
 
     yield '{"tokens":'
     yield from array(texts[row.token_id].name for row in rows())
@@ -114,7 +114,7 @@ def of_completion(rows: Rows, texts: Texts) -> Iterator[str]:
 
 
 def of_prompt(prompt: PromptText, top_logprobs: int, texts: Texts) -> Iterator[str]:
-    """The JSON of `prompt_logprobs`: null for the first token, then an object for each token.
+    """Return the JSON of `prompt_logprobs`: null for the first token, then an object for each token.
 
     An object has `logprob`, `rank` and `decoded_token` by token id: of the token itself, and of the `top_logprobs` most
     probable ones.
@@ -127,16 +127,16 @@ def of_prompt(prompt: PromptText, top_logprobs: int, texts: Texts) -> Iterator[s
     def token(token_id: int, scores: PromptTokenLogprobs | None) -> str:
         if scores is None:
             return "null"
-        found = {token_id: (scores.logprob, scores.rank)}
+        by_id = {token_id: (scores.logprob, scores.rank)}
         for rank, (other, logprob) in enumerate(scores.top[:top_logprobs], start=1):
-            found.setdefault(other, (logprob, rank))
-        return "{" + ",".join([entry(one, *values) for one, values in found.items()]) + "}"
+            by_id.setdefault(other, (logprob, rank))
+        return "{" + ",".join([entry(id_, *values) for id_, values in by_id.items()]) + "}"
 
     return array(map(token, prompt.token_ids, prompt.scores()))
 
 
 def prompt_rows(prompt: PromptText, top_logprobs: int) -> Iterator[TokenRow]:
-    """The rows of an echoed prompt, with this number of alternatives."""
+    """Yield the rows of an echoed prompt, with this number of alternatives."""
     for token_id, scores, offset in zip(prompt.token_ids, prompt.scores(), prompt.offsets, strict=False):
         if scores is None:
             yield TokenRow(token_id, None, (), offset)
@@ -145,7 +145,7 @@ def prompt_rows(prompt: PromptText, top_logprobs: int) -> Iterator[TokenRow]:
 
 
 def prompt_portions(prompt: PromptText, metadata: CallMetadata) -> Iterator[tuple[str, Rows | None]]:
-    """An echoed prompt in portions of text, each with its rows; a prompt without log-probabilities is one portion.
+    """Yield an echoed prompt in portions of text, each with its rows; without log-probabilities there is one portion.
 
     The ends of the portions depend on the prompt alone, so a resumed stream has the same events.
     """
@@ -159,7 +159,7 @@ def prompt_portions(prompt: PromptText, metadata: CallMetadata) -> Iterator[tupl
 
 
 def choice_prompt(prompt: PromptText | None, metadata: CallMetadata, texts: Texts) -> Iterator[str]:
-    """The fields that show the prompt: `prompt_logprobs` and `prompt_token_ids`; none unless the call asks for them."""
+    """Yield the fields `prompt_logprobs` and `prompt_token_ids` that show the prompt, if the call asks for them."""
     if prompt is None:
         return
     if metadata.prompt_logprobs >= 0 and prompt.is_scored:
@@ -171,14 +171,14 @@ def choice_prompt(prompt: PromptText | None, metadata: CallMetadata, texts: Text
 
 
 def token_ids_of(choice: Choice, metadata: CallMetadata) -> str:
-    """The field `token_ids` of a choice; empty unless the call asks for it."""
+    """Return the field `token_ids` of a choice; empty unless the call asks for it."""
     if not metadata.return_token_ids:
         return ""
     return f',"token_ids":{sse.dumps(choice.logprobs.token_ids if choice.logprobs is not None else [])}'
 
 
 def array(values: Iterator[str]) -> Iterator[str]:
-    """A JSON array in pieces."""
+    """Yield a JSON array in pieces."""
     before = "["
     while some := list(islice(values, PORTION)):
         yield before + ",".join(some)
@@ -187,5 +187,5 @@ def array(values: Iterator[str]) -> Iterator[str]:
 
 
 def number(logprob: float) -> str:
-    """A log-probability with the digits of a float32."""
+    """Return a log-probability with the digits of a float32."""
     return f"{max(logprob, LEAST):.9g}"

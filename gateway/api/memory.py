@@ -28,8 +28,8 @@ def map_large_blocks() -> None:
 def _trim() -> Callable[[int], int] | None:
     """Return malloc_trim; None if the C library has none, as musl."""
     try:
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-        return found
+        malloc_trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        return malloc_trim
     except (OSError, AttributeError):
         return None
 

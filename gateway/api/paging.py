@@ -23,7 +23,7 @@ class PageQuery:
 
 def read_page_query(request: web.Request, default: int, most: int, more: Sequence[str] = ()) -> PageQuery:
     """Read `limit`, `after` and the parameters `more`, each at most once. Raises InvalidRequest."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     known = ("limit", "after", *more)
     for name, value in request.query.items():
         if name not in known:
@@ -32,10 +32,10 @@ def read_page_query(request: web.Request, default: int, most: int, more: Sequenc
                 param=name[:80],
                 code="unknown_parameter",
             )
-        if name in found:
+        if name in fields:
             raise refused(name, f"{name} is given twice; give it once.")
-        found[name] = value
-    limit = found.pop("limit", str(default))
+        fields[name] = value
+    limit = fields.pop("limit", str(default))
     if not limit.isascii() or not limit.isdigit() or len(limit) > 6 or not 1 <= int(limit) <= most:
         raise refused("limit", f"limit must be an integer from 1 to {most}, not {shown(limit)}.")
-    return PageQuery(int(limit), found.pop("after", ""), found)
+    return PageQuery(int(limit), fields.pop("after", ""), fields)

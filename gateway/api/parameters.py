@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from quire.gateway.api import request_schemas
 from quire.gateway.api.labels import LABELS, NO_EFFECT
-from quire.gateway.api.prompt_parameters import OF_BOTH, OF_CHATS, OF_COMPLETIONS
+from quire.gateway.api.prompt_parameters import OF_CHATS, OF_COMPLETIONS, OF_PROMPTS
 from quire.gateway.api.tools import read_tool_choice, read_tools
 from quire.gateway.errors.api_errors import invalid, of_check, only, refused
 from quire.gateway.features.grammars.given_grammars import (
@@ -34,12 +34,12 @@ NO_FREE_END = dict.fromkeys(("ignore_eos", "min_tokens"), "the grammar of tool c
 
 
 def anything(name: str, value: Any) -> Any:
-    """Lets every value pass: a reader of its own checks it later."""
+    """Let every value pass: a reader of its own checks it later."""
     return value
 
 
 def priority_class(name: str, value: Any) -> str:
-    """The name of a class, also for vLLM's integer priorities. Raises InvalidValue."""
+    """Return the name of a class, also for vLLM's integer priorities. Raises InvalidValue."""
     if type(value) is int and abs(value) < 2**63:
         return PRIORITY_CLASSES[1 + (value > 0) - (value < 0)]
     if type(value) is not str or value not in PRIORITY_CLASSES:
@@ -55,18 +55,17 @@ class StreamOptions(NamedTuple):
 
 
 def stream_options(name: str, value: Any) -> StreamOptions:
-    """The options of a stream. Raises InvalidRequest or InvalidValue."""
+    """Return the options of a stream. Raises InvalidRequest or InvalidValue."""
     if type(value) is not dict:
         raise invalid(name, "an object", value)
     if value.get("include_obfuscation", False) not in (None, False):
         only(name, value, StreamOptions._fields)
     only(name, value, (*StreamOptions._fields, "include_obfuscation"))
-    options = StreamOptions(
-        **{one: Flag()(f"{name}.{one}", value[one]) for one in StreamOptions._fields if value.get(one) is not None}
-    )
+    given = [field for field in StreamOptions._fields if value.get(field) is not None]
+    options = StreamOptions(**{field: Flag()(f"{name}.{field}", value[field]) for field in given})
     if options.continuous_usage_stats and not options.include_usage:
-        one = f"{name}.continuous_usage_stats"
-        raise refused(one, f"{one} is allowed only with include_usage: true; leave it out.")
+        param = f"{name}.continuous_usage_stats"
+        raise refused(param, f"{param} is allowed only with include_usage: true; leave it out.")
     return options
 
 
@@ -102,7 +101,7 @@ ONE_GRAMMAR = "an answer follows one grammar"
 
 
 def _guided(form: str, read: Check[Any], kind: str, schema: Mapping[str, Any]) -> Parameter:
-    """An old name of a field of `structured_outputs`, which excludes the names before it in GRAMMAR_PARAMETERS."""
+    """Return the parameter of an old field of `structured_outputs`. It excludes those before it in the table."""
     before = GRAMMAR_PARAMETERS[: GRAMMAR_PARAMETERS.index(f"guided_{form}")]
     return Parameter(
         read=read,
@@ -218,10 +217,10 @@ OF_THE_CHAT: dict[str, Parameter] = {
         help="extension, as in vLLM: variables for the chat template, such as `enable_thinking`",
     ),
 }
-_SAMPLING = {name: one for name, one in PARAMETERS.items() if one.help}
-_OF_BOTH = {**OF_THE_CALL, **_SAMPLING, **OF_BOTH, **LABELS, **NO_EFFECT}
-CHAT = {"messages": MESSAGES, **_OF_BOTH, **OF_THE_CHAT, **OF_CHATS}
-COMPLETIONS = {"prompt": PROMPT, **_OF_BOTH, **OF_COMPLETIONS}
+_SAMPLING = {name: parameter for name, parameter in PARAMETERS.items() if parameter.help}
+_CHATS_AND_COMPLETIONS = {**OF_THE_CALL, **_SAMPLING, **OF_PROMPTS, **LABELS, **NO_EFFECT}
+CHAT = {"messages": MESSAGES, **_CHATS_AND_COMPLETIONS, **OF_THE_CHAT, **OF_CHATS}
+COMPLETIONS = {"prompt": PROMPT, **_CHATS_AND_COMPLETIONS, **OF_COMPLETIONS}
 # Completions have one parameter for both: it asks for log-probabilities, and its value is the number of alternatives.
 del COMPLETIONS["top_logprobs"]
 COMPLETIONS["logprobs"] = Parameter(
@@ -256,7 +255,7 @@ def read(
     table: Mapping[str, Parameter],
     unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED,
 ) -> dict[str, Any]:
-    """The parameters of `table` that `body` gives, in their final form.
+    """Return the parameters of `table` that `body` gives, in their final form.
 
     unsupported: parameters that are not honoured, each with the values that ask for nothing.
     Raises InvalidRequest for the first one that is missing, wrong or not honoured, or does not go with another one.
@@ -286,7 +285,7 @@ def _check_unsupported(name: str, value: Any, unsupported: Mapping[str, tuple[An
     if name not in unsupported:
         short = name[:80]
         raise refused(short, f"{short!r} is not a parameter of this call.", code="unknown_parameter")
-    if value is not None and not any(type(value) is type(one) and value == one for one in unsupported[name]):
+    if value is not None and not any(type(value) is type(listed) and value == listed for listed in unsupported[name]):
         raise refused(name, f"{name} is not supported by this server yet; leave it out.", code="unsupported_parameter")
 
 

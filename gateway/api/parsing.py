@@ -30,11 +30,11 @@ BODY = web.RequestKey("body", object)
 
 
 async def read_object(request: web.Request, limit: int, timeout_s: float) -> dict[str, Any]:
-    """The JSON object in the body of `request`, which is read at the first call only. Raises ApiError."""
-    if (found := request.get(BODY)) is not None:
-        if isinstance(found, ApiError):
-            raise found
-        return cast("dict[str, Any]", found)
+    """Return the JSON object in the body of `request`, which is read at the first call only. Raises ApiError."""
+    if (parsed := request.get(BODY)) is not None:
+        if isinstance(parsed, ApiError):
+            raise parsed
+        return cast("dict[str, Any]", parsed)
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("A body with a Content-Encoding is not accepted; send plain JSON.")
     if request.content_type != "application/json":
@@ -47,7 +47,7 @@ async def read_object(request: web.Request, limit: int, timeout_s: float) -> dic
 
 
 def max_values(max_body_bytes: int) -> int:
-    """The largest number of values in a body."""
+    """Return the largest number of values in a body."""
     return max(LEAST_MAX_VALUES, max_body_bytes // BYTES_PER_VALUE)
 
 
@@ -73,7 +73,7 @@ def _too_large(limit: int) -> BodyTooLarge:
 
 
 def parse_object(data: bytes, limit: int = LEAST_MAX_VALUES) -> dict[str, Any]:
-    """Returns the JSON object in `data`. Raises InvalidRequest, also if the object has more than `limit` values."""
+    """Return the JSON object in `data`. Raises InvalidRequest, also if the object has more than `limit` values."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -103,7 +103,7 @@ def parse_object(data: bytes, limit: int = LEAST_MAX_VALUES) -> dict[str, Any]:
 
 
 def has_more_values(text: str, limit: int) -> bool:
-    """True if JSON has more than `limit` keys, elements and brackets. The result is meaningless for invalid JSON."""
+    """Return True if JSON has more than `limit` keys, elements and brackets. Invalid JSON has no meaningful result."""
     if _marks(text) <= limit:  # even if strings are counted
         return False
     # Without escapes every quote begins or ends a string.
@@ -126,9 +126,9 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
+    members = dict(pairs)
+    if len(members) == len(pairs):
+        return members
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:

@@ -30,7 +30,7 @@ class TruncatedLength:
         return f"an integer from 1 to {MAX_OUTPUT_TOKENS}, or -1"
 
 
-OF_BOTH: dict[str, Parameter] = {
+OF_PROMPTS: dict[str, Parameter] = {
     "truncate_prompt_tokens": Parameter(
         read=TruncatedLength(),
         help="extension, as in vLLM: a longer prompt loses its first tokens; -1 stands for what fits into the context "

@@ -9,33 +9,33 @@ from quire.gateway.model.renderer import Prompt
 
 
 def read_prompts(value: Any, max_prompts: int, vocab_size: int, param: str = "prompt") -> list[tuple[str, Prompt]]:
-    """The prompts of a completion call, each with its name for errors. param: the name of the parameter.
+    """Return the prompts of a completion call, each with its name for errors. param: the name of the parameter.
 
     A string, an array of token ids, or an array of strings and arrays of token ids. Raises InvalidRequest.
     """
     forms = "a string, an array of token ids, or an array of strings and arrays of token ids"
     if type(value) is str:
-        found: list[tuple[str, Prompt]] = [(param, value)]
+        prompts: list[tuple[str, Prompt]] = [(param, value)]
     elif type(value) is not list:
         raise invalid(param, forms, value)
     elif value and type(value[0]) is int:
-        found = [(param, value)]
+        prompts = [(param, value)]
     else:
         if len(value) > max_prompts:
             raise refused(
                 param, f"{param} has {len(value)} elements; this server allows at most {max_prompts} in one call."
             )
-        found = [(f"{param}[{index}]", prompt) for index, prompt in enumerate(value)]
-    if not found:
+        prompts = [(f"{param}[{index}]", prompt) for index, prompt in enumerate(value)]
+    if not prompts:
         raise refused(param, f"{param} is empty.", code="empty_prompt")
-    for name, prompt in found:
+    for name, prompt in prompts:
         if type(prompt) not in (str, list):
             raise invalid(name, "a string or an array of token ids", prompt)
         if not prompt:
             raise refused(name, f"{name} is empty.", code="empty_prompt")
         if isinstance(prompt, list):
             _check_token_ids(name, prompt, vocab_size)
-    return found
+    return prompts
 
 
 def _check_token_ids(name: str, token_ids: list[Any], vocab_size: int) -> None:

@@ -110,10 +110,10 @@ class RequestLimits:
         default_max_tokens: int | None,
         seed: int | None,
     ) -> tuple[SamplingParams, ...]:
-        """The final sampling parameters for each of these prompts, which have names for errors. Raises InvalidRequest.
+        """Return the final sampling parameters for each of these prompts, which have names for errors.
 
-        common: those that all prompts share. max_tokens: None if the call does not say; then default_max_tokens holds,
-        or, if that is None, the rest of the context. seed: None for a random one.
+        Raises InvalidRequest. common: those that all prompts share. max_tokens: None if the call does not say; then
+        default_max_tokens holds, or, if that is None, the rest of the context. seed: None for a random one.
         """
         self._check_token_ids("logit_bias", [token_id for token_id, _ in common.logit_bias])
         self._check_token_ids("stop_token_ids", common.stop_token_ids)
@@ -138,7 +138,7 @@ class RequestLimits:
         return tuple(sampling)
 
     def _stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        """The stop tokens with those of stop strings that are special tokens: such tokens have no text in an answer."""
+        """Return the stop tokens with those of stop strings that are special tokens, which have no text in answers."""
         by_text = [self.special_tokens[text] for text in params.stop if text in self.special_tokens]
         return tuple(dict.fromkeys([*params.stop_token_ids, *by_text]))
 

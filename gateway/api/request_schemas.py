@@ -40,7 +40,7 @@ _TEXT_LATER: Schema = TEXT | {"minLength": 1}
 
 
 def _message(role: Schema, required: Schema, optional: Schema) -> Schema:
-    """A message. Keys whose values are null count as absent."""
+    """Return the schema of a message. Keys whose values are null count as absent."""
     message = with_nulls({"role": role, **required}, {"name": text(1, MAX_NAME_LENGTH)} | optional)
     message["properties"] = _EMPTY | {"tool_calls": {"enum": [None, []]}} | message["properties"]
     return message
@@ -50,7 +50,7 @@ _OF_ASSISTANT: Schema = {"content": _CONTENT, "tool_calls": _TOOL_CALLS, "reason
 
 
 def _assistant(name: str, schema: Schema) -> Schema:
-    """A message of the assistant that has at least this property."""
+    """Return the schema of a message of the assistant that has at least this property."""
     return _message({"const": "assistant"}, {name: schema}, {k: v for k, v in _OF_ASSISTANT.items() if k != name})
 
 

@@ -78,13 +78,13 @@ class StoredCalls:
 
 
 def read_call_id(public_id: str, prefix: str) -> str:
-    """The id of a call from the id that clients see; empty if it is none."""
+    """Return the id of a call from the id that clients see; empty if it is none."""
     call_id = public_id.removeprefix(prefix)
     return call_id if public_id.startswith(prefix) and _HEXADECIMAL.fullmatch(call_id) else ""
 
 
 def read_event_id(request: web.Request) -> EventId:
-    """The id of the last event that the client has. The header has precedence: browsers update only the header.
+    """Return the id of the last event that the client has. The header has precedence: browsers update only the header.
 
     Raises InvalidRequest.
     """
@@ -110,7 +110,7 @@ def read_event_id(request: web.Request) -> EventId:
 
 
 async def look_up(broker: Broker, request_id: str, owner: str = "") -> StoredCall | None:
-    """The call that Redis has under the id of its first request; None if it is unknown or has another owner.
+    """Return the call that Redis has under the id of its first request; None if it is unknown or has another owner.
 
     Raises MessageError, RedisError or OSError.
     """
@@ -170,7 +170,7 @@ async def _waiting(outputs: OutputBuffer) -> AsyncIterator[None]:
 
 
 def not_found() -> NotFound:
-    """Returns the error for a stream that cannot be resumed. The error hides whether the stream ever existed."""
+    """Return the error for a stream that cannot be resumed. The error hides whether the stream ever existed."""
     return NotFound("There is no such stream. It may have ended too long ago; check the id, and the path.")
 
 

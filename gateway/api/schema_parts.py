@@ -15,12 +15,12 @@ ANY_OBJECT: Schema = {"type": "object"}
 
 
 def ref(name: str) -> Schema:
-    """A reference to a schema of the document."""
+    """Return a reference to a schema of the document."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def text(low: int, high: int) -> Schema:
-    """A string of `low` to `high` characters."""
+    """Return the schema of a string of `low` to `high` characters."""
     return TEXT | ({"minLength": low} if low else {}) | {"maxLength": high}
 
 
@@ -33,18 +33,18 @@ def any_of(*schemas: Schema) -> Schema:
 
 
 def array(items: Schema, low: int = 0, high: int | None = None) -> Schema:
-    """An array of `low` to `high` items."""
+    """Return the schema of an array of `low` to `high` items."""
     bounds = ({"minItems": low} if low else {}) | ({} if high is None else {"maxItems": high})
     return {"type": "array", "items": items, **bounds}
 
 
 def record(optional: Schema | None = None, **properties: Schema) -> Schema:
-    """An object with these properties, and perhaps those in `optional`."""
+    """Return the schema of an object with these properties, and perhaps those in `optional`."""
     return {"type": "object", "properties": properties | (optional or {}), "required": list(properties)}
 
 
 def closed(properties: Schema, optional: Schema | None = None) -> Schema:
-    """An object with exactly these properties, and perhaps those in `optional`."""
+    """Return the schema of an object with exactly these properties, and perhaps those in `optional`."""
     return record(optional, **properties) | {"additionalProperties": False}
 
 

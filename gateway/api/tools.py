@@ -20,7 +20,7 @@ _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def read_tools(name: str, value: Any) -> tuple[Tool, ...]:
-    """The tools of a call. Raises InvalidRequest or InvalidValue, with the index of the tool."""
+    """Return the tools of a call. Raises InvalidRequest or InvalidValue, with the index of the tool."""
     if type(value) is not list:
         raise invalid(name, "an array of tools", value)
     tools = tuple(_tool(f"{name}[{index}]", tool) for index, tool in enumerate(value))
@@ -46,7 +46,7 @@ def _tool(name: str, value: Any) -> Tool:
 
 
 def read_function(name: str, value: Any) -> Tool:
-    """The function of a tool: name, description, JSON schema of its arguments, strict. Raises InvalidRequest."""
+    """Return the function of a tool: name, description, JSON schema of its arguments, strict. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object with the name of the function", value)
     only(name, value, ("name", "description", "parameters", "strict"))
@@ -60,14 +60,14 @@ def read_function(name: str, value: Any) -> Tool:
 
 
 def tool_name(name: str, value: Any) -> str:
-    """The name of a function. Raises InvalidRequest."""
+    """Return the name of a function. Raises InvalidRequest."""
     if type(value) is not str or not _NAME.fullmatch(value):
         raise invalid(name, NAME_FORM, value)
     return value
 
 
 def arguments_schema(name: str, value: Any) -> Any:
-    """The JSON schema of the arguments of a tool; absent, they may be any object. Raises InvalidRequest."""
+    """Return the JSON schema of the arguments of a tool; absent, they may be any object. Raises InvalidRequest."""
     if value is None:
         return ANY_ARGUMENTS
     if type(value) is not dict:
@@ -103,7 +103,7 @@ def check_choice(tools: tuple[Tool, ...], choice: ToolChoice, param: str = "tool
 
 
 def schema_size(schema: Mapping[str, Any] | list[Mapping[str, Any]]) -> tuple[int, int]:
-    """The size of JSON schemas in characters of JSON, and how deeply their objects and arrays are nested."""
+    """Return the size of JSON schemas in characters of JSON, and how deeply their objects and arrays are nested."""
     try:
         size = len(_compact(schema))
     except RecursionError:
@@ -112,6 +112,8 @@ def schema_size(schema: Mapping[str, Any] | list[Mapping[str, Any]]) -> tuple[in
     level: list[Any] = [schema]  # parsed JSON: dicts and lists
     while level:
         depth += 1
-        inner = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
+        inner = [
+            value for container in level for value in (container.values() if isinstance(container, dict) else container)
+        ]
         level = [value for value in inner if isinstance(value, (dict, list))]
     return size, depth

@@ -42,7 +42,7 @@ class MessageDialect(Dialect):
         return check_headers(headers)
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
-        """Checks and tokenizes a call. Raises ApiError."""
+        """Check and tokenize a call. Raises ApiError."""
         request = read_request(body, CREATE, renderer.model)
         call = request.call(limits.sampling_defaults)
         call.check(limits)
@@ -66,7 +66,7 @@ class MessageDialect(Dialect):
 
 
 async def count_tokens(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> tuple[int, tuple[str, ...]]:
-    """Counts the tokens of a prompt, which may be longer than the context. Raises ApiError.
+    """Count the tokens of a prompt, which may be longer than the context. Raises ApiError.
 
     Returns the count, and names of fields without effect.
     """
@@ -97,7 +97,7 @@ class MessageAnswer(ChoiceFormat):
         self._stop_reason: str | int | None = None
 
     def opening(self) -> list[str]:
-        """The events before the first block. The count of cached tokens is not known yet."""
+        """Return the events before the first block. The count of cached tokens is not known yet."""
         usage = self._whole_usage({"prompt_tokens": self._prompt_tokens, "completion_tokens": 0})
         message = {**self._message, "content": [], **_ended(None), "usage": usage}
         return [
@@ -120,24 +120,24 @@ class MessageAnswer(ChoiceFormat):
         return self._blocks.close()
 
     def ending(self, usage: Mapping[str, Any]) -> list[str]:
-        """The reason of the end, the usage and the last event."""
+        """Return the reason of the end, the usage and the last event."""
         delta = self._end(self._reason, self._stop_reason, usage)
         data = {"type": "message_delta", "delta": delta, "usage": self._usage(usage)}
         return [event("message_delta", sse.dumps(data)), event("message_stop", '{"type":"message_stop"}')]
 
     def failure(self, error: ApiError) -> list[str]:
-        """The event of an error, which no `message_stop` follows."""
+        """Return the event of an error, which no `message_stop` follows."""
         return [error_event(error, self._call_id)]
 
     def full(self, choices: list[Choice], usage: Mapping[str, Any]) -> Iterator[str]:
-        """The whole answer as JSON."""
+        """Yield the whole answer as JSON."""
         [choice] = choices
         content = blocks(choice.parts, self._hides_thinking) if self._max_tokens else []
         end = self._end(choice.finish_reason, choice.stop_reason, usage)
         yield sse.dumps({**self._message, "content": content, **end, "usage": self._whole_usage(usage)})
 
     def _end(self, reason: str, stop_reason: str | int | None, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of the answer that say why it ended."""
+        """Return the fields of the answer that say why it ended."""
         if not self._max_tokens:
             return _ended("max_tokens")
         if reason == TOOL_CALLS:
@@ -148,7 +148,7 @@ class MessageAnswer(ChoiceFormat):
         return _ended("stop_sequence", stop_reason) if isinstance(stop_reason, str) else _ended("end_turn")
 
     def _usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """The usage in the names of this API, in which the input tokens do not include cached ones."""
+        """Return the usage in the names of this API, in which the input tokens do not include cached ones."""
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         return {
             "input_tokens": usage["prompt_tokens"] - cached,
@@ -160,7 +160,7 @@ class MessageAnswer(ChoiceFormat):
         }
 
     def _whole_usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """The usage with the fields that do not change while the answer grows."""
+        """Return the usage with the fields that do not change while the answer grows."""
         created = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
         return {
             **self._usage(usage),
@@ -171,5 +171,5 @@ class MessageAnswer(ChoiceFormat):
 
 
 def _ended(reason: str | None, sequence: str | None = None) -> dict[str, Any]:
-    """The fields that say why an answer ended. Clients require those that are always null here."""
+    """Return the fields that say why an answer ended. Clients require those that are always null here."""
     return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None}

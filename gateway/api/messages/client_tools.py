@@ -95,7 +95,7 @@ _EDITORS = {
 
 
 def client_tool(kind: str) -> ClientTool | None:
-    """The tool of a type; None for a tool that no client runs, or that needs images."""
+    """Return the tool of a type; None for a tool that no client runs, or that needs images."""
     if kind in _EDITORS:
         return _EDITORS[kind]
     dated = re.fullmatch(r"([a-z]+)_20[0-9]{6}", kind, re.ASCII)

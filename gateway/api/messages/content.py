@@ -41,7 +41,7 @@ _BLOCKS = {
 
 
 def read_system(value: Any, no_effect: list[str]) -> list[Message]:
-    """The system prompt as messages: none or one. Raises InvalidRequest."""
+    """Return the system prompt as messages: none or one. Raises InvalidRequest."""
     parts = [text for text in _texts("system", value, no_effect) if not text.startswith(BILLING_LABEL)]
     if type(value) is list and len(parts) < len(value):
         no_effect.append(BILLING_LABEL.rstrip(":"))
@@ -49,7 +49,7 @@ def read_system(value: Any, no_effect: list[str]) -> list[Message]:
 
 
 def read_messages(value: Any, no_effect: list[str]) -> list[Message]:
-    """The conversation. Neighbouring messages of one speaker become one message.
+    """Return the conversation. Neighbouring messages of one speaker become one message.
 
     A tool result becomes a message with the role `tool`, and thinking becomes `reasoning_content`. Raises
     InvalidRequest that names the message and the key.
@@ -58,22 +58,22 @@ def read_messages(value: Any, no_effect: list[str]) -> list[Message]:
         raise invalid("messages", "an array of messages", value)
     if not 1 <= len(value) <= MAX_MESSAGES:
         raise refused("messages", f"messages must have 1 to {MAX_MESSAGES} messages, not {len(value)}.")
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for index, message in enumerate(value):
-        for one in _message(f"messages[{index}]", message, names, no_effect):
-            if found and one["role"] == found[-1]["role"] != "tool":
-                _join(found[-1], one)
+        for turn in _message(f"messages[{index}]", message, names, no_effect):
+            if messages and turn["role"] == messages[-1]["role"] != "tool":
+                _join(messages[-1], turn)
             else:
-                found.append(one)
-    for one in found:
-        if "parts" in one:
-            one["content"] = _content(one.pop("parts"))
-    return [one for one in found if one["content"] or one["role"] != "assistant" or len(one) > 2]
+                messages.append(turn)
+    for turn in messages:
+        if "parts" in turn:
+            turn["content"] = _content(turn.pop("parts"))
+    return [turn for turn in messages if turn["content"] or turn["role"] != "assistant" or len(turn) > 2]
 
 
 def clear_thinking(messages: Sequence[Message], keep: int) -> list[Message]:
-    """The messages with the reasoning of the last `keep` assistant messages that have any, and of no others."""
+    """Return the messages with the reasoning of the last `keep` assistant messages that have any, and of no others."""
     with_reasoning = [index for index, message in enumerate(messages) if "reasoning_content" in message]
     cleared = set(with_reasoning[: max(len(with_reasoning) - keep, 0)])
     return [
@@ -98,7 +98,7 @@ def check_cache_control(name: str, value: Any) -> None:
 
 
 def unknown_key(name: str, key: str) -> Exception:
-    """The error for a key of an object that this API does not know."""
+    """Return the error for a key of an object that this API does not know."""
     return refused(f"{name}.{key[:80]}", f"{name}.{key[:80]} is not supported.", code="unknown_parameter")
 
 
@@ -178,7 +178,7 @@ def _assistant(
 
 
 def _thinking(name: str, block: dict[str, Any]) -> str:
-    """The text of a thinking block, or the text that its signature carries."""
+    """Return the text of a thinking block, or the text that its signature carries."""
     text, signature = block.get("thinking"), block.get("signature")
     if type(text) is not str:
         raise invalid(f"{name}.thinking", "a string", text)
@@ -206,7 +206,7 @@ def _texts(name: str, value: Any, no_effect: list[str]) -> list[str]:
 
 
 def _blocks(name: str, value: Any, of: str, no_effect: list[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The blocks of a content, each with its name for errors and of a kind that `of` may have."""
+    """Return the blocks of a content, each with its name for errors and of a kind that `of` may have."""
     if type(value) is str:
         return [(name, {"type": "text", "text": value})]
     if type(value) is not list:
@@ -248,7 +248,7 @@ def _string(name: str, value: Any, longest: int) -> str:
 
 
 def _join(first: dict[str, Any], second: dict[str, Any]) -> None:
-    """Adds a message to the message of the same speaker before it."""
+    """Add a message to the message of the same speaker before it."""
     first["parts"] += second["parts"]
     if calls := second.get("tool_calls"):
         first.setdefault("tool_calls", []).extend(calls)
@@ -261,5 +261,5 @@ def _joined(first: str | None, second: str) -> str:
 
 
 def _content(parts: Sequence[str]) -> str | list[dict[str, str]]:
-    """The content of a message: a string if it has one text, else text parts."""
+    """Return the content of a message: a string if it has one text, else text parts."""
     return [{"type": "text", "text": part} for part in parts] if len(parts) > 1 else "".join(parts)

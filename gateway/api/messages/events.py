@@ -34,7 +34,7 @@ def error_event(error: ApiError, call_id: str) -> str:
 
 
 def tool_use_id(part: AnswerPart) -> str:
-    """The id of a tool call, which depends on the request and the position of the call alone."""
+    """Return the id of a tool call, which depends on the request and the position of the call alone."""
     return TOOL_ID_PREFIX + part.id.removeprefix("call_")
 
 
@@ -51,7 +51,7 @@ class BlockWriter:
         self._thoughts: list[str] = []
 
     def parts(self, parts: Sequence[AnswerPart]) -> list[str]:
-        """Returns the events of the next parts."""
+        """Return the events of the next parts."""
         if len(parts) == 1 and parts[0].kind is PartKind.CONTENT is self._kind and parts[0].text:  # nearly always
             return [f"{self._delta_head}{sse.quote(parts[0].text)}}}}}\n\n"]
         events: list[str] = []
@@ -73,7 +73,7 @@ class BlockWriter:
         return events
 
     def close(self) -> list[str]:
-        """Ends the block that is open, if there is one; returns its last events."""
+        """End the block that is open, if there is one; return its last events."""
         if self._kind is None:
             return []
         events = []
@@ -107,20 +107,20 @@ class BlockWriter:
 
 
 def blocks(parts: Sequence[AnswerPart], hides_thinking: bool = False) -> list[dict[str, Any]]:
-    """The blocks of a whole answer, whose neighbouring parts of a kind are merged; without an unfinished tool call."""
-    found: list[dict[str, Any]] = []
+    """Return the blocks of a whole answer, with neighbouring parts of a kind merged, and no unfinished tool call."""
+    content: list[dict[str, Any]] = []
     for part in complete_calls(parts):
         match part.kind:
             case PartKind.CALL:
-                found.append(_tool_block(part))
+                content.append(_tool_block(part))
             case PartKind.ARGUMENTS:
-                found[-1]["input"] = json.loads(part.text)
+                content[-1]["input"] = json.loads(part.text)
             case PartKind.CONTENT if part.text:
-                found.append(_text_block(part.text))
+                content.append(_text_block(part.text))
             case PartKind.REASONING if part.text:
                 signed = sign(part.text, hides_thinking)
-                found.append(_thinking_block("" if hides_thinking else part.text, signed))
-    return found
+                content.append(_thinking_block("" if hides_thinking else part.text, signed))
+    return content
 
 
 def _text_block(text: str) -> dict[str, Any]:

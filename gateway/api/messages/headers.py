@@ -43,7 +43,7 @@ KNOWN_BETAS = frozenset(
 
 
 def check_headers(headers: CIMultiDictProxy[str]) -> list[str]:
-    """The betas in the headers of a request that have no effect here. Raises InvalidRequest.
+    """Return the betas in the headers of a request that have no effect here. Raises InvalidRequest.
 
     The version may be missing: this server has one version of the API, and some clients of proxies drop the header.
     """
@@ -54,7 +54,7 @@ def check_headers(headers: CIMultiDictProxy[str]) -> list[str]:
 
 
 async def add_answer_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Adds the id of the request to every answer of the Messages API."""
+    """Add the id of the request to every answer of the Messages API."""
     if is_messages_path(request.path) and (request_id := request.get(REQUEST_ID)):
         response.headers[ANSWER_ID] = request_id
 

@@ -58,7 +58,7 @@ class Thinking:
 
 
 def output_format(name: str, value: Any) -> GivenGrammar:
-    """The grammar of an answer that follows a JSON schema. Raises InvalidRequest."""
+    """Return the grammar of an answer that follows a JSON schema. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object", value)
     if value.get("type") != "json_schema":
@@ -70,36 +70,36 @@ def output_format(name: str, value: Any) -> GivenGrammar:
 
 
 def output_config(name: str, value: Any) -> dict[str, Any]:
-    """The `effort` and the `format` of an answer; absent if they are not given. Raises InvalidRequest."""
+    """Return the `effort` and the `format` of an answer; absent if they are not given. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object", value)
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for key, item in value.items():
         if item is None:
             continue
         if key == "effort":
-            found[key] = _checked(OneOf(EFFORTS), f"{name}.effort", item)
+            config[key] = _checked(OneOf(EFFORTS), f"{name}.effort", item)
         elif key == "format":
-            found[key] = output_format(f"{name}.format", item)
+            config[key] = output_format(f"{name}.format", item)
         else:
             raise unknown_key(name, key)
-    return found
+    return config
 
 
 def metadata(name: str, value: Any) -> str:
-    """The user in `metadata`; empty without one. Raises InvalidRequest."""
+    """Return the user in `metadata`; empty without one. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object", value)
     for key, item in value.items():
         if key != "user_id" and item is not None:
             raise unknown_key(name, key)
     user = value.get("user_id")
-    found: str = "" if user is None else _checked(Text(0, MAX_USER_LENGTH), f"{name}.user_id", user)
-    return found
+    user_id: str = "" if user is None else _checked(Text(0, MAX_USER_LENGTH), f"{name}.user_id", user)
+    return user_id
 
 
 def context_management(name: str, value: Any) -> int:
-    """The number of assistant messages that keep their thinking; ALL if all do. Raises InvalidRequest."""
+    """Return the number of assistant messages that keep their thinking; ALL if all do. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object with edits", value)
     for key, item in value.items():
@@ -125,7 +125,7 @@ def context_management(name: str, value: Any) -> int:
 
 
 def cache_control(name: str, value: Any) -> bool:
-    """True: a marker for the prompt cache is correct. Raises InvalidRequest."""
+    """Return True if a marker for the prompt cache is correct. Raises InvalidRequest."""
     check_cache_control(name, value)
     return True
 

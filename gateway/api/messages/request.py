@@ -43,9 +43,9 @@ class MessageRequest:
     tool_places: tuple[int, ...]
 
     def call(self, defaults: Mapping[str, float]) -> Call:
-        """The call without its prompt and without `max_tokens`: here it is only an upper bound. Raises InvalidRequest.
+        """Return the call without its prompt and without `max_tokens`, which is only an upper bound here.
 
-        defaults: the model's sampling defaults.
+        Raises InvalidRequest. defaults: the model's sampling defaults.
         """
         given = dict(self.given)
         priority = given.get("priority", DEFAULT_CLASS)
@@ -72,20 +72,20 @@ class MessageRequest:
         return new or old
 
     def renamed(self, error: ApiError) -> ApiError:
-        """The error in the words of this API, which clients look for; a chat has the schema of a tool elsewhere."""
+        """Return the error in the words of this API, which clients look for: a chat has a schema elsewhere."""
         if isinstance(error, ContextExceeded):
             # One token of the context is left for the answer.
             words = f"prompt is too long: {error.prompt_tokens} tokens > {error.context - 1} maximum"
             return refused(error.param, f"{words}. {error.message}", code=error.code)
-        found = _SCHEMA_NAME.match(error.param or "")
-        if found is None or int(found[1]) >= len(self.tool_places):
+        match = _SCHEMA_NAME.match(error.param or "")
+        if match is None or int(match[1]) >= len(self.tool_places):
             return error
-        name = f"tools[{self.tool_places[int(found[1])]}].input_schema"
+        name = f"tools[{self.tool_places[int(match[1])]}].input_schema"
         return refused(name, _SCHEMA_NAME.sub(name, error.message), code=error.code)
 
 
 def read_request(body: Mapping[str, Any], table: Mapping[str, Parameter], model: ServedModel) -> MessageRequest:
-    """Reads a body whose parameters are in `table`. Raises InvalidRequest."""
+    """Read a body whose parameters are in `table`. Raises InvalidRequest."""
     if body.get("thread") is not None:
         # With this code, the runner of tools of the `anthropic` SDK goes on without a thread.
         raise refused("thread", NO_THREADS, code="thread_unsupported_request")
@@ -123,16 +123,16 @@ def read_request(body: Mapping[str, Any], table: Mapping[str, Parameter], model:
 
 
 def _with_system(system: list[Message], messages: list[Message]) -> list[Message]:
-    """The messages after the system prompt. A system message at their beginning is a part of it."""
+    """Return the messages after the system prompt. A system message at their beginning is a part of it."""
     if not system or messages[0]["role"] != "system":
         return [*system, *messages]
-    texts = [one["content"] for one in (system[0], messages[0])]
+    texts = [message["content"] for message in (system[0], messages[0])]
     parts = [part for text in texts for part in ([{"type": "text", "text": text}] if isinstance(text, str) else text)]
     return [{"role": "system", "content": parts}, *messages[1:]]
 
 
 def _template_variables(given: Mapping[str, Any], model: ServedModel, no_effect: list[str]) -> dict[str, Any]:
-    """The variables for the chat template; those that the template does not know have no effect."""
+    """Return the variables for the chat template; those that the template does not know have no effect."""
     known: Collection[str] = model.template.variables if model.template is not None else ()
     variables: dict[str, Any] = {}
     if thinking := given.get("thinking"):

@@ -29,7 +29,7 @@ _ANYTHING: Schema = {}
 
 
 def _block(kind: str, required: Schema, optional: Schema | None = None) -> Schema:
-    """A block of a content. Keys whose values are null count as absent."""
+    """Return the schema of a block of a content. Keys whose values are null count as absent."""
     return with_nulls({"type": {"const": kind}, **required}, {"cache_control": CACHE_CONTROL} | (optional or {}))
 
 

@@ -13,14 +13,14 @@ _DIGEST, _TEXT = "sha256-", "base64-"
 
 
 def sign(text: str, is_hidden: bool) -> str:
-    """The signature of a thinking block: a hash of its text, or the text itself if the block does not show it."""
+    """Return the signature of a thinking block: a hash of its text, or the text if the block hides it."""
     if is_hidden:
         return _TEXT + base64.b64encode(text.encode()).decode()
     return _DIGEST + hashlib.sha256(text.encode()).hexdigest()
 
 
 def hidden_text(signature: str) -> str:
-    """The text that a signature carries; empty for any other signature. Raises ValueError if the text is damaged."""
+    """Return the text that a signature carries; empty for any other signature. Raises ValueError for damaged text."""
     if not signature.startswith(_TEXT):
         return ""
     return base64.b64decode(signature.removeprefix(_TEXT), validate=True).decode()

@@ -30,13 +30,13 @@ _MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAME
 
 
 def read_tools(value: Any, no_effect: list[str]) -> dict[int, Tool]:
-    """The tools that the model may call, by their place in `tools`. Raises InvalidRequest that names the tool."""
+    """Return the tools that the model may call, by place in `tools`. Raises InvalidRequest that names the tool."""
     if type(value) is not list:
         raise invalid("tools", "an array of tools", value)
     tools: dict[int, Tool] = {}
     names: set[str] = set()
-    for index, one in enumerate(value):
-        tool = _tool(f"tools[{index}]", one, no_effect)
+    for index, item in enumerate(value):
+        tool = _tool(f"tools[{index}]", item, no_effect)
         if tool is None:
             continue
         if tool.name in names:
@@ -47,7 +47,7 @@ def read_tools(value: Any, no_effect: list[str]) -> dict[int, Tool]:
 
 
 def read_tool_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
-    """Which of the tools the model may or must call. Raises InvalidRequest."""
+    """Return which of the tools the model may or must call. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid("tool_choice", 'an object like {"type": "auto"}', value)
     kind = value.get("type")
@@ -118,7 +118,7 @@ def _check_keys(name: str, value: dict[str, Any], known: tuple[str, ...], no_eff
     if callers is not None and (type(callers) is not list or "direct" not in callers):
         raise invalid(f"{name}.allowed_callers", 'an array with "direct"', callers)
     examples = value.get("input_examples")
-    if examples is not None and (type(examples) is not list or any(type(one) is not dict for one in examples)):
+    if examples is not None and (type(examples) is not list or any(type(example) is not dict for example in examples)):
         raise invalid(f"{name}.input_examples", "an array of objects", examples)
     for key in ("defer_loading", "max_characters"):
         if value.get(key):
@@ -126,5 +126,5 @@ def _check_keys(name: str, value: dict[str, Any], known: tuple[str, ...], no_eff
 
 
 def _examples(examples: list[dict[str, Any]] | None) -> str:
-    """The examples of a tool's input as a line of its description, where every chat template shows them."""
+    """Return the examples of a tool's input as a line of its description, where every chat template shows them."""
     return "Examples of the input: " + ", ".join(map(json.dumps, examples)) if examples else ""

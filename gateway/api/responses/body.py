@@ -40,15 +40,15 @@ class ResponseBody:
         self._tail = metadata.echo[1:]
 
     def running(self, status: ResponseStatus, output: OutputItems | None = None) -> str:
-        """A response that has not ended."""
+        """Return a response that has not ended."""
         return self._write(status, output)
 
     def ended(self, output: OutputItems, usage: dict[str, Any]) -> str:
-        """A complete or incomplete response."""
+        """Return a complete or incomplete response."""
         return self._write(end_status(output), output, usage=sse.dumps(_usage(usage)))
 
     def failed(self, output: OutputItems, error: ApiError) -> str:
-        """A response that failed or was cancelled."""
+        """Return a response that failed or was cancelled."""
         if isinstance(error, Cancelled):
             return self._write(ResponseStatus.CANCELLED, output)
         fault = sse.dumps({"code": "server_error", "message": error.message})
@@ -69,17 +69,17 @@ class ResponseBody:
 
 
 def end_status(output: OutputItems) -> ResponseStatus:
-    """The status of a response whose answer has ended."""
+    """Return the status of a response whose answer has ended."""
     return ResponseStatus.INCOMPLETE if output.is_cut else ResponseStatus.COMPLETED
 
 
 def is_stored(metadata: CallMetadata) -> bool:
-    """True if the response may be read after its own call."""
+    """Return True if the response may be read after its own call."""
     return bool(json.loads(metadata.echo)["store"])
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """The token counts under the names of this API."""
+    """Return the token counts under the names of this API."""
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     return {
         "input_tokens": usage["prompt_tokens"],

@@ -116,12 +116,12 @@ class ResponseDialect(Dialect):
         return beginning, transcript.tokens
 
     async def _resolved(self, items: Sequence[Item], before: Sequence[Item]) -> list[Item]:
-        """The items with those that item references name. Raises InvalidRequest."""
+        """Return the items with those that item references name. Raises InvalidRequest."""
         if all(item["type"] != "item_reference" for item in items):
             return list(items)
         known = {item["id"]: item for item in before}
         responses: dict[str, list[Item]] = {}
-        found = []
+        resolved = []
         for index, item in enumerate(items):
             if item["type"] == "item_reference":
                 name = f"input[{index}].id"
@@ -129,11 +129,11 @@ class ResponseDialect(Dialect):
                 if referenced is None:
                     raise refused(name, f"Item with id {item['id']!r} not found.", code="item_not_found")
                 item = referenced
-            found.append(item)
-        return found
+            resolved.append(item)
+        return resolved
 
     async def _output_item(self, item_id: str, name: str, responses: dict[str, list[Item]]) -> Item | None:
-        """Returns the output item of a stored response; None if unknown."""
+        """Return the output item of a stored response; None if unknown."""
         place = item_place(item_id)
         if place is None:
             return None
@@ -149,7 +149,7 @@ class ResponseDialect(Dialect):
         return output[index] if index < len(output) and output[index]["id"] == item_id else None
 
     def _written(self, request: ResponseRequest, items: Sequence[Item]) -> bytes:
-        """The conversation as it is stored. Raises InvalidRequest if it is too long."""
+        """Return the conversation as it is stored. Raises InvalidRequest if it is too long."""
         data = json.dumps(items, ensure_ascii=False, separators=(",", ":")).encode()
         limit = self._storage.conversation_bytes
         if len(data) > limit:
@@ -165,7 +165,7 @@ class ResponseDialect(Dialect):
 async def _fitting_call(
     request: ResponseRequest, items: Sequence[Item], limits: RequestLimits, renderer: Renderer, echo: str
 ) -> Call:
-    """The call with all items, or, with `truncation: auto`, without the oldest ones that do not fit."""
+    """Return the call with all items, or, with `truncation: auto`, without the oldest ones that do not fit."""
     try:
         return await read_call(request.conversation(items), request.call, limits, renderer, echo)
     except InvalidRequest as error:
@@ -174,24 +174,24 @@ async def _fitting_call(
         refusal = error
     # The smallest number of dropped items that is enough; fewer tries than there are bits in the number of items.
     low, high = 1, droppable(items)
-    found: Call | None = None
+    call: Call | None = None
     while low <= high:
         count = (low + high) // 2
         conversation = request.conversation(without_oldest(items, count))
         try:
-            found = await read_call(conversation, request.call, limits, renderer, echo)
+            call = await read_call(conversation, request.call, limits, renderer, echo)
             high = count - 1
         except InvalidRequest as error:
             if error.code != "context_length_exceeded":
                 raise
             low = count + 1
-    if found is None:
+    if call is None:
         raise refusal
-    return found
+    return call
 
 
 def _renamed(error: InvalidRequest) -> InvalidRequest:
-    """The error with the names of this API."""
+    """Return the error with the names of this API."""
     param, message = error.param or "", error.message
     if name := _NAMES.get(param):
         # A template writes its errors itself.

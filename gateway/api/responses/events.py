@@ -76,7 +76,7 @@ class ResponseEvents:
         return [*self._all([(name, f'"response":{self.body.ended(self.output, usage)}')]), sse.event(sse.DONE)]
 
     def failure(self, error: ApiError) -> list[str]:
-        """A response that failed; or, if only this stream of it ended, an event `error`.
+        """Return a response that failed; or, if only this stream of it ended, an event `error`.
 
         That event has the number of the event before it, after which a client resumes.
         """
@@ -93,7 +93,7 @@ class ResponseEvents:
         return iter([self.body.ended(self.output, transcript.usage)])
 
     def _text_delta(self, item: OutputItem, text: str) -> list[str]:
-        """The event of `_events_of` for text of a message."""
+        """Return the event of `_events_of` for text of a message."""
         number = self.next_number
         self.next_number = number + 1
         if number <= self._after:
@@ -104,7 +104,7 @@ class ResponseEvents:
         ]
 
     def _all(self, events: Iterable[tuple[str, str]]) -> list[str]:
-        """Numbers events (a type, and the JSON of the other fields) and returns those after `after`."""
+        """Number events (a type, and the JSON of the other fields) and return those after `after`."""
         texts = []
         for kind, fields in events:
             number = self.next_number
@@ -117,7 +117,7 @@ class ResponseEvents:
 
 
 def _events_of(change: ItemChange) -> list[tuple[str, str]]:
-    """The events of one change, each as its type and its fields."""
+    """Return the events of one change, each as its type and its fields."""
     item = change.item
     place = item.place
     kind, part = _NAMES[item.type]

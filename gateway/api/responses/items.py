@@ -54,7 +54,7 @@ _PART_KEYS = ("type", "text", "annotations", "logprobs", "prompt_cache_breakpoin
 
 
 def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = None) -> list[Item]:
-    """Returns the items of an input: a string is one message of the user. Raises InvalidRequest that names the item.
+    """Return the items of an input: a string is one message of the user. Raises InvalidRequest that names the item.
 
     Items without an id get a random one. Those that only other servers have, such as calls of their tools, are left
     out: their names are added to `skipped`, each with the reason.
@@ -96,8 +96,8 @@ def _item(name: str, value: Any) -> Item:
             code="unsupported_parameter",
         )
     seen, kept = _KEYS[kind]
-    for key, one in value.items():
-        if key not in ("type", "id", "status", *seen, *kept) and one is not None:
+    for key, entry in value.items():
+        if key not in ("type", "id", "status", *seen, *kept) and entry is not None:
             raise refused(
                 f"{name}.{key[:80]}",
                 f"{name}.{key[:80]} is not supported in an item of the type {kind}; leave it out.",
@@ -129,7 +129,7 @@ def _read_message(name: str, value: Mapping[str, Any], item: Item) -> None:
 
 
 def _parts(name: str, value: Any, part_type: str) -> list[dict[str, Any]]:
-    """The text parts of a message; a string is one part."""
+    """Return the text parts of a message; a string is one part."""
     if type(value) is str:
         value = [{"type": part_type, "text": value}]
     if type(value) is not list:
@@ -149,8 +149,8 @@ def _part(name: str, value: Any, part_type: str) -> dict[str, Any]:
             f"{name}.type must be '{part_type}', not {shown(kind)}: this server takes no other content.",
             code="unsupported_parameter",
         )
-    for other, one in value.items():
-        if other not in (*_PART_KEYS, key) and one is not None:
+    for other, entry in value.items():
+        if other not in (*_PART_KEYS, key) and entry is not None:
             raise refused(f"{name}.{other[:80]}", f"{name}.{other[:80]} is not supported.", code="unknown_parameter")
     text = Text()(f"{name}.{key}", value.get(key))
     if part_type == "input_text":
@@ -221,7 +221,7 @@ _PREFIXES = {
 
 
 def messages_of(instructions: str, items: Sequence[Item]) -> list[Message]:
-    """Returns the messages for the chat template. Raises InvalidRequest for an output without its function call.
+    """Return the messages for the chat template. Raises InvalidRequest for an output without its function call.
 
     Reasoning, text and function calls that follow each other are one message of the assistant. Messages of the system
     at the beginning become one, after the instructions: many templates take only one. Without any message of another
@@ -265,7 +265,7 @@ def messages_of(instructions: str, items: Sequence[Item]) -> list[Message]:
 
 
 def _assistant(messages: list[dict[str, Any]], reasoning: str) -> dict[str, Any]:
-    """Returns the message of the assistant that a function call belongs to."""
+    """Return the message of the assistant that a function call belongs to."""
     if reasoning or not messages or messages[-1]["role"] != "assistant":
         messages.append(
             {"role": "assistant", "content": None} | ({"reasoning_content": reasoning} if reasoning else {})
@@ -281,7 +281,7 @@ def _call(item: Item) -> dict[str, Any]:
 
 
 def _content(value: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:
-    """The content of a message: one text, or several parts in the form of the chat API."""
+    """Return the content of a message: one text, or several parts in the form of the chat API."""
     if isinstance(value, str):
         return value
     if len(value) == 1:
@@ -291,23 +291,24 @@ def _content(value: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:
 
 
 def without_oldest(items: Sequence[Item], count: int) -> list[Item]:
-    """Returns the items without the `count` oldest ones; messages of the system at the beginning stay.
+    """Return the items without the `count` oldest ones; messages of the system at the beginning stay.
 
     An output whose function call is dropped is dropped as well.
     """
     head = _head(items)
     rest = items[head + count :]
     calls = {item["call_id"] for item in rest if item["type"] == "function_call"}
-    return [*items[:head], *(one for one in rest if one["type"] != "function_call_output" or one["call_id"] in calls)]
+    kept = [item for item in rest if item["type"] != "function_call_output" or item["call_id"] in calls]
+    return [*items[:head], *kept]
 
 
 def droppable(items: Sequence[Item]) -> int:
-    """Returns the largest `count` for `without_oldest`: the last item stays."""
+    """Return the largest `count` for `without_oldest`: the last item stays."""
     return max(0, len(items) - _head(items) - 1)
 
 
 def _head(items: Sequence[Item]) -> int:
-    """The number of messages of the system at the beginning."""
+    """Return the number of messages of the system at the beginning."""
     head = 0
     while head < len(items) and items[head].get("role") in ("system", "developer"):
         head += 1

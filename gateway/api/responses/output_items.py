@@ -77,7 +77,7 @@ class OutputItem:
         return self.texts[0] if self.texts else ""
 
     def json(self) -> str:
-        """The item in the form of the API."""
+        """Return the item in the form of the API."""
         head = f'{{"id":{sse.quote(self.id)},"type":"{self.type}","status":"{self.status}"'
         if self.type == ItemType.FUNCTION_CALL:
             space = f'"namespace":{sse.quote(self.namespace)},' if self.namespace else ""
@@ -90,7 +90,7 @@ class OutputItem:
         return f'{head},"role":"assistant","content":[{content}]}}'
 
     def part_json(self) -> str:
-        """The one content part of a message or of reasoning."""
+        """Return the one content part of a message or of reasoning."""
         if self.type == ItemType.REASONING:
             return f'{{"type":"reasoning_text","text":{sse.quote(self.text)}}}'
         logprobs = ",".join(self.logprobs)
@@ -123,7 +123,7 @@ class OutputItems:
         self.finish_reason = ""
 
     def push(self, parts: Sequence[AnswerPart], scored: ScoredTokens | None = None) -> Iterator[ItemChange]:
-        """Adds the parts that one token made certain; yields the changes, which must be consumed."""
+        """Add the parts that one token made certain; yield the changes, which must be consumed."""
         if scored is not None:
             sizes = [_size(self._texts[token_id].bytes) for token_id in scored.token_ids]
             self._held += zip(token_entries(scored, self._texts), sizes, strict=True)
@@ -153,13 +153,13 @@ class OutputItems:
             self._held = []
 
     def add(self, delta: TextDelta) -> None:
-        """Adds what the transcript made of one token, without making events."""
+        """Add what the transcript made of one token, without making events."""
         changes = [*self.push(delta.parts or (), delta.logprobs), *self.push(delta.rest_parts)]
         if delta.finish_reason is not None:
             changes += self.finish(delta.finish_reason)
 
     def grow_message(self, text: str) -> OutputItem | None:
-        """Adds text to the open message: the usual case, without log-probabilities. None if no message is open."""
+        """Add text to the open message: the usual case, without log-probabilities. None if no message is open."""
         item = self.open
         if item is None or item.type is not ItemType.MESSAGE or self._held:
             return None
@@ -167,7 +167,7 @@ class OutputItems:
         return item
 
     def finish(self, reason: str) -> Iterator[ItemChange]:
-        """Ends the answer; yields the changes, which must be consumed."""
+        """End the answer; yield the changes, which must be consumed."""
         self.finish_reason = reason
         is_cut = reason == OutcomeName.LENGTH
         if self.open is not None and self.open.type == ItemType.FUNCTION_CALL:
@@ -182,16 +182,16 @@ class OutputItems:
         )
 
     def fail(self) -> None:
-        """Ends an answer that failed or was cancelled."""
+        """End an answer that failed or was cancelled."""
         for _ in self._end(ItemStatus.INCOMPLETE):
             pass
 
     def json(self) -> str:
-        """The items as a JSON array."""
+        """Return the items as a JSON array."""
         return f"[{','.join([item.json() for item in self.items])}]"
 
     def _take_held(self, first_text: str | None) -> list[str]:
-        """Returns the log-probabilities of the tokens of a message's text.
+        """Return the log-probabilities of the tokens of a message's text.
 
         first_text: the first text of a message; the tokens before it are a marker, such as the end of the reasoning.
         """
@@ -218,5 +218,5 @@ class OutputItems:
 
 
 def _size(values: str) -> int:
-    """The number of bytes of a token, from their JSON array; 0 for null."""
+    """Return the number of bytes of a token, from their JSON array; 0 for null."""
     return values.count(",") + 1 if len(values) > 2 and values[0] == "[" else 0

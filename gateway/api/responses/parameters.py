@@ -80,7 +80,7 @@ def text_options(name: str, value: Any) -> TextOptions:
         raise invalid(f"{name}.format.type", "text, json_object or json_schema", given.get("type"))
     if given["type"] != "json_schema":
         return TextOptions(response_format(f"{name}.format", given), {"type": given["type"]}, verbosity)
-    inner = {key: one for key, one in given.items() if key != "type"}
+    inner = {key: item for key, item in given.items() if key != "type"}
     echo = {key: given.get(key) for key in ("type", "name", "description", "schema", "strict")}
     return TextOptions(read_json_schema(f"{name}.format", inner), echo, verbosity)
 
@@ -105,12 +105,12 @@ def reasoning_options(name: str, value: Any) -> ReasoningOptions:
 
 
 def include(name: str, value: Any) -> tuple[str, ...]:
-    """The further fields that the answer shall have. Raises InvalidRequest."""
+    """Return the further fields that the answer shall have. Raises InvalidRequest."""
     if type(value) is not list:
         raise invalid(name, "an array of names of fields", value)
-    for index, one in enumerate(value):
-        if one != LOGPROBS and one not in NOT_HERE:
-            raise invalid(f"{name}[{index}]", f"one of {', '.join((LOGPROBS, *NOT_HERE))}", one)
+    for index, included in enumerate(value):
+        if included != LOGPROBS and included not in NOT_HERE:
+            raise invalid(f"{name}[{index}]", f"one of {', '.join((LOGPROBS, *NOT_HERE))}", included)
     return tuple(value)
 
 
@@ -231,8 +231,8 @@ RESPONSES: dict[str, Parameter] = {
     **LABELS,
     "metadata": replace(LABELS["metadata"], help="stored with the request, and returned in the response"),
     **{
-        name: replace(one, help=f"no effect: {one.help}")
-        for name, one in NO_EFFECT.items()
+        name: replace(parameter, help=f"no effect: {parameter.help}")
+        for name, parameter in NO_EFFECT.items()
         if name not in ("store", "prediction")
     },
     **{name: PARAMETERS[name] for name in SAMPLING},
@@ -253,7 +253,7 @@ REFUSED = {
 
 
 def check_refused(body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the body without the parameters of REFUSED, which must be null. Raises InvalidRequest."""
+    """Return the body without the parameters of REFUSED, which must be null. Raises InvalidRequest."""
     for name, instead in REFUSED.items():
         if body.get(name) is not None:
             raise refused(name, f"{name} is not supported: {instead}.", code="unsupported_parameter")

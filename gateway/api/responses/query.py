@@ -18,7 +18,7 @@ DEFAULT_PAGE, MAX_PAGE = 20, 100
 
 
 def read_place(request: web.Request) -> tuple[bool, int]:
-    """Reads whether a GET asks for events, and the number of the client's last event. Raises InvalidRequest."""
+    """Read whether a GET asks for events, and the number of the client's last event. Raises InvalidRequest."""
     query = _only(request, ("stream", STARTING_AFTER, "include_obfuscation"))
     is_stream = _flag("stream", query.get("stream", "false"))
     if _flag("include_obfuscation", query.get("include_obfuscation", "false")):
@@ -38,7 +38,7 @@ def read_place(request: web.Request) -> tuple[bool, int]:
 
 
 def read_page(request: web.Request) -> tuple[int, str, str]:
-    """The limit, the order and the item before the page. Raises InvalidRequest."""
+    """Return the limit, the order and the item before the page. Raises InvalidRequest."""
     query = _only(request, ("limit", "order", "after"))
     limit = query.get("limit", str(DEFAULT_PAGE))
     if not limit.isascii() or not limit.isdigit() or len(limit) > 4 or not 1 <= int(limit) <= MAX_PAGE:
@@ -50,8 +50,8 @@ def read_page(request: web.Request) -> tuple[int, str, str]:
 
 
 def _only(request: web.Request, known: Sequence[str]) -> dict[str, str]:
-    """The query of a request, each parameter once; `include` has no effect and is named. Raises InvalidRequest."""
-    found: dict[str, str] = {}
+    """Return the query of a request, each parameter once; without effect, `include` is named. Raises InvalidRequest."""
+    fields: dict[str, str] = {}
     for name, value in request.query.items():
         if name in ("include", "include[]"):
             if value != LOGPROBS and value not in NOT_HERE:
@@ -64,10 +64,10 @@ def _only(request: web.Request, known: Sequence[str]) -> dict[str, str]:
                 param=name[:80],
                 code="unknown_parameter",
             )
-        if name in found:
+        if name in fields:
             raise refused(name, f"{name} is given twice; give it once.")
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def _flag(name: str, value: str) -> bool:

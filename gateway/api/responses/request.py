@@ -72,15 +72,15 @@ class ResponseRequest:
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
         """The functions that `tool_choice` allows."""
-        return tuple(one.tool for one in self._callable)
+        return tuple(function.tool for function in self._callable)
 
     @property
     def _callable(self) -> list[GivenFunction]:
         choice = _choice(self.given)
-        return [one for one in self.tools.functions if choice.allows(one.name)]
+        return [function for function in self.tools.functions if choice.allows(function.name)]
 
     def following(self, before: Sequence[Item]) -> ResponseRequest:
-        """The call with the tools of the conversation that it continues. Raises InvalidRequest."""
+        """Return the call with the tools of the conversation that it continues. Raises InvalidRequest."""
         tools = GivenTools()
         for item in before:
             if item["type"] == ADDITIONAL_TOOLS:
@@ -91,7 +91,7 @@ class ResponseRequest:
         return request
 
     def conversation(self, items: Sequence[Item]) -> Conversation:
-        """The conversation of these items. Raises InvalidRequest."""
+        """Return the conversation of these items. Raises InvalidRequest."""
         return Conversation(
             messages=messages_of(self.given.get("instructions", ""), items),
             tools=self.callable_tools,
@@ -101,19 +101,19 @@ class ResponseRequest:
         )
 
     def _schema_name(self, index: int) -> str:
-        """The name of the schema of a callable tool, as the call gave it."""
+        """Return the name of the schema of a callable tool, as the call gave it."""
         return f"{self._callable[index].place}.parameters"
 
     def renamed(self, error: InvalidRequest) -> InvalidRequest:
-        """The error with the place of a tool in this call: a chat has no tools of other types."""
-        found = _SCHEMA_NAME.match(error.param or "")
-        if found is None or int(found[1]) >= len(self._callable):
+        """Return the error with the place of a tool in this call: a chat has no tools of other types."""
+        match = _SCHEMA_NAME.match(error.param or "")
+        if match is None or int(match[1]) >= len(self._callable):
             return error
-        name = self._schema_name(int(found[1]))
+        name = self._schema_name(int(match[1]))
         return refused(name, _SCHEMA_NAME.sub(name, error.message), code=error.code)
 
     def with_loosened(self, call: Call) -> Call:
-        """The call with a warning for each tool whose schema no grammar can follow."""
+        """Return the call with a warning for each tool whose schema no grammar can follow."""
         names = [self._schema_name(index) for index in call.loosened]
         if not names:
             return call
@@ -125,7 +125,7 @@ class ResponseRequest:
         return replace(call.without_effect(names), about=about)
 
     def echo(self) -> str:
-        """The fields of the answer that repeat the call, as JSON. Raises InvalidRequest if they are too long."""
+        """Return the fields of the answer that repeat the call, as JSON. Raises InvalidRequest if they are too long."""
         given, call, sampling = self.given, self.call, self.call.common
         text, reasoning = _text(given), _reasoning(given)
         fields = {
@@ -192,22 +192,22 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
 
 
 def _choice(given: dict[str, Any]) -> GivenChoice:
-    found: GivenChoice = given.get("tool_choice") or GivenChoice(ToolChoice(), "auto")
-    return found
+    choice: GivenChoice = given.get("tool_choice") or GivenChoice(ToolChoice(), "auto")
+    return choice
 
 
 def _text(given: dict[str, Any]) -> TextOptions:
-    found: TextOptions = given.get("text") or TextOptions((), {"type": "text"}, None)
-    return found
+    options: TextOptions = given.get("text") or TextOptions((), {"type": "text"}, None)
+    return options
 
 
 def _reasoning(given: dict[str, Any]) -> ReasoningOptions:
-    found: ReasoningOptions = given.get("reasoning") or ReasoningOptions(None, None, ())
-    return found
+    options: ReasoningOptions = given.get("reasoning") or ReasoningOptions(None, None, ())
+    return options
 
 
 def _check_allowed(tools: GivenTools, choice: GivenChoice) -> None:
-    names = {one.name for one in tools.functions} | {FunctionName(one, "") for one in tools.namespaces}
+    names = {function.name for function in tools.functions} | {FunctionName(name, "") for name in tools.namespaces}
     if unknown := [name for name in choice.allowed or () if name not in names]:
         raise refused(
             "tool_choice.tools",
@@ -218,7 +218,7 @@ def _check_allowed(tools: GivenTools, choice: GivenChoice) -> None:
 
 
 def _call(given: dict[str, Any], limits: RequestLimits) -> Call:
-    """The call without its prompt, from the names that they have in a chat."""
+    """Return the call without its prompt, from the names that they have in a chat."""
     chat = {name: given[name] for name in _SAME if name in given}
     if "max_output_tokens" in given:
         chat["max_tokens"] = given["max_output_tokens"]
@@ -231,14 +231,14 @@ def _call(given: dict[str, Any], limits: RequestLimits) -> Call:
 
 
 def _template_variables(given: dict[str, Any]) -> dict[str, Any]:
-    """The variables for the chat template, from the names that the parameters have in a chat."""
+    """Return the variables for the chat template, from the names that the parameters have in a chat."""
     named = {"reasoning_effort": _reasoning(given).effort, "verbosity": _text(given).verbosity}
     chat = {name: value for name, value in named.items() if value is not None}
     return template_variables(chat | {"chat_template_kwargs": given.get("chat_template_kwargs", {})})
 
 
 def _unknown_variables(given: dict[str, Any], template: ChatTemplate | None) -> list[tuple[str, str]]:
-    """The parameters that only set variables which the chat template does not know, with the reason."""
+    """Return the parameters that only set variables which the chat template does not know, with the reason."""
     named = {"reasoning_effort": _reasoning(given).effort, "verbosity": _text(given).verbosity}
     chat = {name: value for name, value in named.items() if value is not None}
     names = unknown_variables(chat | {"chat_template_kwargs": given.get("chat_template_kwargs", {})}, template)
@@ -247,17 +247,17 @@ def _unknown_variables(given: dict[str, Any], template: ChatTemplate | None) -> 
 
 
 def _skipped(given: dict[str, Any], tools: GivenTools) -> list[tuple[str, str]]:
-    """The parameters of a call that have no effect, with the reason."""
-    found = list(tools.skipped)
+    """Return the parameters of a call that have no effect, with the reason."""
+    skipped = list(tools.skipped)
     for index, name in enumerate(given.get("include", ())):
         if name in NOT_HERE:
-            found.append((f"include[{index}]", f"this server has no {name}"))
-    found += [(name, "it has no effect on this server") for name in _reasoning(given).skipped]
+            skipped.append((f"include[{index}]", f"this server has no {name}"))
+    skipped += [(name, "it has no effect on this server") for name in _reasoning(given).skipped]
     if "client_metadata" in given:
-        found.append(("client_metadata", "it has no effect on this server; metadata is stored and returned"))
+        skipped.append(("client_metadata", "it has no effect on this server; metadata is stored and returned"))
     if "max_tool_calls" in given:
-        found.append(("max_tool_calls", "this server runs no tools"))
-    for name, one in NO_EFFECT.items():
-        if name in RESPONSES and name != "store" and name in given and given[name] not in one.neutral:
-            found.append((name, one.help.split(":")[0].split(".")[0]))
-    return found
+        skipped.append(("max_tool_calls", "this server runs no tools"))
+    for name, parameter in NO_EFFECT.items():
+        if name in RESPONSES and name != "store" and name in given and given[name] not in parameter.neutral:
+            skipped.append((name, parameter.help.split(":")[0].split(".")[0]))
+    return skipped

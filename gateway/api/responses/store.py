@@ -44,7 +44,7 @@ class StoredResponse:
         return self.transcript.ended or self.error is not None
 
     def json(self, model: ServedModel) -> str:
-        """The Response object."""
+        """Return the Response object."""
         body = ResponseBody(self.call_id, model, self.call.metadata)
         if self.error is not None:
             self.output.fail()
@@ -64,7 +64,7 @@ class ResponseStore:
         self._model = model
 
     async def look_up(self, response_id: str) -> tuple[str, StoredCall]:
-        """Returns the call of a stored response, and its id. Raises NotFound or BrokerDown."""
+        """Return the call of a stored response, and its id. Raises NotFound or BrokerDown."""
         call_id = read_call_id(response_id, PREFIX)
         call = await self._calls.look_up(call_id, DIALECT) if call_id else None
         if call is None or not is_stored(call.metadata):
@@ -72,25 +72,25 @@ class ResponseStore:
         return call_id, call
 
     async def read(self, response_id: str) -> StoredResponse:
-        """Returns a stored response with its output so far. Raises NotFound or BrokerDown."""
+        """Return a stored response with its output so far. Raises NotFound or BrokerDown."""
         return await self.read_call(*await self.look_up(response_id))
 
     async def json(self, response_id: str) -> str:
-        """Returns a stored response as it is now. Raises NotFound or BrokerDown."""
+        """Return a stored response as it is now. Raises NotFound or BrokerDown."""
         return (await self.read(response_id)).json(self._model)
 
     async def read_call(self, call_id: str, call: StoredCall) -> StoredResponse:
-        """Returns the response of a call with its output so far. Raises BrokerDown."""
+        """Return the response of a call with its output so far. Raises BrokerDown."""
         transcript = Transcript(call.metadata, self._model, [call_id], is_joined=True)
         output = OutputItems(call_id, self._model.token_texts, function_names(call.metadata.echo))
         error: ApiError | None = None
         try:
             while not transcript.ended:
-                found = await self._retry(partial(self._broker.read_output, call_id, transcript.tokens, PAGE))
-                for item in found:
+                page = await self._retry(partial(self._broker.read_output, call_id, transcript.tokens, PAGE))
+                for item in page:
                     for delta in transcript.feed(item):
                         output.add(delta)
-                if not found:
+                if not page:
                     break
         except (MessageError, KeyError):
             error = GenerationFailed("The output log of the response is corrupt.")
@@ -99,15 +99,15 @@ class ResponseStore:
         return StoredResponse(call_id, call, output, transcript, error or transcript.error)
 
     async def conversation(self, call_id: str) -> list[Item]:
-        """Returns the items before the answer of a stored response. Raises NotFound or BrokerDown."""
-        found: Any = await self._retry(partial(self._broker.client.get, self._broker.keys.conversation(call_id)))
-        if found is None:
+        """Return the items before the answer of a stored response. Raises NotFound or BrokerDown."""
+        compressed: Any = await self._retry(partial(self._broker.client.get, self._broker.keys.conversation(call_id)))
+        if compressed is None:
             raise not_found(PREFIX + call_id)
-        items: list[Item] = json.loads(await asyncio.to_thread(zlib.decompress, found))
+        items: list[Item] = json.loads(await asyncio.to_thread(zlib.decompress, compressed))
         return items
 
     async def whole_conversation(self, response_id: str) -> list[Item]:
-        """Returns the items before the answer of a stored response, and its output.
+        """Return the items before the answer of a stored response, and its output.
 
         Raises InvalidRequest for the parameter `previous_response_id`, or BrokerDown.
         """
@@ -131,12 +131,12 @@ class ResponseStore:
 
 
 async def packed(conversation: bytes) -> bytes:
-    """The JSON of a conversation as `ResponseStore.conversation` reads it."""
+    """Return the JSON of a conversation as `ResponseStore.conversation` reads it."""
     return await asyncio.to_thread(zlib.compress, conversation, 1)
 
 
 def item_place(item_id: str) -> tuple[str, int] | None:
-    """Returns the call and the index that the id of an output item stands for; None if it is no such id."""
+    """Return the call and the index that the id of an output item stands for; None if it is no such id."""
     _, separator, rest = item_id.partition("_")
     call_id, _, index = rest.rpartition("_")
     if not separator or not call_id or not index.isascii() or not index.isdigit() or len(index) > 6:
@@ -145,11 +145,11 @@ def item_place(item_id: str) -> tuple[str, int] | None:
 
 
 def output_of(response: StoredResponse) -> list[Item]:
-    """The output items in the form of input items."""
+    """Return the output items in the form of input items."""
     items: list[Item] = json.loads(response.output.json())
     return items
 
 
 def not_found(response_id: str) -> NotFound:
-    """The error hides whether the response ever existed."""
+    """Return the error for an unknown response. The error hides whether the response ever existed."""
     return NotFound(f"Response with id {response_id[:80]!r} not found.", param="response_id")

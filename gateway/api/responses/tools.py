@@ -59,27 +59,27 @@ class GivenTools:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        return tuple(one.tool for one in self.functions)
+        return tuple(function.tool for function in self.functions)
 
     def echo(self) -> list[dict[str, Any]]:
-        """The functions in the form of the answer."""
-        found = [one.echo for one in self.functions if not one.name.namespace]
+        """Return the functions in the form of the answer."""
+        echoes = [function.echo for function in self.functions if not function.name.namespace]
         for namespace, description in self.namespaces.items():
-            inner = [one.echo for one in self.functions if one.name.namespace == namespace]
-            found.append({"type": NAMESPACE, "name": namespace, "description": description, "tools": inner})
-        return found
+            inner = [function.echo for function in self.functions if function.name.namespace == namespace]
+            echoes.append({"type": NAMESPACE, "name": namespace, "description": description, "tools": inner})
+        return echoes
 
     def followed_by(self, later: GivenTools) -> GivenTools:
-        """The tools of two places of a call. A later function replaces one of the same name and namespace."""
-        names = {one.name for one in later.functions}
-        kept = [one for one in self.functions if one.name not in names]
+        """Return the tools of two places of a call. A later function replaces one of the same name and namespace."""
+        names = {function.name for function in later.functions}
+        kept = [function for function in self.functions if function.name not in names]
         functions = (*kept, *later.functions)
         _check_names(functions)
         return GivenTools(functions, {**self.namespaces, **later.namespaces}, (*self.skipped, *later.skipped))
 
 
 def read_response_tools(name: str, value: Any) -> GivenTools:
-    """The parameter `tools`. Raises InvalidRequest or InvalidValue, with the index of the tool."""
+    """Return the parameter `tools`. Raises InvalidRequest or InvalidValue, with the index of the tool."""
     functions: list[GivenFunction] = []
     namespaces: dict[str, str] = {}
     skipped: list[tuple[str, str]] = []
@@ -99,9 +99,9 @@ def read_response_tools(name: str, value: Any) -> GivenTools:
         if description is not None:
             Text(0, MAX_DESCRIPTION_LENGTH)(f"{at}.description", description)
         namespaces[namespace] = description or ""
-        for inner, one in _objects(f"{at}.tools", tool.get("tools")):
+        for inner, member in _objects(f"{at}.tools", tool.get("tools")):
             count += 1
-            functions += _function(inner, one, namespace, skipped)
+            functions += _function(inner, member, namespace, skipped)
     if count > MAX_GIVEN_TOOLS:
         raise refused(name, f"{name} must have at most {MAX_GIVEN_TOOLS} tools, not {count}.")
     _check_names(functions)
@@ -109,7 +109,7 @@ def read_response_tools(name: str, value: Any) -> GivenTools:
 
 
 def function_names(echo: str) -> dict[str, FunctionName]:
-    """The functions within namespaces by the name that the model knows. echo: JSON that a response repeats."""
+    """Return the functions within namespaces by the name that the model knows. echo: JSON that a response repeats."""
     if '"namespace"' not in echo:
         return {}
     spaces = [tool for tool in json.loads(echo)["tools"] if tool["type"] == NAMESPACE]
@@ -118,7 +118,7 @@ def function_names(echo: str) -> dict[str, FunctionName]:
 
 
 def _objects(name: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tools of an array, each with its place."""
+    """Yield the tools of an array, each with its place."""
     if type(value) is not list:
         raise invalid(name, "an array of tools", value)
     for index, tool in enumerate(value):
@@ -147,24 +147,24 @@ def _function(
 def _check_names(functions: Sequence[GivenFunction]) -> None:
     """Check that the model can tell the functions apart. Raises InvalidRequest that names the second one."""
     seen: set[str] = set()
-    for one in functions:
-        if one.tool.name in seen:
-            own = f"{one.name.name!r}, with its namespace " if one.name.namespace else ""
+    for function in functions:
+        if function.tool.name in seen:
+            own = f"{function.name.name!r}, with its namespace " if function.name.namespace else ""
             raise refused(
-                f"{one.place}.name",
-                f"{one.place}.name is {own}{one.tool.name!r}, which is the name of another tool; "
+                f"{function.place}.name",
+                f"{function.place}.name is {own}{function.tool.name!r}, which is the name of another tool; "
                 "give each tool a name of its own.",
             )
-        seen.add(one.tool.name)
+        seen.add(function.tool.name)
 
 
 def _described(functions: Sequence[GivenFunction], namespaces: Mapping[str, str]) -> Iterator[GivenFunction]:
     """Yield the functions; the description of a namespace begins that of its first function."""
     left = dict(namespaces)
-    for one in functions:
-        about = left.pop(one.name.namespace, "")
-        texts = "\n\n".join(filter(None, (about, one.tool.description)))
-        yield one._replace(tool=one.tool._replace(description=texts))
+    for function in functions:
+        about = left.pop(function.name.namespace, "")
+        texts = "\n\n".join(filter(None, (about, function.tool.description)))
+        yield function._replace(tool=function.tool._replace(description=texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class GivenChoice:
     allowed: tuple[FunctionName, ...] | None = None
 
     def allows(self, name: FunctionName) -> bool:
-        """True if the model may call a function."""
+        """Return True if the model may call a function."""
         return self.allowed is None or name in self.allowed or name._replace(name="") in self.allowed
 
 
@@ -208,7 +208,7 @@ def read_response_tool_choice(name: str, value: Any) -> GivenChoice:
             allowed.append(_named(at, tool))
         elif tool["type"] == NAMESPACE:
             allowed.append(FunctionName(tool_name(f"{at}.name", tool.get("name")), ""))
-    echo = {"type": "allowed_tools", "mode": mode, "tools": [_echo(one) for one in allowed]}
+    echo = {"type": "allowed_tools", "mode": mode, "tools": [_echo(function) for function in allowed]}
     return GivenChoice(ToolChoice(ToolMode(mode)), echo, tuple(allowed))
 
 
