@@ -16,9 +16,9 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
     """Return the routes. Raises StartError for a wrong key of the admin API."""
     keys, settings = directory.process.keys, directory.process.settings
     status, model_cards = Status(directory), ModelCards(directory)
-    found = [
+    table = [
         web.get("/v1/models", model_cards.all),
-        web.get("/v1/models/{name:.+}", model_cards.one),
+        web.get("/v1/models/{name:.+}", model_cards.show),
         web.get("/version", status.version),
         web.get("/healthz", status.healthz),
         # The names of the probe in vLLM and in SageMaker.
@@ -30,8 +30,8 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
     ]
     if key := read_admin_key(settings.admin_key, settings.admin_key_file):
         admin = [*AdapterCalls(directory).routes(), *keys.admin_routes(lambda: directory.clients)]
-        found += [web.RouteDef(one.method, one.path, _guarded(key, one.handler), one.kwargs) for one in admin]
-    return found
+        table += [web.RouteDef(route.method, route.path, _guarded(key, route.handler), route.kwargs) for route in admin]
+    return table
 
 
 def _guarded(key: str, handler: Handler) -> Handler:

@@ -48,8 +48,8 @@ async def _carry_out(settings: DeadLetterSettings, where: str, remedy: str) -> i
             brokers[lane] = Broker(command_client(settings.redis_url, lane, connections=2), lane)
         if settings.action == "list":
             return await _list(brokers.values(), settings)
-        broker, found = await _find(brokers.values(), settings.entry)
-        return await ACTIONS[settings.action](broker, found)
+        broker, dead = await _find(brokers.values(), settings.entry)
+        return await ACTIONS[settings.action](broker, dead)
     except BrokerUnavailable as error:
         raise CommandError(str(error)) from error
     except (RedisError, OSError) as error:
@@ -60,55 +60,55 @@ async def _carry_out(settings: DeadLetterSettings, where: str, remedy: str) -> i
 
 
 async def _list(brokers: Iterable[Broker], settings: DeadLetterSettings) -> int:
-    found = [(broker.keys.lane, one) for broker in brokers for one in await broker.read_dead(settings.count)]
-    for lane, one in found:
-        print(f"{one.entry_id}  {lane}  request {one.request_id}  worker {one.worker}  {one.emitted} tokens")
-    if not found:
+    entries = [(broker.keys.lane, dead) for broker in brokers for dead in await broker.read_dead(settings.count)]
+    for lane, dead in entries:
+        print(f"{dead.entry_id}  {lane}  request {dead.request_id}  worker {dead.worker}  {dead.emitted} tokens")
+    if not entries:
         model = f" of model {settings.served_model_name!r}" if settings.served_model_name else ""
         print(f"no request{model} was given up", file=sys.stderr)
     return 0
 
 
 async def _lanes(url: str) -> list[str]:
-    """The lanes that have a dead-letter stream."""
-    found = []
+    """Return the lanes that have a dead-letter stream."""
+    lanes = []
     clients = await node_clients(url)
     try:
         for client in clients:
             async for key in client.scan_iter(LaneKeys("*").dead, count=1000):
                 if match := _LANE.match(key.decode()):
-                    found.append(match[1])
+                    lanes.append(match[1])
     finally:
         for client in clients:
             await client.aclose()
-    return sorted(found)
+    return sorted(lanes)
 
 
 async def _find(brokers: Iterable[Broker], entry: str) -> tuple[Broker, DeadRequest]:
     if not entry:
         raise CommandError("--entry is missing: give one that the action `list` shows")
-    found = [
-        (broker, one) for broker in brokers for one in await broker.read_dead(count=10_000) if one.entry_id == entry
+    matching = [
+        (broker, dead) for broker in brokers for dead in await broker.read_dead(count=10_000) if dead.entry_id == entry
     ]
-    if not found:
+    if not matching:
         raise CommandError(f"there is no entry {entry!r}: the action `list` shows all entries")
-    if len(found) > 1:
-        names = ", ".join(broker.keys.lane for broker, _ in found)
+    if len(matching) > 1:
+        names = ", ".join(broker.keys.lane for broker, _ in matching)
         raise CommandError(f"there is an entry {entry!r} of the models {names}: choose with --served-model-name")
-    return found[0]
+    return matching[0]
 
 
-async def _show(broker: Broker, one: DeadRequest) -> int:
+async def _show(broker: Broker, dead: DeadRequest) -> int:
     fields: dict[str, object] = {
-        "entry": one.entry_id,
+        "entry": dead.entry_id,
         "model": broker.keys.lane,
-        "request": one.request_id,
-        "class": one.priority_class,
-        "worker": one.worker,
-        "emitted_tokens": one.emitted,
+        "request": dead.request_id,
+        "class": dead.priority_class,
+        "worker": dead.worker,
+        "emitted_tokens": dead.emitted,
     }
     try:
-        request = GenerationRequest.decode(one.body)
+        request = GenerationRequest.decode(dead.body)
         fields |= {"prompt_tokens": list(request.prompt), "sampling": repr(request.sampling)}
     except MessageError as error:
         fields["unreadable"] = str(error)
@@ -116,31 +116,31 @@ async def _show(broker: Broker, one: DeadRequest) -> int:
     return 0
 
 
-async def _retry(broker: Broker, one: DeadRequest) -> int:
+async def _retry(broker: Broker, dead: DeadRequest) -> int:
     """Submit the request again under a new id, as a background request: its client has already had its answer."""
     try:
-        request = replace(GenerationRequest.decode(one.body), id=new_id())
+        request = replace(GenerationRequest.decode(dead.body), id=new_id())
     except MessageError as error:
-        raise CommandError(f"entry {one.entry_id} cannot be read: {error}") from error
+        raise CommandError(f"entry {dead.entry_id} cannot be read: {error}") from error
     terms = RETRY._replace(
         cost=request.cost,
         prompt_tokens=len(request.prompt),
         rows=request.rows,
-        priority_class=one.priority_class,
-        metadata=one.metadata,
-        tenant=one.tenant,
-        weight=one.weight,
-        user=one.user,
+        priority_class=dead.priority_class,
+        metadata=dead.metadata,
+        tenant=dead.tenant,
+        weight=dead.weight,
+        user=dead.user,
     )
     await broker.submit(request.id, request.encode(), terms)
-    await broker.drop_dead(one.entry_id)
+    await broker.drop_dead(dead.entry_id)
     print(f"queued again as request {request.id}")
     return 0
 
 
-async def _drop(broker: Broker, one: DeadRequest) -> int:
-    await broker.drop_dead(one.entry_id)
-    print(f"dropped {one.entry_id}")
+async def _drop(broker: Broker, dead: DeadRequest) -> int:
+    await broker.drop_dead(dead.entry_id)
+    print(f"dropped {dead.entry_id}")
     return 0
 
 

@@ -30,5 +30,5 @@ class GatewayAdminServer:
         problems = self._directory.redis_problems()
         if problems:
             return json_response(503, {"status": "unavailable", "reason": "; ".join(problems)})
-        workers = sum(len(one.worker_registry.workers) for one in self._directory.gateways)
+        workers = sum(len(gateway.worker_registry.workers) for gateway in self._directory.gateways)
         return json_response(200, {"status": "ok", "workers": workers})

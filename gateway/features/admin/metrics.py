@@ -39,7 +39,7 @@ class GatewayMetrics:
         self._reading = asyncio.Lock()
 
     async def render(self) -> bytes:
-        """Returns the exposition of this moment."""
+        """Return the exposition of this moment."""
         await self._read_lanes()
         families = [*self._calls(), *self._latency(), *self._streams(), *self._redis(self._answers)]
         families += [family for families_of in self._directory.process.metrics for family in families_of()]
@@ -56,8 +56,9 @@ class GatewayMetrics:
             if loop.time() - self._read_at < LANE_S:
                 return
             models = self._directory.gateways
-            found = await asyncio.gather(*map(_read_lane, models))
-            self._lanes = {one.model.name: lane for one, lane in zip(models, found, strict=True) if lane is not None}
+            figures = await asyncio.gather(*map(_read_lane, models))
+            lanes = zip(models, figures, strict=True)
+            self._lanes = {gateway.model.name: lane for gateway, lane in lanes if lane is not None}
             self._answers = bool(self._lanes) if models else self._directory.redis_answers
             if self._lanes:
                 await self._read_usage()
@@ -118,42 +119,41 @@ class GatewayMetrics:
         meters, models = self._directory.process.meters, self._directory.gateways
         yield gauge("quire_open_streams", "Open event streams of calls", meters.open_streams)
         yield counter("quire_slow_clients", "Connections closed because their client did not read", meters.slow_clients)
-        repairs = sum(one.router.stats.repairs for one in models)
+        repairs = sum(gateway.router.stats.repairs for gateway in models)
         yield counter("quire_gap_repairs", "Gaps in published output that were filled from the log", repairs)
-        log_reads = sum(one.router.stats.log_reads for one in models)
+        log_reads = sum(gateway.router.stats.log_reads for gateway in models)
         yield counter("quire_log_reads", "Reads of output logs", log_reads)
-        cancelled = sum(one.canceller.cancelled for one in models)
+        cancelled = sum(gateway.canceller.cancelled for gateway in models)
         yield counter("quire_cancellations", "Requests cancelled by this gateway", cancelled)
 
     def _redis(self, answers: bool) -> Iterator[Metric]:
         models = self._directory.gateways
-        subscriptions = [one.subscription for one in models]
+        subscriptions = [gateway.subscription for gateway in models]
         yield gauge("quire_redis_up", "Constant 1 while Redis answers scrapes, else 0", float(answers))
         yield gauge(
             "quire_subscribed",
             "Subscriptions to the output of workers: 1 while those of all models stand, else 0",
-            float(all(one.ready.is_set() for one in subscriptions)),
+            float(all(subscription.ready.is_set() for subscription in subscriptions)),
         )
-        yield counter(
-            "quire_frames", "Frames of output received from workers", sum(one.frames for one in subscriptions)
-        )
+        frames = sum(subscription.frames for subscription in subscriptions)
+        yield counter("quire_frames", "Frames of output received from workers", frames)
         yield counter(
             "quire_resubscriptions",
             "Subscriptions made after the connection for workers' output was lost",
-            sum(max(0, one.subscribes - 1) for one in subscriptions),
+            sum(max(0, subscription.subscribes - 1) for subscription in subscriptions),
         )
         yield counter(
             "quire_corrupt_messages",
             "Messages that could not be decoded, by kind",
             {
-                "frame": sum(one.corrupt for one in subscriptions),
-                "log": sum(one.router.stats.corrupt_logs for one in models),
+                "frame": sum(subscription.corrupt for subscription in subscriptions),
+                "log": sum(gateway.router.stats.corrupt_logs for gateway in models),
                 "metadata": self._directory.process.meters.corrupt_metadata,
-                "card": sum(one.broker.corrupt["worker card"] for one in models),
+                "card": sum(gateway.broker.corrupt["worker card"] for gateway in models),
             },
             ("where",),
         )
-        workers = {one.model.name: float(len(one.worker_registry.workers)) for one in models}
+        workers = {gateway.model.name: float(len(gateway.worker_registry.workers)) for gateway in models}
         yield gauge("quire_live_workers", "Workers that are registered, by model", workers, ("model",))
         yield gauge("quire_models", "Models that this gateway serves", float(len(models)))
         faults = float(self._directory.num_refused)
@@ -161,11 +161,11 @@ class GatewayMetrics:
 
     def _retry_after(self) -> Metric:
         waits = {
-            one.model.name: float(
-                one.worker_registry.rate.retry_after_s(sum(self._lanes[one.model.name].waiting.values()))
+            gateway.model.name: float(
+                gateway.worker_registry.rate.retry_after_s(sum(self._lanes[gateway.model.name].waiting.values()))
             )
-            for one in self._directory.gateways
-            if one.model.name in self._lanes
+            for gateway in self._directory.gateways
+            if gateway.model.name in self._lanes
         }
         what = "Retry-After of a call that finds the queue of its model full now"
         return gauge("quire_retry_after_seconds", what, waits, ("model",))
@@ -183,7 +183,7 @@ async def _read_lane(gateway: Gateway) -> LaneState | None:
 def _lanes(lanes: dict[str, LaneState]) -> Iterator[Metric]:
     model = ("model",)
     yield counter(
-        "quire_lane_accepted", "Requests accepted into the lane", {n: one.accepted for n, one in lanes.items()}, model
+        "quire_lane_accepted", "Requests accepted into the lane", {n: lane.accepted for n, lane in lanes.items()}, model
     )
     yield counter(
         "quire_lane_ended",

@@ -18,12 +18,12 @@ def _any(model: ServedModel) -> bool:
 
 
 def _chats(model: ServedModel) -> bool:
-    """True if the model has a chat template."""
+    """Return True if the model has a chat template."""
     return model.template is not None
 
 
 def _ends(model: ServedModel) -> bool:
-    """True if the model has an end token: an answer in a grammar ends where the grammar does."""
+    """Return True if the model has an end token: an answer in a grammar ends where the grammar does."""
     return bool(model.eos_token_ids)
 
 
@@ -32,7 +32,7 @@ def _calls_tools(model: ServedModel) -> bool:
 
 
 def _reasons(model: ServedModel) -> bool:
-    """True if the reasoning of the model is told apart from its answer."""
+    """Return True if the reasoning of the model is told apart from its answer."""
     return _chats(model) and bool(model.shown_reasoning_format)
 
 
@@ -57,7 +57,7 @@ CAPABILITIES: dict[str, Callable[[ServedModel], bool]] = {
 
 
 def capabilities(model: ServedModel) -> list[str]:
-    """The names of the features that a model has, in alphabetical order."""
+    """Return the names of the features that a model has, in alphabetical order."""
     return sorted(name for name, has in CAPABILITIES.items() if has(model))
 
 
@@ -79,7 +79,7 @@ class ModelCards:
                     cards[name] = _card(gateway, name)
         return web.json_response({"object": "list", "data": list(cards.values())})
 
-    async def one(self, request: web.Request) -> web.Response:
+    async def show(self, request: web.Request) -> web.Response:
         """GET /v1/models/{name}"""
         name = request.match_info["name"]
         gateway = self._directory.choose(name, caller_of(request))
@@ -88,7 +88,7 @@ class ModelCards:
 
 
 def _card(gateway: Gateway, name: str) -> dict[str, Any]:
-    """The card of the model, of an alias, or of one of its adapters, whose parent is the model."""
+    """Return the card of the model, of an alias, or of one of its adapters, whose parent is the model."""
     model, limits, created = gateway.model, gateway.limits, gateway.started
     return {
         "id": name,
@@ -113,7 +113,7 @@ def _card(gateway: Gateway, name: str) -> dict[str, Any]:
 
 
 def _permission(name: str, created: int) -> dict[str, Any]:
-    """An entry that OpenAI's API once had, and that vLLM has: every client may use the model."""
+    """Return an entry that OpenAI's API once had, and that vLLM has: every client may use the model."""
     return {
         "id": f"modelperm-{name}",
         "object": "model_permission",

@@ -50,8 +50,9 @@ class Status:
     async def readyz(self, request: web.Request) -> web.Response:
         """GET /readyz: 200 if a worker would take a request that arrives now, else 503 with the reasons."""
         directory = self._directory
-        workers = sum(len(one.worker_registry.workers) for one in directory.gateways)
-        answers = directory.redis_answers and all(one.worker_registry.redis_answers for one in directory.gateways)
+        registries = [gateway.worker_registry for gateway in directory.gateways]
+        workers = sum(len(registry.workers) for registry in registries)
+        answers = directory.redis_answers and all(registry.redis_answers for registry in registries)
         problems = [
             *(["this gateway is shutting down"] if directory.process.is_leaving or directory.process.draining else []),
             *directory.redis_problems(),
@@ -74,15 +75,15 @@ class Status:
     async def _look(self) -> dict[str, Any]:
         try:
             async with asyncio.timeout(REDIS_TIMEOUT_S):
-                found = await asyncio.gather(*(one.broker.last_beats() for one in self._directory.gateways))
-                return summary([beat for beats in found for beat in beats])
+                lanes = await asyncio.gather(*(gateway.broker.last_beats() for gateway in self._directory.gateways))
+                return summary([beat for beats in lanes for beat in beats])
         except (RedisError, OSError, TimeoutError) as error:
             log.debug("the heartbeats of the workers cannot be read: %s", error)
             return {"redis": False, "workers": 0, "responding": 0, "silent_s": None}
 
 
 def summary(beats: list[LastBeat]) -> dict[str, Any]:
-    """Returns what `/status` tells about these heartbeats, one per worker.
+    """Return what `/status` tells about these heartbeats, one per worker.
 
     workers: how many are registered; responding: how many of these have a heartbeat that is not overdue; silent_s:
     seconds since the newest heartbeat of all, None without a worker.

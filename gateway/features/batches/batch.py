@@ -87,7 +87,7 @@ class Batch:
         return self.status in OPEN
 
     def shown(self) -> dict[str, Any]:
-        """The Batch object of the API."""
+        """Return the Batch object of the API."""
         numbers = self.numbers
         prompt_tokens, completion_tokens = numbers["prompt_tokens"], numbers["completion_tokens"]
         return {

@@ -63,12 +63,12 @@ class BatchRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes. Without a storage each answers with the error that names the setting."""
-        one = f"{PATH}/{{id}}"
+        batch_path = f"{PATH}/{{id}}"
         return [
             web.post(PATH, self.create),
             web.get(PATH, self.all, allow_head=False),
-            web.get(one, self.show, allow_head=False),
-            web.post(f"{one}/cancel", self.cancel),
+            web.get(batch_path, self.show, allow_head=False),
+            web.post(f"{batch_path}/cancel", self.cancel),
         ]
 
     async def create(self, request: web.Request) -> web.Response:
@@ -76,17 +76,17 @@ class BatchRoutes:
         store, caller, settings = self._store, caller_of(request), self._settings
         given = read(await read_object(request, MAX_BODY_BYTES, settings.body_timeout_s), BATCHES, unsupported={})
         endpoint, window = given["endpoint"], given["completion_window"]
-        found = await self._files.find(given["input_file_id"], caller.owner)
-        if found.purpose != BATCH:
-            raise refused("input_file_id", f"input_file_id names a file of the purpose {found.purpose}, not {BATCH}.")
-        lane, model = await self._model_of(found, endpoint, caller)
+        file = await self._files.find(given["input_file_id"], caller.owner)
+        if file.purpose != BATCH:
+            raise refused("input_file_id", f"input_file_id names a file of the purpose {file.purpose}, not {BATCH}.")
+        lane, model = await self._model_of(file, endpoint, caller)
         batch_id = new_file_id()
         reply = await self._files.retry(
             partial(
                 store.add,
                 batch_id,
                 caller.owner,
-                found.id,
+                file.id,
                 settings.max_batches,
                 window_s(window),
                 endpoint=endpoint,
@@ -100,7 +100,7 @@ class BatchRoutes:
             )
         )
         if reply == "unknown":
-            raise not_found(FILE_PREFIX + found.id)
+            raise not_found(FILE_PREFIX + file.id)
         if reply == "full":
             raise TooManyBatches(
                 f"{settings.max_batches} batches have not ended, as many as this server's setting --max-batches "
@@ -139,11 +139,11 @@ class BatchRoutes:
             raise refused("after", f"after names no batch: {shown(query.after)}.")
         data = []
         for batch_id in page.ids:
-            found = await self._files.retry(partial(store.get, batch_id, owner))
-            if found is None:
+            batch = await self._files.retry(partial(store.get, batch_id, owner))
+            if batch is None:
                 await self._files.retry(partial(store.forget, owner, batch_id))
             else:
-                data.append(found.shown())
+                data.append(batch.shown())
         return web.json_response(
             {
                 "object": "list",
@@ -180,7 +180,7 @@ class BatchRoutes:
 
     async def _find(self, public_id: str, caller: Caller) -> Batch:
         store, batch_id = self._store, read_id(public_id, PREFIX)
-        found = await self._files.retry(partial(store.get, batch_id, caller.owner)) if batch_id else None
-        if found is None:
+        batch = await self._files.retry(partial(store.get, batch_id, caller.owner)) if batch_id else None
+        if batch is None:
             raise NotFound(f"No such Batch object: {public_id[:80]}.", param="id")
-        return found
+        return batch

@@ -98,10 +98,12 @@ class BatchRunner:
         for task in self._tasks:
             task.cancel()
         opened = list(self._open.values())
-        for one in opened:
-            one.task.cancel()
-        await asyncio.gather(*self._tasks, *(one.task for one in opened), return_exceptions=True)
-        await asyncio.gather(*(self._store.release(one.window) for one in opened), return_exceptions=True)
+        for open_window in opened:
+            open_window.task.cancel()
+        await asyncio.gather(*self._tasks, *(open_window.task for open_window in opened), return_exceptions=True)
+        await asyncio.gather(
+            *(self._store.release(open_window.window) for open_window in opened), return_exceptions=True
+        )
 
     def look(self) -> None:
         """Look for windows now: a batch was added."""
@@ -109,15 +111,15 @@ class BatchRunner:
 
     async def cancelled(self, batch_id: str) -> None:
         """Stop the lines of a batch that run through this gateway: it was cancelled."""
-        if (found := self._batches.get(batch_id)) is not None and not found[0].is_cancelled:
-            found[0].is_cancelled = True
+        if (known := self._batches.get(batch_id)) is not None and not known[0].is_cancelled:
+            known[0].is_cancelled = True
             await self._stop(batch_id)
 
     async def _stop(self, batch_id: str) -> None:
         """Stop the lines of a batch that has ended."""
-        if (found := self._batches.get(batch_id)) is not None:
-            self._slots_of(found[0].batch.lane).let_go(batch_id)
-            await found[1].cancel_open()
+        if (known := self._batches.get(batch_id)) is not None:
+            self._slots_of(known[0].batch.lane).let_go(batch_id)
+            await known[1].cancel_open()
 
     async def _repeat(self, work: Callable[[], Awaitable[None]]) -> None:
         is_down = False
@@ -157,21 +159,21 @@ class BatchRunner:
         """Begin a window, or the validation, of the next batch that has one. Returns False if no batch has one."""
         active, now = await self._store.active(), time.monotonic()
         at = active.index(self._last) + 1 if self._last in active else 0
-        self._places = {one: self._places[one] for one in active if one in self._places}
-        self._handed_back = {one: then for one, then in self._handed_back.items() if now - then < IDLE_S}
+        self._places = {id_: self._places[id_] for id_ in active if id_ in self._places}
+        self._handed_back = {id_: then for id_, then in self._handed_back.items() if now - then < IDLE_S}
         for batch_id in active[at:] + active[:at]:
             place = self._places.get(batch_id)
             if place and not self._may_validate(place[0]) and not self._may_run(*place):
                 continue
-            found = self._batches.get(batch_id) or await self._known(batch_id)
-            if found is None:
+            known = self._batches.get(batch_id) or await self._known(batch_id)
+            if known is None:
                 continue
-            batch = found[0].batch
+            batch = known[0].batch
             place = self._places[batch_id] = batch.owner, batch.lane
             is_valid = batch.status != BatchStatus.VALIDATING
             if not (self._may_run(*place) if is_valid else self._may_validate(batch.owner)):
                 continue
-            is_full = is_valid and sum(one.run is not None for one in self._open.values()) >= MAX_WINDOWS
+            is_full = is_valid and sum(window.run is not None for window in self._open.values()) >= MAX_WINDOWS
             replaced = self._oldest_idle() if is_full and batch_id not in self._handed_back else None
             if is_full and replaced is None:
                 continue
@@ -179,43 +181,43 @@ class BatchRunner:
             if window is None:
                 continue
             self._last = batch_id
-            self._batches[batch_id] = found
-            self._open_window(window, *found)
+            self._batches[batch_id] = known
+            self._open_window(window, *known)
             if replaced is not None:
                 await self._hand_back(replaced)
             return True
         return False
 
     def _may_validate(self, owner: str) -> bool:
-        validated = [one.owner for one in self._open.values() if one.run is None]
+        validated = [window.owner for window in self._open.values() if window.run is None]
         return owner not in validated and len(validated) < MAX_VALIDATIONS
 
     def _may_run(self, owner: str, lane: str) -> bool:
-        """True if the lines of another window of this owner and model would get slots soon."""
-        windows = [one for one in self._open.values() if one.run is not None]
-        own = [one for one in windows if (one.owner, one.lane) == (owner, lane)]
+        """Return True if the lines of another window of this owner and model would get slots soon."""
+        windows = [window for window in self._open.values() if window.run is not None]
+        own = [window for window in windows if (window.owner, window.lane) == (owner, lane)]
         most = MAX_OWN_WINDOWS if len(windows) < MAX_WINDOWS // 2 else 1
-        is_reading = any(one.run is not None and one.run.is_reading for one in own)
+        is_reading = any(window.run is not None and window.run.is_reading for window in own)
         return len(own) < most and not is_reading and self._slots_of(lane).may_begin(owner)
 
     def _oldest_idle(self) -> OpenWindow | None:
         """Return the oldest of the windows that may be handed back; None if there is none."""
         before = time.monotonic() - IDLE_S
-        idle = [one for one in self._open.values() if one.begun_at < before and self._is_idle(one)]
-        return min(idle, key=lambda one: one.begun_at, default=None)
+        idle = [window for window in self._open.values() if window.begun_at < before and self._is_idle(window)]
+        return min(idle, key=lambda window: window.begun_at, default=None)
 
-    async def _hand_back(self, one: OpenWindow) -> None:
+    async def _hand_back(self, open_window: OpenWindow) -> None:
         """Stop a window, and let any gateway begin it again."""
-        self._handed_back[one.window.batch_id] = time.monotonic()
-        one.task.cancel()
-        await asyncio.gather(one.task, return_exceptions=True)
-        await self._store.release(one.window)
+        self._handed_back[open_window.window.batch_id] = time.monotonic()
+        open_window.task.cancel()
+        await asyncio.gather(open_window.task, return_exceptions=True)
+        await self._store.release(open_window.window)
 
-    def _is_idle(self, one: OpenWindow) -> bool:
-        """True if the lines of a window wait for a limit, or for a worker of a model that has none."""
-        gateway = self._directory.find(one.lane)
+    def _is_idle(self, open_window: OpenWindow) -> bool:
+        """Return True if the lines of a window wait for a limit, or for a worker of a model that has none."""
+        gateway = self._directory.find(open_window.lane)
         has_workers = gateway is not None and bool(gateway.worker_registry.workers)
-        return one.run is not None and (one.run.is_idle or not has_workers)
+        return open_window.run is not None and (open_window.run.is_idle or not has_workers)
 
     async def _known(self, batch_id: str) -> tuple[BatchState, LineRunner] | None:
         """Return the state of a batch whose model this process serves; else None."""
@@ -251,7 +253,7 @@ class BatchRunner:
         task.add_done_callback(lambda done: self._ended(key, done))
 
     def _ended(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
-        if (found := self._open.get(key)) is not None and found.task is task:
+        if (open_window := self._open.get(key)) is not None and open_window.task is task:
             del self._open[key]
         if key[1] == VALIDATION or not any(batch_id == key[0] for batch_id, _ in self._open):
             self._batches.pop(key[0], None)
@@ -295,25 +297,27 @@ class BatchRunner:
         """Renew all leases. A window that another gateway has is given up, and one of a cancelled batch is told so."""
         opened = list(self._open.items())
         replies = await asyncio.gather(
-            *(self._store.renew(one.window, *_progress(one)) for _, one in opened), return_exceptions=True
+            *(self._store.renew(open_window.window, *_progress(open_window)) for _, open_window in opened),
+            return_exceptions=True,
         )
         failure: BaseException | None = None
-        for (key, one), reply in zip(opened, replies, strict=True):
+        for (key, open_window), reply in zip(opened, replies, strict=True):
             if isinstance(reply, BaseException):
                 failure = reply
             elif reply[0] == LOST:
-                if self._open.get(key) is one and not one.task.done():
-                    one.task.cancel()
+                if self._open.get(key) is open_window and not open_window.task.done():
+                    open_window.task.cancel()
             else:
-                one.state.left_s = reply[1]
+                open_window.state.left_s = reply[1]
                 if reply[0] == BatchStatus.CANCELLING:
-                    one.state.is_cancelled = True
-                if one.state.has_ended:  # the deadline of a line that was parked is later than the end of its batch
-                    await self._stop(one.window.batch_id)
+                    open_window.state.is_cancelled = True
+                # The deadline of a line that was parked is later than the end of its batch.
+                if open_window.state.has_ended:
+                    await self._stop(open_window.window.batch_id)
         if failure is not None:
             raise failure
         await asyncio.sleep(RENEW_S)
 
 
-def _progress(one: OpenWindow) -> tuple[int, int]:
-    return (one.run.completed, one.run.failed) if one.run is not None else (0, 0)
+def _progress(open_window: OpenWindow) -> tuple[int, int]:
+    return (open_window.run.completed, open_window.run.failed) if open_window.run is not None else (0, 0)

@@ -107,11 +107,11 @@ class BatchStore:
         pipe = self.client.pipeline(transaction=False)
         pipe.hgetall(self.keys.batch(batch_id))
         pipe.hgetall(self.keys.open(batch_id))
-        fields, open_windows = (_texts(found) for found in await pipe.execute())
+        fields, open_windows = (_texts(reply) for reply in await pipe.execute())
         if not fields or (owner is not None and fields.get("owner") != owner):
             return None
         progress = [value.split(" ") for name, value in open_windows.items() if name.endswith(":progress")]
-        running = sum(int(one[0]) for one in progress), sum(int(one[1]) for one in progress)
+        running = sum(int(counts[0]) for counts in progress), sum(int(counts[1]) for counts in progress)
         return Batch.read(batch_id, fields, running)
 
     async def page(self, owner: str, limit: int, after: str) -> Page | None:
@@ -124,7 +124,7 @@ class BatchStore:
 
     async def active(self) -> list[str]:
         """Return the batches that have not ended, the oldest first."""
-        return [text(one) for one in await self.client.zrange(self.keys.active, 0, -1)]
+        return [text(batch_id) for batch_id in await self.client.zrange(self.keys.active, 0, -1)]
 
     async def cancel(self, batch_id: str, owner: str) -> tuple[str, list[tuple[LinePlace, LinePlace]]]:
         """Cancel a batch. Returns its status, empty if there is no such batch; and the open windows."""
@@ -132,7 +132,7 @@ class BatchStore:
         if not reply:
             return "", []
         status, *places = map(text, reply)
-        read = [LinePlace.read(one) for one in places]
+        read = [LinePlace.read(place) for place in places]
         return status, list(zip(read[::2], read[1::2], strict=True))
 
     async def claim(self, batch_id: str) -> Window | None:
@@ -193,5 +193,5 @@ class BatchStore:
         return text(await self._close_window(keys=[self.keys.batch(window.batch_id)], args=args))
 
 
-def _texts(found: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {text(name): text(value) for name, value in found.items()}
+def _texts(fields: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {text(name): text(value) for name, value in fields.items()}

@@ -40,8 +40,8 @@ class CustomIds:
 def _insert(slots: array[int], value: int) -> bool:
     mask = len(slots) - 1
     at = value & mask
-    while (found := slots[at]) != 0:
-        if found == value:
+    while (slot := slots[at]) != 0:
+        if slot == value:
             return False
         at = (at + 1) & mask
     slots[at] = value

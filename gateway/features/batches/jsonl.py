@@ -62,6 +62,6 @@ async def read_lines(chunks: AsyncIterator[bytes], most: int, begin: LinePlace) 
 
 def _blank_lines(chunk: bytes, start: int) -> int:
     """Return the size of the blank lines at a place, with their ends."""
-    found = _BLANKS.match(chunk, start)
-    assert found is not None
-    return max(0, chunk.rfind(b"\n", start, found.end()) + 1 - start)
+    blanks = _BLANKS.match(chunk, start)
+    assert blanks is not None
+    return max(0, chunk.rfind(b"\n", start, blanks.end()) + 1 - start)

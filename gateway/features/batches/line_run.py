@@ -249,7 +249,7 @@ class LineRunner:
         await self._cancel(dict(self._open))
 
     async def _cancel(self, requests: dict[str, Gateway]) -> None:
-        commands = (one.retry(partial(one.broker.cancel, id_)) for id_, one in requests.items())
+        commands = (gateway.retry(partial(gateway.broker.cancel, id_)) for id_, gateway in requests.items())
         await asyncio.gather(*commands, return_exceptions=True)
 
     async def _look_up(self, gateway: Gateway, call_id: str) -> resume.StoredCall:
@@ -278,7 +278,7 @@ class LineRunner:
         return self._directory.find(self._batch.lane)
 
     async def _is_known(self, call_id: str) -> bool:
-        """True if Redis has the call of a line. Raises BrokerDown."""
+        """Return True if Redis has the call of a line. Raises BrokerDown."""
         gateway = self.gateway_of_lane()
         if gateway is None:
             return False
@@ -301,7 +301,7 @@ class LineRunner:
             await gateway.retry(partial(gateway.broker.delete, request_id(call_id, index)))
 
     def stopped_by_end(self, run: RunLine, error: ApiError) -> bool:
-        """True if the end of the batch is the reason of an error."""
+        """Return True if the end of the batch is the reason of an error."""
         if isinstance(error, Cancelled):
             return self._state.has_ended
         return isinstance(error, DeadlinePassed) and run.ends_with_batch and not run.was_parked

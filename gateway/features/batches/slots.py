@@ -37,9 +37,9 @@ class LineSlots:
         self._places = count()
 
     def may_begin(self, owner: str) -> bool:
-        """True if the lines of another window would get slots: none of the owner's lines waits, and it is its turn."""
-        found = self._owners.get(owner)
-        return found is None or (not found.waiting and self.taken < self.size)
+        """Return True if lines of another window would get slots: no line of the owner waits, and it is its turn."""
+        known = self._owners.get(owner)
+        return known is None or (not known.waiting and self.taken < self.size)
 
     def turn(self, owner: str, batch: Hashable) -> Turn:
         """Return the turn of a line, which `Turn.wait` puts behind the earlier lines of its owner."""
@@ -48,13 +48,13 @@ class LineSlots:
     def let_go(self, batch: Hashable) -> None:
         """End the waiting of all lines of a batch that has ended."""
         for owner in list(self._owners.values()):
-            for turn in [one for one in owner.waiting if one.batch == batch]:
+            for turn in [turn for turn in owner.waiting if turn.batch == batch]:
                 turn.end_wait(is_granted=False)
 
     # --- for turns ----------------------------------------------------------------------------------------------------
 
     def add(self, turn: Turn) -> None:
-        insort(self._owners.setdefault(turn.owner, _Owner(self.size)).waiting, turn, key=lambda one: one.place)
+        insort(self._owners.setdefault(turn.owner, _Owner(self.size)).waiting, turn, key=lambda queued: queued.place)
         self.grant()
 
     def remove(self, turn: Turn) -> None:
@@ -88,13 +88,13 @@ class LineSlots:
         now = asyncio.get_running_loop().time()
         while self.taken < self.size:
             able = [
-                (name, one)
-                for name, one in self._owners.items()
-                if one.waiting and one.trying < one.width and one.paused_until <= now
+                (name, owner)
+                for name, owner in self._owners.items()
+                if owner.waiting and owner.trying < owner.width and owner.paused_until <= now
             ]
             if not able:
                 return
-            name, owner = min(able, key=lambda one: one[1].taken)
+            name, owner = min(able, key=lambda item: item[1].taken)
             self._owners[name] = self._owners.pop(name)
             owner.taken += 1
             owner.trying += 1

@@ -115,7 +115,7 @@ class WindowRun:
         self._turns = [self._slots.turn(self._batch.owner, self._batch.id) for _ in lines]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_line(*one)) for one in zip(lines, self._turns, strict=True)]
+                tasks = [group.create_task(self._run_line(*pair)) for pair in zip(lines, self._turns, strict=True)]
         except* LineLost:
             raise LineLost from None
         finally:

@@ -38,7 +38,7 @@ class CorsOrigins:
 
     @classmethod
     def parse(cls, text: str) -> CorsOrigins:
-        """The origins of the setting. Raises StartError for one that no browser would send."""
+        """Return the origins of the setting. Raises StartError for one that no browser would send."""
         origins = [origin for part in text.split(",") if (origin := part.strip())]
         for origin in origins:
             if origin != ANY and not _ORIGIN.fullmatch(origin):
@@ -53,7 +53,7 @@ class CorsOrigins:
         return cls(frozenset(origins))
 
     def middleware(self) -> Middleware:
-        """Answers preflight requests of these origins."""
+        """Answer preflight requests of these origins."""
 
         @web.middleware
         async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -72,7 +72,7 @@ class CorsOrigins:
         return preflight
 
     def on_prepare(self) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-        """Adds the CORS headers to every answer of the API, errors and streams too."""
+        """Add the CORS headers to every answer of the API, errors and streams too."""
 
         async def add(request: web.Request, response: web.StreamResponse) -> None:
             if not self.origins or not request.path.startswith(PATHS):
@@ -86,7 +86,7 @@ class CorsOrigins:
         return add
 
     def _allowed(self, request: web.Request) -> str:
-        """The origin that the answer allows; empty if the request is not from an allowed origin."""
+        """Return the origin that the answer allows; empty if the request is not from an allowed origin."""
         if not request.path.startswith(PATHS) or (origin := request.headers.get(hdrs.ORIGIN)) is None:
             return ""
         if ANY in self.origins:

@@ -50,7 +50,7 @@ def read_regex(name: str, value: Any) -> GivenGrammar:
 
 def read_choice(name: str, value: Any) -> GivenGrammar:
     """Return the grammar of one of several texts. Raises InvalidRequest."""
-    if type(value) is not list or not value or any(type(one) is not str or not one for one in value):
+    if type(value) is not list or not value or any(type(choice) is not str or not choice for choice in value):
         raise invalid(name, "an array of strings that are not empty", value)
     return _given(name, "choice", value)
 
@@ -120,7 +120,7 @@ def structured_outputs(name: str, value: Any) -> GivenGrammar | tuple[()]:
     """Return the grammar of the one field that is given; empty if it is false. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object", value)
-    only(name, {key: one for key, one in value.items() if one is not None}, tuple(READERS))
+    only(name, {key: item for key, item in value.items() if item is not None}, tuple(READERS))
     given = [key for key in READERS if value.get(key) is not None]
     if len(given) != 1:
         raise invalid(name, f"an object with exactly one of {', '.join(READERS)}", value)

@@ -28,7 +28,7 @@ class SchemaFault(NamedTuple):
 async def find_fault(schema: Mapping[str, Any], attempt: Try) -> SchemaFault | None:
     """Return the smallest part of a schema that cannot be followed, and why; None if the schema can be followed."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    found: SchemaFault | None = None
+    fault: SchemaFault | None = None
     trials = 0
     parts: Iterator[tuple[str, Mapping[str, Any]]] = iter([("", schema)])
     while trials < MAX_TRIALS:
@@ -37,9 +37,9 @@ async def find_fault(schema: Mapping[str, Any], attempt: Try) -> SchemaFault | N
             break
         trials += 1
         if reason := await _reason({**shared, **part}, attempt):
-            found = SchemaFault(path, reason)
+            fault = SchemaFault(path, reason)
             parts = _parts(path, part)
-    return found
+    return fault
 
 
 async def _reason(schema: Mapping[str, Any], attempt: Try) -> str:
@@ -52,12 +52,12 @@ async def _reason(schema: Mapping[str, Any], attempt: Try) -> str:
 
 
 def _parts(path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The schemas directly inside a schema, with their paths."""
+    """Yield the schemas directly inside a schema, with their paths."""
     for key in (*_NAMED, *_LISTED, *_SINGLE):
         value = schema.get(key)
         inner: list[tuple[str, Any]] = [(f"{path}.{key}", value)]
         if key in _NAMED and isinstance(value, dict):
-            inner = [(f"{path}.{key}.{name[:80]}", one) for name, one in value.items()]
+            inner = [(f"{path}.{key}.{name[:80]}", member) for name, member in value.items()]
         elif key in _LISTED and isinstance(value, list):
-            inner = [(f"{path}.{key}[{index}]", one) for index, one in enumerate(value)]
-        yield from ((place, one) for place, one in inner if isinstance(one, dict))
+            inner = [(f"{path}.{key}[{index}]", member) for index, member in enumerate(value)]
+        yield from ((place, member) for place, member in inner if isinstance(member, dict))

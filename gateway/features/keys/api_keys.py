@@ -91,7 +91,7 @@ async def _usage(store: AccountStore, settings: UsageSettings) -> None:
 
 
 async def _list(store: AccountStore, settings: ListKeys) -> None:
-    _print_all([one for one in await store.all() if one.kind == "key"], settings.json)
+    _print_all([account for account in await store.all() if account.kind == "key"], settings.json)
 
 
 async def _create(store: AccountStore, settings: CreateKey) -> None:
@@ -184,7 +184,7 @@ def _read_json(path: str) -> Any:
 
 
 def _limits(limits: AccountLimits, settings: LimitSettings) -> AccountLimits:
-    """The limits with those that the command line names. Raises InvalidValue."""
+    """Return the limits with those that the command line names. Raises InvalidValue."""
     given: dict[str, Any] = {name: getattr(settings, name, None) for name in LIMITS}  # only `limit` has a weight
     if settings.models is not None:
         given["models"] = [name.strip() for name in settings.models.split(",") if name.strip()]
@@ -199,7 +199,7 @@ def _key_id(settings: OneKey) -> str:
 
 
 def _place(settings: AccountPlace) -> str:
-    """The account that the options name: a key, a project or an organisation. Raises CommandError."""
+    """Return the account that the options name: a key, a project or an organisation. Raises CommandError."""
     organisation = settings.organisation or DEFAULT_NAME
     if settings.id:
         return f"key:{settings.id}"
@@ -239,7 +239,7 @@ def _time(seconds: int) -> str:
 
 
 def _user() -> str:
-    """The name of the user of this process, for the audit log."""
+    """Return the name of the user of this process, for the audit log."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a user id without a name, as in containers

@@ -20,7 +20,7 @@ _STATIC = (".js", ".css", ".svg")
 
 
 def authentication(find: Callable[[str], Awaitable[Caller]], is_open: bool) -> Middleware:
-    """Returns the middleware.
+    """Return the middleware.
 
     find: returns the caller of a secret, or raises ApiKeyWrong. is_open: calls without a key of Quire are accepted.
     """
@@ -42,21 +42,21 @@ def authentication(find: Callable[[str], Awaitable[Caller]], is_open: bool) -> M
 
 
 def read_secret(request: web.BaseRequest) -> str:
-    """Returns the bearer token or the x-api-key of a request; empty without one. Raises ApiKeyWrong for two."""
-    found = {value.strip() for value in request.headers.getall(API_KEY, [])}
+    """Return the bearer token or the x-api-key of a request; empty without one. Raises ApiKeyWrong for two."""
+    secrets = {value.strip() for value in request.headers.getall(API_KEY, [])}
     for value in request.headers.getall(hdrs.AUTHORIZATION, []):
         scheme, _, token = value.partition(" ")
         if scheme.lower() == "bearer":
-            found.add(token.strip())
-    found.discard("")
-    keys = [secret for secret in found if secret.startswith(PREFIX)]
+            secrets.add(token.strip())
+    secrets.discard("")
+    keys = [secret for secret in secrets if secret.startswith(PREFIX)]
     if len(keys) > 1:
         raise ApiKeyWrong("The request has two API keys; send one.", headers={"WWW-Authenticate": "Bearer"})
-    return keys[0] if keys else next(iter(found), "")
+    return keys[0] if keys else next(iter(secrets), "")
 
 
 def is_public(request: web.Request) -> bool:
-    """True if a request is answered without a key: a probe, a static file, or the frame of a page without its data."""
+    """Return True if a request is answered without a key: a probe, a static file, or a page without its data."""
     resource = request.match_info.route.resource
     path = resource.canonical if resource is not None else ""
     return path in PUBLIC or path in ("/", "/engine") or path.endswith(_STATIC)

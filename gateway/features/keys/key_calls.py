@@ -38,14 +38,14 @@ class KeyCalls:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes. The admin API checks its key before it calls a handler."""
-        one = PATH + "/{id:[0-9a-f]{16}}"
+        key_path = PATH + "/{id:[0-9a-f]{16}}"
         return [
             web.get(PATH, self.all, allow_head=False),
             web.post(PATH, self.create),
-            web.get(one, self.show, allow_head=False),
-            web.delete(one, self.revoke),
-            web.post(one + "/rotate", self.rotate),
-            web.put(one + "/limits", partial(self.limit, "key")),
+            web.get(key_path, self.show, allow_head=False),
+            web.delete(key_path, self.revoke),
+            web.post(key_path + "/rotate", self.rotate),
+            web.put(key_path + "/limits", partial(self.limit, "key")),
             web.put("/admin/projects/{id:[^/]+/[^/]+}/limits", partial(self.limit, "project")),
             web.put("/admin/organisations/{id:[^/]+}/limits", partial(self.limit, "organisation")),
             web.get("/admin/accounts", self.accounts, allow_head=False),
@@ -54,8 +54,8 @@ class KeyCalls:
 
     async def all(self, request: web.Request) -> web.Response:
         """GET /admin/keys: all keys."""
-        found = await self._retry(self._store.all)
-        return _list([account.shown() for account in found if account.kind == "key"])
+        accounts = await self._retry(self._store.all)
+        return _list([account.shown() for account in accounts if account.kind == "key"])
 
     async def accounts(self, request: web.Request) -> web.Response:
         """GET /admin/accounts: all organisations, projects and keys."""
@@ -94,12 +94,12 @@ class KeyCalls:
 
     async def audit(self, request: web.Request) -> web.Response:
         """GET /admin/audit: the newest changes of keys, projects and organisations."""
-        found = await self._retry(partial(self._store.audit, MAX_AUDIT_PAGE))
+        rows = await self._retry(partial(self._store.audit, MAX_AUDIT_PAGE))
         return _list(
             [
-                {"at": one.at_ms / 1000, "actor": one.actor, "action": one.action, "accounts": one.accounts.split()}
-                | {"change": one.change}
-                for one in found
+                {"at": row.at_ms / 1000, "actor": row.actor, "action": row.action, "accounts": row.accounts.split()}
+                | {"change": row.change}
+                for row in rows
             ]
         )
 

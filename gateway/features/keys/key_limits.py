@@ -30,8 +30,8 @@ TOKENS = 1_000_000
 
 def read_prices(text: str) -> dict[str, Price]:
     """Read the setting --prices: `MODEL=INPUT:OUTPUT`, separated by commas. Raises StartError."""
-    found = {}
-    for part in filter(None, (one.strip() for one in text.split(","))):
+    by_model = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
         model, _, values = part.rpartition("=")
         try:
             prices = [nanos("price", value, MAX_PRICE) for value in values.split(":")]
@@ -42,8 +42,8 @@ def read_prices(text: str) -> dict[str, Price]:
                 f"--prices (QUIRE_PRICES): {part!r} is not MODEL=INPUT:OUTPUT, prices of a million tokens from 0 to "
                 f"{MAX_PRICE} with at most three decimals, such as qwen=0.25:1.25"
             )
-        found[model] = Price(*(price // TOKENS for price in prices))
-    return found
+        by_model[model] = Price(*(price // TOKENS for price in prices))
+    return by_model
 
 
 class KeyLimits:
@@ -86,7 +86,7 @@ class KeyLimits:
         if not caller.accounts:
             return terms
         price = self._prices.get(model, self._prices.get(self._lane))
-        if price is None and any(getattr(one.limits, name) for one in caller.accounts for name in COSTS):
+        if price is None and any(getattr(account.limits, name) for account in caller.accounts for name in COSTS):
             raise PermissionDenied(
                 f"Your API key has a budget in money, and {model[:200]!r} has no price; ask for one.", param="model"
             )
@@ -114,7 +114,7 @@ def _rate_headers(rates: Mapping[str, RateState]) -> dict[str, str]:
 
 
 def duration(ms: int) -> str:
-    """A duration as OpenAI writes it: 20ms, 1.5s, 1m2s."""
+    """Return a duration as OpenAI writes it: 20ms, 1.5s, 1m2s."""
     if ms < 1000:
         return f"{ms}ms"
     minutes, rest = divmod(ms, 60_000)

@@ -19,7 +19,7 @@ _CLASSES = ("priority", "service_tier")
 
 
 def may_use(caller: Caller, model: str) -> bool:
-    """True if the key of a caller may use a model."""
+    """Return True if the key of a caller may use a model."""
     return all(model in account.limits.models for account in caller.accounts if account.limits.models)
 
 
@@ -42,16 +42,16 @@ def restricted(caller: Caller, call: C, body: Mapping[str, Any]) -> C:
     if not caller.accounts:
         return call
     limits = [account.limits for account in caller.accounts]
-    most = min((one.max_tokens for one in limits if one.max_tokens), default=0)
+    most = min((limit.max_tokens for limit in limits if limit.max_tokens), default=0)
     if most and any(sampling.max_tokens > most for sampling in call.sampling):
         name = next((name for name in _MAX_TOKENS if name in body), "max_tokens")
         if call.max_tokens is not None:
             raise refused(name, f"{name} must be at most {most}, the limit of your API key.")
         if any(sampling.min_tokens > most for sampling in call.sampling):
             raise refused("min_tokens", f"min_tokens must be at most {most}, the limit of your API key.")
-        lowered = tuple(replace(one, max_tokens=min(one.max_tokens, most)) for one in call.sampling)
+        lowered = tuple(replace(sampling, max_tokens=min(sampling.max_tokens, most)) for sampling in call.sampling)
         call = replace(call, sampling=lowered)
-    ranks = [PRIORITY_CLASSES.index(one.priority) for one in limits if one.priority]
+    ranks = [PRIORITY_CLASSES.index(limit.priority) for limit in limits if limit.priority]
     highest = PRIORITY_CLASSES[max(ranks)] if ranks else DEFAULT_CLASS
     if PRIORITY_CLASSES.index(call.priority) < PRIORITY_CLASSES.index(highest):
         if given := next((name for name in _CLASSES if body.get(name) not in (None, "auto", "default")), ""):

@@ -67,12 +67,12 @@ class KeyRing:
     async def accounts(self, key_id: str) -> tuple[Account, ...]:
         """Return a key, its project and its organisation; empty if there is no such key."""
         now = time.monotonic()
-        found = self._known.get(key_id)
-        if found is not None and now - found[0] < FRESH_S:
+        known = self._known.get(key_id)
+        if known is not None and now - known[0] < FRESH_S:
             self._known.move_to_end(key_id)
-            return found[1]
+            return known[1]
         try:
-            chain = await self._retry(partial(self._read, key_id, found[1] if found else ()))
+            chain = await self._retry(partial(self._read, key_id, known[1] if known else ()))
         except InvalidValue as error:
             log.error("the accounts of key %s are corrupt in Redis, so its calls are refused: %s", key_id, error)
             chain = ()

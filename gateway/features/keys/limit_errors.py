@@ -9,7 +9,7 @@ from quire.shared.protocol.charge import LimitReached
 
 
 def error_of(reached: LimitReached) -> ApiError:
-    """The error for a limit that is reached. Retry-After is exact for the limits per minute, rounded up to seconds."""
+    """Return the error for a reached limit. Retry-After is exact for limits per minute, rounded up to seconds."""
     kind, _, name = reached.account.partition(":")
     of = f"{reached.limit} of the {kind} {name}"
     if reached.is_budget:

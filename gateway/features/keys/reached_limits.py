@@ -32,7 +32,7 @@ class ReachedLimits:
         # In a cluster each model has counters of its own, and the model of the next call is in its body.
         if terms is None or terms.account_prefix != AccountKeys().prefix or reached.limit != LIMIT:
             return
-        account = next(one for one in terms.accounts if one.place == reached.account)
+        account = next(account for account in terms.accounts if account.place == reached.account)
         now = time.monotonic()
         allowed_at = now + reached.wait_ms / 1000
         self._refused.pop(account.place, None)

@@ -115,12 +115,12 @@ class Keys:
         for row in rows:
             sums[row.key] += row.prompt + row.completion
         named = {key for key, _ in sums.most_common(MAX_KEYS)}
-        found: Counter[tuple[str, str]] = Counter()
+        usage: Counter[tuple[str, str]] = Counter()
         for row in rows:
             key = row.key if row.key in named else "other"
-            found[key, "prompt"] += row.prompt
-            found[key, "completion"] += row.completion
-        return found
+            usage[key, "prompt"] += row.prompt
+            usage[key, "completion"] += row.completion
+        return usage
 
     async def _usage(self, days: int, owner: str, models: Mapping[str, Redis]) -> list[UsageRow]:
         """Return the usage of the last days by day, key and model. Raises RedisError or OSError.
@@ -130,5 +130,5 @@ class Keys:
         if not self._is_cluster:
             return await read_usage(self.client, AccountKeys().prefix, days, owner)
         lanes = (read_usage(client, LaneKeys(lane).prefix, days, owner) for lane, client in models.items())
-        rows = [row for found in await asyncio.gather(*lanes) for row in found]
+        rows = [row for lane_rows in await asyncio.gather(*lanes) for row in lane_rows]
         return sorted(rows, key=lambda row: (row.date, row.key, row.model))

@@ -78,8 +78,8 @@ class AdapterCalls:
         """DELETE /admin/adapters/{name}: unloads an adapter that was loaded by this API. Running requests go on."""
         name = request.match_info["name"]
         model = request.query.get("model")
-        found = self._directory.find(name) if model is None else None
-        gateway = found or self._choose(model)
+        holder = self._directory.find(name) if model is None else None
+        gateway = holder or self._choose(model)
         if not await gateway.retry(partial(gateway.broker.withdraw_adapter, name)):
             if name in gateway.worker_registry.adapters:
                 raise refused("name", f"The adapter {name!r} belongs to the setting --lora of the workers.")
@@ -116,7 +116,7 @@ class AdapterCalls:
 
 
 def _is_loaded(gateway: Gateway, announcement: Announcement) -> bool:
-    """True if all live workers hold the adapter. Raises InvalidRequest with the fault of a worker."""
+    """Return True if all live workers hold the adapter. Raises InvalidRequest with the fault of a worker."""
     registry = gateway.worker_registry
     for card in registry.workers:
         for fault in card.adapter_faults:

@@ -119,20 +119,23 @@ _BEFORE_PATH = (431,)
 
 
 def _given(name: str) -> Schema:
-    """The schema of bodies that have this parameter, and not as null."""
+    """Return the schema of bodies that have this parameter, and not as null."""
     return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
 
 def document(model: str) -> Schema:
-    """The document of a gateway that serves `model`."""
-    requests = {one.request: body_schema(one.table, model, one.unsupported) for one in ENDPOINTS if one.request}
+    """Return the document of a gateway that serves `model`."""
+    requests: Schema = {}
+    errors: dict[str, tuple[Endpoint, int]] = {}
+    paths: Schema = {}
+    for endpoint in ENDPOINTS:
+        if endpoint.request:
+            requests[endpoint.request] = body_schema(endpoint.table, model, endpoint.unsupported)
+        errors |= {_error_of(endpoint, status): (endpoint, status) for status in (*EVERY, *endpoint.errors)}
+        paths.setdefault(endpoint.path, {})[endpoint.method] = _operation(endpoint)
     requests["TokenizeRequest"]["oneOf"] = [_given(name) for name in ("prompt", "messages")]
     # A response without items continues the previous one.
     requests["ResponseRequest"]["anyOf"] = [_given(name) for name in ("input", "previous_response_id")]
-    errors = {_error_of(one, status): (one, status) for one in ENDPOINTS for status in (*EVERY, *one.errors)}
-    paths: Schema = {}
-    for one in ENDPOINTS:
-        paths.setdefault(one.path, {})[one.method] = _operation(one)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -162,7 +165,7 @@ def _written(model: str) -> bytes:
 
 
 def handler(model: str) -> Handler:
-    """The handler of the document of a gateway that serves `model`. The document is written once."""
+    """Return the handler of the document of a gateway that serves `model`. The document is written once."""
     body = _written(model)
 
     async def show(request: web.Request) -> web.Response:
@@ -171,46 +174,48 @@ def handler(model: str) -> Handler:
     return show
 
 
-def _operation(one: Endpoint) -> Schema:
-    found: Schema = {
-        "operationId": f"{one.method}_" + "_".join(part.strip("{}") for part in one.path.split("/") if part),
-        "tags": [one.tag],
-        "summary": one.summary,
-        "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in (*one.parameters, "ClientRequestId")],
-        "responses": {"200": _answer(one)},
+def _operation(endpoint: Endpoint) -> Schema:
+    parameters = (*endpoint.parameters, "ClientRequestId")
+    operation: Schema = {
+        "operationId": f"{endpoint.method}_" + "_".join(part.strip("{}") for part in endpoint.path.split("/") if part),
+        "tags": [endpoint.tag],
+        "summary": endpoint.summary,
+        "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in parameters],
+        "responses": {"200": _answer(endpoint)},
     }
-    if one.request:
-        found["requestBody"] = {"required": True, "content": {JSON: {"schema": ref(one.request)}}}
-    if one.form:
-        found["requestBody"] = {"required": True, "content": {FORM: {"schema": ref(one.form)}}}
-    if one.not_ready:
-        content = {JSON: {"schema": ref(one.not_ready)}}
-        found["responses"]["503"] = {"description": "Not ready", "headers": _IDS, "content": content}
-    for status in sorted({*EVERY, *one.errors}):
-        found["responses"].setdefault(str(status), {"$ref": f"#/components/responses/{_error_of(one, status)}"})
-    return found
+    if endpoint.request:
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": ref(endpoint.request)}}}
+    if endpoint.form:
+        operation["requestBody"] = {"required": True, "content": {FORM: {"schema": ref(endpoint.form)}}}
+    if endpoint.not_ready:
+        content = {JSON: {"schema": ref(endpoint.not_ready)}}
+        operation["responses"]["503"] = {"description": "Not ready", "headers": _IDS, "content": content}
+    for status in sorted({*EVERY, *endpoint.errors}):
+        reference = f"#/components/responses/{_error_of(endpoint, status)}"
+        operation["responses"].setdefault(str(status), {"$ref": reference})
+    return operation
 
 
-def _answer(one: Endpoint) -> Schema:
+def _answer(endpoint: Endpoint) -> Schema:
     content: Schema = {}
-    for kind, name in one.answers.items():
+    for kind, name in endpoint.answers.items():
         if kind == EVENTS:
             content[kind] = {"schema": _event(name)}
         elif kind in (HTML, BYTES):
             content[kind] = {"schema": TEXT}
         else:
             content[kind] = {"schema": ref(name) if name else {"type": "object"}}
-    can_be_without_effect = not one.table.keys().isdisjoint(NO_EFFECT.keys() | WITHOUT_EFFECT.keys())
+    can_be_without_effect = not endpoint.table.keys().isdisjoint(NO_EFFECT.keys() | WITHOUT_EFFECT.keys())
     no_effect = {NO_EFFECT_HEADER: {"$ref": "#/components/headers/NoEffect"}} if can_be_without_effect else {}
-    return {"description": "Success", "headers": _headers(one) | no_effect, "content": content}
+    return {"description": "Success", "headers": _headers(endpoint) | no_effect, "content": content}
 
 
-def _headers(one: Endpoint) -> Schema:
-    return _IDS | {_HEADER_NAMES[name]: {"$ref": f"#/components/headers/{name}"} for name in one.headers}
+def _headers(endpoint: Endpoint) -> Schema:
+    return _IDS | {_HEADER_NAMES[name]: {"$ref": f"#/components/headers/{name}"} for name in endpoint.headers}
 
 
 def _event(name: str) -> Schema:
-    """The schema of one event of a stream, whose data has the schema `name`.
+    """Return the schema of one event of a stream, whose data has the schema `name`.
 
     The data of an event that ends a failed call is the error. The data of the last event is `[DONE]`, except in the
     Messages API.
@@ -219,14 +224,15 @@ def _event(name: str) -> Schema:
     return {"type": "object", "properties": {"id": TEXT, "event": TEXT, "data": data}, "required": ["data"]}
 
 
-def _error_of(one: Endpoint, status: int) -> str:
-    """The name of the response with an error."""
-    return f"{'Error' if status in _BEFORE_PATH else one.error}{status}"
+def _error_of(endpoint: Endpoint, status: int) -> str:
+    """Return the name of the response with an error."""
+    return f"{'Error' if status in _BEFORE_PATH else endpoint.error}{status}"
 
 
-def _error(one: Endpoint, status: int) -> Schema:
+def _error(endpoint: Endpoint, status: int) -> Schema:
     phrase = _PHRASES.get(status) or HTTPStatus(status).phrase
     wait = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}} if status in (429, 503) else {}
     if status in _BEFORE_PATH:
         return {"description": phrase, "headers": _IDS, "content": {JSON: {"schema": ref("Error")}}}
-    return {"description": phrase, "headers": _headers(one) | wait, "content": {JSON: {"schema": ref(one.error)}}}
+    content = {JSON: {"schema": ref(endpoint.error)}}
+    return {"description": phrase, "headers": _headers(endpoint) | wait, "content": content}

@@ -67,7 +67,7 @@ def _dialect(
     parameters: tuple[str, ...] = (),
     **form: Any,
 ) -> tuple[Endpoint, ...]:
-    """The endpoints of a dialect: it creates calls, resumes their streams, cancels and parks them.
+    """Return the endpoints of a dialect: it creates calls, resumes their streams, cancels and parks them.
 
     path: of new calls. name: of the schema of answers, and with `Request` of bodies. event: the schema of events.
     call_id: the document's parameter that is the id of a call. parameters: of new calls. form: `error` and `headers` of
@@ -112,7 +112,7 @@ def _dialect(
 
 
 def _parking(path: str, call_id: str, **form: Any) -> tuple[Endpoint, ...]:
-    """The endpoints that park a call and let it continue. The arguments are those of `_dialect`."""
+    """Return the endpoints that park a call and let it continue. The arguments are those of `_dialect`."""
     park = Endpoint(
         method="post",
         path=f"{path}/{{id}}/park",
@@ -139,8 +139,7 @@ def _get(
 
 
 def _responses() -> tuple[Endpoint, ...]:
-    """The endpoints of the Responses API."""
-    one = "/v1/responses/{id}"
+    """Return the endpoints of the Responses API."""
     refused: dict[str, tuple[Any, ...]] = dict.fromkeys(REFUSED_RESPONSES, ())
     create = Endpoint(
         method="post",
@@ -167,7 +166,7 @@ def _responses() -> tuple[Endpoint, ...]:
     )
     read = Endpoint(
         method="get",
-        path=one,
+        path="/v1/responses/{id}",
         tag="generation",
         summary="A stored response, or its events",
         answers={JSON: "Response", EVENTS: "ResponseEvent"},
@@ -176,18 +175,19 @@ def _responses() -> tuple[Endpoint, ...]:
     )
     cancel = Endpoint(
         method="post",
-        path=f"{one}/cancel",
+        path=f"{read.path}/cancel",
         tag="generation",
         summary="Cancel a response in the background",
         answers={JSON: "Response"},
         errors=(404, 503),
         parameters=("ResponseId",),
     )
-    delete = replace(cancel, method="delete", path=one, summary="Delete a response", answers={JSON: "ResponseDeletion"})
+    deletion = {JSON: "ResponseDeletion"}
+    delete = replace(cancel, method="delete", path=read.path, summary="Delete a response", answers=deletion)
     items = replace(
         cancel,
         method="get",
-        path=f"{one}/input_items",
+        path=f"{read.path}/input_items",
         summary="The items before the answer",
         answers={JSON: "ResponseItems"},
         parameters=("ResponseId", "Limit", "Order", "After"),
@@ -196,9 +196,9 @@ def _responses() -> tuple[Endpoint, ...]:
 
 
 def _files() -> tuple[Endpoint, ...]:
-    """The endpoints of files."""
-    path, one = "/v1/files", "/v1/files/{id}"
-    show = _get(one, "batches", "One file", JSON, "File", errors=FILES, parameters=("FileId",))
+    """Return the endpoints of files."""
+    path, file_path = "/v1/files", "/v1/files/{id}"
+    show = _get(file_path, "batches", "One file", JSON, "File", errors=FILES, parameters=("FileId",))
     return (
         Endpoint(
             method="post",
@@ -217,7 +217,7 @@ def _files() -> tuple[Endpoint, ...]:
             parameters=("FileLimit", "After", "Order", "Purpose"),
         ),
         show,
-        replace(show, path=f"{one}/content", summary="The content of a file", answers={BYTES: ""}),
+        replace(show, path=f"{file_path}/content", summary="The content of a file", answers={BYTES: ""}),
         replace(
             show,
             method="delete",
@@ -229,9 +229,9 @@ def _files() -> tuple[Endpoint, ...]:
 
 
 def _batches() -> tuple[Endpoint, ...]:
-    """The endpoints of batches."""
-    path, one = "/v1/batches", "/v1/batches/{id}"
-    show = _get(one, "batches", "A batch as it is now", JSON, "Batch", errors=FILES, parameters=("BatchId",))
+    """Return the endpoints of batches."""
+    path, batch_path = "/v1/batches", "/v1/batches/{id}"
+    show = _get(batch_path, "batches", "A batch as it is now", JSON, "Batch", errors=FILES, parameters=("BatchId",))
     return (
         Endpoint(
             method="post",
@@ -252,7 +252,7 @@ def _batches() -> tuple[Endpoint, ...]:
             parameters=("Limit", "After"),
         ),
         show,
-        replace(show, method="post", path=f"{one}/cancel", summary="Stop a batch"),
+        replace(show, method="post", path=f"{batch_path}/cancel", summary="Stop a batch"),
     )
 
 

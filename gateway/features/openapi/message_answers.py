@@ -21,12 +21,12 @@ STOP_REASONS = ("end_turn", "stop_sequence", "tool_use", "max_tokens", "model_co
 
 
 def _typed(kind: str, /, **properties: Schema) -> Schema:
-    """An object with this `type` and these properties."""
+    """Return the schema of an object with this `type` and these properties."""
     return closed({"type": {"const": kind}, **properties})
 
 
 def _end(reason: Schema) -> Schema:
-    """The properties that say why an answer ended."""
+    """Return the schemas of the properties that say why an answer ended."""
     return {"stop_reason": reason, "stop_sequence": or_null(TEXT), "stop_details": NULL, "container": NULL}
 
 

@@ -29,7 +29,7 @@ from quire.shared.protocol.sampling_params import (
 
 @singledispatch
 def schema_of(check: object) -> Schema:
-    """The JSON schema of the values that a check accepts; {} for a check of an unknown class."""
+    """Return the JSON schema of the values that a check accepts; {} for a check of an unknown class."""
     return {}
 
 
@@ -126,7 +126,7 @@ def _bounded(kind: str, what: str, low: int, high: int) -> Schema:
 
 
 def parameter_schema(parameter: Parameter) -> Schema:
-    """The JSON schema of one parameter: its values, its default and its meaning. Null counts as absent."""
+    """Return the JSON schema of one parameter: its values, its default and its meaning. Null counts as absent."""
     schema: Schema = dict(parameter.schema) if parameter.schema is not None else schema_of(parameter.read)
     if not parameter.required:
         schema = _nullable(schema)
@@ -139,7 +139,7 @@ def parameter_schema(parameter: Parameter) -> Schema:
 def body_schema(
     table: Mapping[str, Parameter], model: str, unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED
 ) -> Schema:
-    """The JSON schema of the body of a call with these parameters.
+    """Return the JSON schema of the body of a call with these parameters.
 
     model: the name that is served. unsupported: parameters that are not honoured, each with the values that ask for
     nothing.
@@ -156,12 +156,12 @@ def body_schema(
         "properties": properties,
         "required": [name for name, parameter in table.items() if parameter.required],
         "additionalProperties": False,
-        "dependentSchemas": {name: _required_with(name, table) for name, one in table.items() if one.requires},
+        "dependentSchemas": {name: _required_with(name, table) for name in table if table[name].requires},
     }
 
 
 def _required_with(name: str, table: Mapping[str, Parameter]) -> Schema:
-    """The schema of bodies with a parameter that requires another one, unless its value asks for nothing.
+    """Return the schema of bodies with a parameter that requires another one, unless its value asks for nothing.
 
     A required flag must be true.
     """
@@ -174,7 +174,7 @@ def _required_with(name: str, table: Mapping[str, Parameter]) -> Schema:
 
 
 def _nullable(schema: Schema) -> Schema:
-    """A schema that accepts null, too; in the shortest form, because people read it."""
+    """Return a schema that accepts null, too; in the shortest form, because people read it."""
     if "enum" in schema:
         kind = {"type": [schema["type"], "null"]} if "type" in schema else {}
         return schema | kind | {"enum": [*schema["enum"], None]}
@@ -184,5 +184,5 @@ def _nullable(schema: Schema) -> Schema:
 
 
 def _plain(text: str) -> str:
-    """The text of the documentation without its links, which lead to other places of docs/api/."""
+    """Return the text of the documentation without its links, which lead to other places of docs/api/."""
     return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text).replace("\\|", "|")

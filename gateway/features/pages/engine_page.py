@@ -37,7 +37,7 @@ class TooManyViewers(ApiError):
 
 
 def is_on(setting: str, host: str, is_open: bool) -> bool:
-    """True if a gateway that listens on `host` serves the page.
+    """Return True if a gateway that listens on `host` serves the page.
 
     setting: the value of `--engine-view`. is_open: calls without an API key are accepted.
     """
@@ -47,7 +47,7 @@ def is_on(setting: str, host: str, is_open: bool) -> bool:
 
 
 def add_to(app: web.Application, directory: ModelDirectory) -> None:
-    """Adds the routes of the page's data, or of the refusal. Must be called before the routes of the page are added."""
+    """Add the routes of the page's data, or of the refusal. Must be called before the routes of the page are added."""
     settings = directory.process.settings
     if not is_on(settings.engine_view, settings.host, settings.is_open):
         app.add_routes([web.get("/engine", _refuse), web.get("/engine/{rest:.*}", _refuse)])
@@ -75,7 +75,7 @@ class EnginePage:
         self._views: WeakKeyDictionary[Gateway, ViewSubscriptions] = WeakKeyDictionary()
 
     async def close(self, app: web.Application) -> None:
-        """Ends all streams: the same views can be had from another gateway."""
+        """End all streams: the same views can be had from another gateway."""
         self._is_closing = True
         for views in self._views.values():
             views.end_all()
@@ -89,15 +89,14 @@ class EnginePage:
         return self._views[gateway]
 
     def _choose(self, request: web.Request) -> Gateway:
-        """Returns the model that `model` names, by default the first with a live worker. Raises ApiError."""
+        """Return the model that `model` names, by default the first with a live worker. Raises ApiError."""
         name, caller = request.query.get("model"), caller_of(request)
         if name is not None:
             gateway = self._directory.choose(name, caller)
             gateway.limits.check_model(name)
             return gateway
-        models = [
-            one for one in self._directory.live or self._directory.gateways if self._may_use(caller, one.model.name)
-        ]
+        gateways = self._directory.live or self._directory.gateways
+        models = [gateway for gateway in gateways if self._may_use(caller, gateway.model.name)]
         if not models:
             raise NotFound("This server has no model for you yet.", param="model")
         return models[0]
@@ -118,12 +117,11 @@ class EnginePage:
             }
             for card in sorted(gateway.worker_registry.workers, key=lambda card: card.worker_id)
         ]
+        names = [live.model.name for live in self._directory.live]
         return web.json_response(
             {
                 "model": gateway.model.name,
-                "models": [
-                    one.model.name for one in self._directory.live if self._may_use(caller_of(request), one.model.name)
-                ],
+                "models": [name for name in names if self._may_use(caller_of(request), name)],
                 "workers": workers,
             }
         )
@@ -150,7 +148,7 @@ class EnginePage:
         return response
 
     async def _send(self, request: web.Request, response: web.StreamResponse, viewer: EngineViewer) -> None:
-        """Writes events until the viewer ends, the client leaves, or the client does not read for the write timeout."""
+        """Write events until the viewer ends, the client leaves, or the client does not read for the write timeout."""
         settings = self._directory.process.settings
         with contextlib.suppress(ConnectionError):
             while True:
@@ -176,7 +174,7 @@ def _ids(registry: WorkerRegistry) -> list[str]:
 
 
 def _read_worker(gateway: Gateway, request: web.Request) -> str:
-    """Returns the worker that the client asks for, by default the first. Raises InvalidRequest or NotFound."""
+    """Return the worker that the client asks for, by default the first. Raises InvalidRequest or NotFound."""
     unknown = sorted(request.query.keys() - {"model", "worker", "follow"})
     if unknown:
         raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has model, worker and follow.")
@@ -189,7 +187,7 @@ def _read_worker(gateway: Gateway, request: web.Request) -> str:
 
 
 def _read_key(request: web.Request) -> str:
-    """Returns the idempotency key of the call to follow; empty for none. Raises InvalidRequest."""
+    """Return the idempotency key of the call to follow; empty for none. Raises InvalidRequest."""
     key: str = request.query.get("follow", "")
     if key and not _KEY.fullmatch(key):
         raise InvalidRequest(

@@ -25,24 +25,24 @@ class EngineViewer:
         self.is_over = False
 
     def show(self, event: bytes) -> None:
-        """Sends a view, unless a newer one arrives before the reader takes it."""
+        """Send a view, unless a newer one arrives before the reader takes it."""
         self.skipped += self._latest is not None
         self._latest = event
         self._has_events.set()
 
     def show_claim(self, key: str, worker_id: str) -> None:
-        """Sends which worker has claimed the followed request. Drops a view not sent yet: it is of another worker."""
+        """Send which worker has claimed the followed request. Drops a view not sent yet: it is of another worker."""
         claim = sse.event(json.dumps({"follow": key, "worker": worker_id}))
         self._claim, self._latest = f"event: claimed\n{claim}".encode(), None
         self._has_events.set()
 
     def end(self) -> None:
-        """Ends the stream."""
+        """End the stream."""
         self.is_over = True
         self._has_events.set()
 
     async def next(self) -> bytes | None:
-        """Waits for new events and takes them. Returns None at the end."""
+        """Wait for new events and take them. Returns None at the end."""
         await self._has_events.wait()
         self._has_events.clear()
         events = (self._claim or b"") + (self._latest or b"")
@@ -51,7 +51,7 @@ class EngineViewer:
 
 
 def render(view: View, queues: dict[str, int]) -> bytes:
-    """Renders a view as an event; packed columns are base64. `queues`: waiting requests by priority class."""
+    """Render a view as an event; packed columns are base64. `queues`: waiting requests by priority class."""
     value = {
         "worker": view.worker,
         "number": view.number,
@@ -59,9 +59,9 @@ def render(view: View, queues: dict[str, int]) -> bytes:
         "figures": view.figures,
         "cells": {name: _base64(column) for name, column in view.cells._asdict().items()},
         "hidden_cells": view.hidden_cells,
-        "sequences": [{**one._asdict(), "table": _base64(one.table)} for one in view.sequences],
+        "sequences": [{**sequence._asdict(), "table": _base64(sequence.table)} for sequence in view.sequences],
         "hidden_sequences": view.hidden_sequences,
-        "batch": [one._asdict() for one in view.batch],
+        "batch": [row._asdict() for row in view.batch],
         "hidden_rows": view.hidden_rows,
         "steps": view.steps,
         "moves": [move._asdict() for move in view.moves],

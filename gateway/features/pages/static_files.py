@@ -36,24 +36,24 @@ HEADERS = {
 
 
 def names() -> list[str]:
-    """Returns the names of the static files."""
+    """Return the names of the static files."""
     folder = files("quire.gateway.features.pages") / "static"
     return sorted(file.name for file in folder.iterdir() if _ending(file.name) in _TYPES)
 
 
 def path_of(name: str) -> str:
-    """Returns the URL path of a static file."""
+    """Return the URL path of a static file."""
     if _ending(name) != "html":
         return f"/{name}"
     return "/" if name == "index.html" else f"/{name.removesuffix('.html')}"
 
 
 def content(name: str) -> bytes:
-    """Returns what is served of a static file. Lines keep their numbers: of a comment, its line ends stay."""
+    """Return what is served of a static file. Lines keep their numbers: of a comment, its line ends stay."""
     body = (files("quire.gateway.features.pages") / "static" / name).read_bytes()
     if _ending(name) != "js":
         return body
-    return _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), body.decode()).encode()
+    return _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), body.decode()).encode()
 
 
 def routes() -> list[web.RouteDef]:
@@ -66,7 +66,7 @@ def _ending(name: str) -> str:
 
 @cache
 def _handler(name: str) -> Handler:
-    """Compresses one file, and returns the handler that serves it."""
+    """Compress one file, and return the handler that serves it."""
     body = content(name)
     packed = gzip.compress(body, mtime=0)
     digest = hashlib.sha256(body).hexdigest()[:32]

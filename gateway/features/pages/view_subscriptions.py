@@ -65,7 +65,7 @@ class ViewSubscription:
         await end_tasks(self._task)
 
     def add(self, viewer: EngineViewer) -> None:
-        """Shows the views to a viewer, beginning with the newest one that has arrived."""
+        """Show the views to a viewer, beginning with the newest one that has arrived."""
         self.viewers.add(viewer)
         if self._latest is not None and (event := self._render(self._latest)):
             viewer.show(event)
@@ -89,7 +89,7 @@ class ViewSubscription:
             await client.aclose()
 
     async def _receive(self, pubsub: Any) -> None:
-        """Shows the views that arrive, and asks for more."""
+        """Show the views that arrive, and ask for more."""
         loop = asyncio.get_running_loop()
         asks_at = loop.time()
         while True:
@@ -108,7 +108,7 @@ class ViewSubscription:
                 viewer.show(event)
 
     def _render(self, data: bytes) -> bytes | None:
-        """Renders a view as an event. Returns None if it is corrupt."""
+        """Render a view as an event. Returns None if it is corrupt."""
         try:
             return render(View.decode(data), self._queues)
         except MessageError as error:
@@ -135,7 +135,7 @@ class ViewSubscriptions:
 
     @contextlib.asynccontextmanager
     async def showing(self, viewer: EngineViewer, worker_id: str, key: str) -> AsyncIterator[None]:
-        """Shows a viewer the views of a worker, and then those of each worker that claims the request of `key`, if any.
+        """Show a viewer the views of a worker, and then those of each worker that claims the request of `key`, if any.
 
         `key`: an idempotency key; empty for none.
         """
@@ -153,7 +153,7 @@ class ViewSubscriptions:
                 await self._unsubscribe_all()
 
     def end_all(self) -> None:
-        """Ends the streams of all viewers."""
+        """End the streams of all viewers."""
         for subscription in self._by_worker.values():
             for viewer in subscription.viewers:
                 viewer.end()
@@ -171,10 +171,10 @@ class ViewSubscriptions:
         """While there are viewers: subscribes to workers that start, and unsubscribes from those that are gone."""
         while True:
             live, by_worker = self._live_workers(), self._by_worker
-            gone = [(id_, one) for id_, one in by_worker.items() if not one.viewers and id_ not in live]
+            gone = [(id_, unused) for id_, unused in by_worker.items() if not unused.viewers and id_ not in live]
             for worker_id, _ in gone:
                 del by_worker[worker_id]
-            num_spare = sum(not one.viewers for one in by_worker.values())
+            num_spare = sum(not subscription.viewers for subscription in by_worker.values())
             new = [worker_id for worker_id in live if worker_id not in by_worker]
             for worker_id in new[: max(0, MAX_SPARE - num_spare)]:
                 self._subscription(worker_id)
@@ -189,7 +189,7 @@ class ViewSubscriptions:
         await asyncio.gather(*(subscription.close() for subscription in subscriptions.values()))
 
     async def _follow(self, viewer: EngineViewer, key: str) -> None:
-        """Moves a viewer to the worker that has most requests of a call, and to any that takes them over."""
+        """Move a viewer to the worker that has most requests of a call, and to any that takes them over."""
         loop = asyncio.get_running_loop()
         gives_up_at = loop.time() + UNKNOWN_S
         current = ""
@@ -216,7 +216,7 @@ class ViewSubscriptions:
             await asyncio.sleep(TAKEOVER_S if is_claimed else CLAIM_S)
 
     async def _requests_of(self, key: str) -> list[str]:
-        """Returns the ids of the requests of a call, at most MAX_FOLLOWED; none while the call is unknown."""
+        """Return the ids of the requests of a call, at most MAX_FOLLOWED; none while the call is unknown."""
         call_id, metadata = await self._broker.call_of(key)
         if not metadata:
             return []
@@ -225,7 +225,7 @@ class ViewSubscriptions:
 
 
 def _most(owners: Sequence[tuple[str, str]], current: str) -> str:
-    """Returns the worker that has most of the requests, `current` if no other has more; empty if none has any.
+    """Return the worker that has most of the requests, `current` if no other has more; empty if none has any.
 
     owners: state and worker of each request.
     """

@@ -53,27 +53,27 @@ async def _carry_out(settings: ParkingSettings, where: str, remedy: str) -> int:
 
 
 async def _lanes(url: str) -> list[str]:
-    """The lanes with requests."""
-    found = set()
+    """Return the lanes with requests."""
+    lanes = set()
     clients = await node_clients(url)
     try:
         for client in clients:
             for pattern in (LaneKeys("*").load, LaneKeys("*").parked):
                 async for key in client.scan_iter(pattern, count=1000):
                     if match := _LANE.match(key.decode()):
-                        found.add(match[1])
+                        lanes.add(match[1])
     finally:
         for client in clients:
             await client.aclose()
-    return sorted(found)
+    return sorted(lanes)
 
 
 async def _list(brokers: Sequence[Broker], settings: ParkingSettings) -> int:
-    found = [(broker.keys.lane, one) for broker in brokers for one in await broker.read_parked(settings.count)]
-    for lane, one in found:
-        left = f"{max(0.0, one.left_s) / 3600:.1f} h left"
-        print(f"{one.request_id}  {lane}  {one.priority_class}  {one.emitted} tokens  {left}")
-    if not found:
+    entries = [(broker.keys.lane, parked) for broker in brokers for parked in await broker.read_parked(settings.count)]
+    for lane, parked in entries:
+        left = f"{max(0.0, parked.left_s) / 3600:.1f} h left"
+        print(f"{parked.request_id}  {lane}  {parked.priority_class}  {parked.emitted} tokens  {left}")
+    if not entries:
         print("no request is parked", file=sys.stderr)
     return 0
 
@@ -82,8 +82,8 @@ async def _park(brokers: Sequence[Broker], settings: ParkingSettings) -> int:
     parked = 0
     for broker in brokers:
         ids = await broker.unended(settings.worker)
-        for one in _of_call(ids, settings.id) if settings.id else await _without_embeddings(broker, ids):
-            parked += await broker.park(one, retention_s=settings.retention_s) is ParkReply.PARKED
+        for id_ in _of_call(ids, settings.id) if settings.id else await _without_embeddings(broker, ids):
+            parked += await broker.park(id_, retention_s=settings.retention_s) is ParkReply.PARKED
     return _report(parked, "parked", settings)
 
 
@@ -91,23 +91,23 @@ async def _unpark(brokers: Sequence[Broker], settings: ParkingSettings) -> int:
     queued = 0
     for broker in brokers:
         ids = await broker.parked_ids()
-        for one in _of_call(ids, settings.id) if settings.id else ids:
-            queued += await broker.unpark(one) is UnparkReply.QUEUED
+        for id_ in _of_call(ids, settings.id) if settings.id else ids:
+            queued += await broker.unpark(id_) is UnparkReply.QUEUED
     return _report(queued, "queued again", settings)
 
 
 def _of_call(ids: Iterable[str], call_id: str) -> list[str]:
-    """The requests of a call: one for each prompt. The id of each but the first ends with a number."""
-    return [one for one in ids if one.partition("-")[0] == call_id]
+    """Return the requests of a call: one for each prompt. The id of each but the first ends with a number."""
+    return [id_ for id_ in ids if id_.partition("-")[0] == call_id]
 
 
 async def _without_embeddings(broker: Broker, ids: Sequence[str]) -> list[str]:
-    """The requests but those for embeddings: these are short, and their clients cannot resume."""
+    """Return the requests but those for embeddings: these are short, and their clients cannot resume."""
     pipe = broker.client.pipeline(transaction=False)
-    for one in ids:
-        pipe.hget(broker.keys.request(one), "body")
+    for id_ in ids:
+        pipe.hget(broker.keys.request(id_), "body")
     bodies = await pipe.execute() if ids else []
-    return [one for one, body in zip(ids, bodies, strict=True) if not _is_embedding(body)]
+    return [id_ for id_, body in zip(ids, bodies, strict=True) if not _is_embedding(body)]
 
 
 def _is_embedding(body: bytes | None) -> bool:

@@ -92,7 +92,7 @@ class Parking:
             max_parked_of_key=self._max_parked_of_key,
             bounds=self._bounds,
         )
-        found = [await self._retry(partial(park, id_)) for id_ in ids]
+        replies = [await self._retry(partial(park, id_)) for id_ in ids]
         full = {
             ParkReply.FULL: f"{self._max_parked} requests are parked already, the most that may be "
             "(--max-parked-requests)",
@@ -101,12 +101,12 @@ class Parking:
             ParkReply.NO_ROOM: "stored, background and parked calls take as much memory as they may "
             "(--max-stored-bytes and --max-key-share)",
         }
-        if reached := next((full[reply] for reply in found if reply in full), ""):
+        if reached := next((full[reply] for reply in replies if reply in full), ""):
             raise ParkingIsFull(
                 f"{reached[0].upper()}{reached[1:]}; the call runs on. Unpark, cancel or delete another one first.",
                 headers={"X-Should-Retry": "false"},
             )
-        if ParkReply.PARKED not in found:
+        if ParkReply.PARKED not in replies:
             return ParkingState(is_parked=False, has_ended=True)
         untils = [await self._retry(partial(self._broker.parked_until, id_)) for id_ in ids]
         return ParkingState(True, False, min((until for until in untils if until is not None), default=None))
@@ -119,12 +119,12 @@ class Parking:
         try:
             limits = packed_limits(caller.accounts)
             unpark = partial(self._broker.unpark, bounds=self._bounds, limits=limits)
-            found = [await self._retry(partial(unpark, id_)) for id_ in ids]
+            replies = [await self._retry(partial(unpark, id_)) for id_ in ids]
         except QueueFull as error:
             raise queue_is_full(error, self._rate) from error
         except LimitReached as error:
             raise self._refusal(error, None) from error
-        return ParkingState(is_parked=False, has_ended=not {UnparkReply.QUEUED, UnparkReply.ACTIVE} & set(found))
+        return ParkingState(is_parked=False, has_ended=not {UnparkReply.QUEUED, UnparkReply.ACTIVE} & set(replies))
 
     async def sweep(self) -> int:
         """End requests that were parked for too long. Returns their number. Raises RedisError or OSError."""

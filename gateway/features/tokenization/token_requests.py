@@ -83,7 +83,7 @@ class TokenizeRequest:
 
 
 def read_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
-    """Checks the body of a call of `/tokenize`. Raises InvalidRequest."""
+    """Check the body of a call of `/tokenize`. Raises InvalidRequest."""
     given = read(body, TOKENIZE)
     if ("prompt" in given) == ("messages" in given):
         raise refused("prompt", "Give either prompt or messages.", code="missing_required_parameter")
@@ -97,7 +97,7 @@ def read_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
 
 
 def read_detokenize(body: Mapping[str, Any], vocab_size: int) -> tuple[str, list[int]]:
-    """The model and the tokens of a call of `/detokenize`. Raises InvalidRequest."""
+    """Return the model and the tokens of a call of `/detokenize`. Raises InvalidRequest."""
     given = read(body, DETOKENIZE)
     tokens = list(given["tokens"])
     for index, token_id in enumerate(tokens):

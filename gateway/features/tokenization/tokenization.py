@@ -15,7 +15,7 @@ from quire.gateway.serving.service import Gateway
 
 
 def routes(directory: ModelDirectory) -> list[web.RouteDef]:
-    """Returns the routes of the endpoints."""
+    """Return the routes of the endpoints."""
 
     async def info(request: web.Request) -> web.Response:
         """GET /tokenizer_info: the configuration of a tokenizer, if the server shows it."""

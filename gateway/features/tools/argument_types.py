@@ -26,26 +26,26 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """Return the types that the values of a schema may have; empty if the schema does not name any."""
-    found: set[str] = set()
+    types: set[str] = set()
     waiting, seen = [schema], set()
     while waiting:
-        one = resolved(waiting.pop(), root)
-        if id(one) in seen:  # alternatives may refer to each other
+        alternative = resolved(waiting.pop(), root)
+        if id(alternative) in seen:  # alternatives may refer to each other
             continue
-        seen.add(id(one))
-        named = one.get("type")
-        values = [one["const"]] if "const" in one else one.get("enum")
+        seen.add(id(alternative))
+        named = alternative.get("type")
+        values = [alternative["const"]] if "const" in alternative else alternative.get("enum")
         if isinstance(named, str):
-            found.add(named)
+            types.add(named)
         elif isinstance(named, list):
-            found.update(name for name in named if isinstance(name, str))
+            types.update(name for name in named if isinstance(name, str))
         elif isinstance(values, list):
-            found.update(_TYPES.get(type(value), "null") for value in values)
+            types.update(_TYPES.get(type(value), "null") for value in values)
         else:
             for keyword in ("anyOf", "oneOf", "allOf"):
-                branches = one.get(keyword)
+                branches = alternative.get(keyword)
                 waiting += branches if isinstance(branches, list) else []
-    return frozenset(found)
+    return frozenset(types)
 
 
 def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:

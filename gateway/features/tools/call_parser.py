@@ -58,7 +58,7 @@ class CallParser(ABC):
         self._plain = plain_text(self.triggers)
 
     def push(self, text: str) -> list[AnswerPart]:
-        """Returns the parts that `text`, which follows the text so far, makes certain."""
+        """Return the parts that `text`, which follows the text so far, makes certain."""
         # This runs for every token: the common case is text that is certain at once.
         if self._is_in_text and not self.source.unread and self._plain(text):
             self._has_content = True
@@ -70,7 +70,7 @@ class CallParser(ABC):
         return parts
 
     def finish(self) -> list[AnswerPart]:
-        """Ends the text; returns the parts that were held back."""
+        """End the text; return the parts that were held back."""
         self.source.is_complete = True
         return self._advance()
 
@@ -187,9 +187,9 @@ class CallParser(ABC):
         """Emit content up to the next trigger, and return that; empty at the end of the answer."""
         source = self.source
         while True:
-            found = [(index, one) for one in self.triggers if (index := source.unread.find(one)) >= 0]
-            if found:
-                index, trigger = min(found)
+            places = [(index, trigger) for trigger in self.triggers if (index := source.unread.find(trigger)) >= 0]
+            if places:
+                index, trigger = min(places)
                 self._emit_content(source.take(len(without_spaces(source.unread[:index]))))
                 source.mark()  # the white space before the trigger belongs to the call
                 source.take(source.unread.index(trigger) + len(trigger))
@@ -199,7 +199,7 @@ class CallParser(ABC):
                 if not self.is_certain():
                     self._emit_content(rest)
                 return ""
-            held = max((begun(source.unread, one) for one in self.triggers), default=0)
+            held = max((begun(source.unread, trigger) for trigger in self.triggers), default=0)
             sure = without_spaces(source.unread[: len(source.unread) - held])
             self._emit_content(source.take(len(sure)))
             source.mark()

@@ -127,9 +127,9 @@ class GrowingText:
         """
         stripped = stripped or without_spaces
         while True:
-            found = [(index, end) for end in ends if (index := self.unread.find(end)) >= 0]
-            if found:
-                index, end = min(found)
+            places = [(index, end) for end in ends if (index := self.unread.find(end)) >= 0]
+            if places:
+                index, end = min(places)
                 emit(self.take(len(stripped(self.unread[:index]))))
                 self.take(self.unread.index(end) + len(end))
                 return end

@@ -123,22 +123,22 @@ class PythonArguments:
             if is_strict:
                 raise StrictToolError("the arguments of a strict tool may not nest so deep")
             return "python_value"
-        found, types = resolved(schema, root), types_of(schema, root)
-        if is_strict and (not found.keys() <= _EXACT or "object" in types):
+        definition, types = resolved(schema, root), types_of(schema, root)
+        if is_strict and (not definition.keys() <= _EXACT or "object" in types):
             raise StrictToolError("strict tools have no objects and no bounds in their arguments")
-        values = [found["const"]] if "const" in found else found.get("enum")
+        values = [definition["const"]] if "const" in definition else definition.get("enum")
         if isinstance(values, list) and values and all(isinstance(value, str | int | None) for value in values):
             return "(" + " | ".join(quoted(_written(value)) for value in values) + ")"
-        if isinstance(branches := found.get("anyOf"), list) and branches:
+        if isinstance(branches := definition.get("anyOf"), list) and branches:
             return "(" + " | ".join(self._value(branch, root, is_strict, depth + 1) for branch in branches) + ")"
-        options = []
+        alternatives = []
         for kind in sorted(types):
-            if kind == "array" and "items" in found:
-                item = self._rule(self._value(found["items"], root, is_strict, depth + 1))
-                options.append(f'("[" ({item} (", " {item})*)? "]")')
+            if kind == "array" and "items" in definition:
+                item = self._rule(self._value(definition["items"], root, is_strict, depth + 1))
+                alternatives.append(f'("[" ({item} (", " {item})*)? "]")')
             else:
-                options.append(_BY_TYPE.get(kind, "python_value"))
-        return "(" + " | ".join(options) + ")" if options else "python_value"
+                alternatives.append(_BY_TYPE.get(kind, "python_value"))
+        return "(" + " | ".join(alternatives) + ")" if alternatives else "python_value"
 
 
 _BY_TYPE = {

@@ -48,14 +48,14 @@ class ReasoningParser:
         self._reading = self._read()
 
     def push(self, text: str) -> list[AnswerPart]:
-        """Returns the parts that `text`, which follows the text so far, makes certain."""
+        """Return the parts that `text`, which follows the text so far, makes certain."""
         if self._is_over:
             return self._answer.push(text)
         self._source.unread += text
         return self._advance()
 
     def finish(self) -> list[AnswerPart]:
-        """Ends the text; returns the parts that were held back."""
+        """End the text; return the parts that were held back."""
         self._source.is_complete = True
         parts = [] if self._is_over else self._advance()
         return parts + self._answer.finish()

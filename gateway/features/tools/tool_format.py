@@ -74,7 +74,7 @@ class ToolFormat(ABC):
         described = (
             {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)} for tool in tools
         )
-        lines = [json.dumps(one, ensure_ascii=False) for one in described]
+        lines = [json.dumps(tool, ensure_ascii=False) for tool in described]
         return "\n".join(
             ["You can call functions. Each line describes one:", *lines, self.manner(), "Otherwise answer as usual."]
         )

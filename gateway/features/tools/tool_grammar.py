@@ -56,8 +56,8 @@ def quoted(text: str) -> str:
 
 def lark_text(text: str, special_tokens: SpecialTokens) -> str:
     """Return the expression for a text that may contain special tokens."""
-    found = [name for name in special_tokens if name in text]
-    names = "|".join(re.escape(name) for name in sorted(found, key=len, reverse=True))
+    special = [name for name in special_tokens if name in text]
+    names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
     pieces = re.split(f"({names})", text) if names else [text]
     return " ".join(
         f"<[{special_tokens[piece]}]>" if piece in special_tokens else quoted(piece) for piece in pieces if piece
@@ -137,7 +137,7 @@ def _free_text(
     excluded = [beginning.pattern for beginning in beginnings if beginning.pattern]
     if reasoning and not reasoning.starts_inside and reasoning.format.start not in special_tokens:
         excluded.append(r"\s*" + pattern(reasoning.format.start))
-    without = "".join(f" & ~/({one})(?s:.*)/" for one in excluded)
+    without = "".join(f" & ~/({name})(?s:.*)/" for name in excluded)
     lines = [f"TEXT: ANY{without}"]
     answers = ["TEXT"]
     for index, (rest, text, begin) in enumerate(beginnings):

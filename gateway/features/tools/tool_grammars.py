@@ -66,8 +66,8 @@ class ToolGrammars:
             _, fault = await self._checked(spec, [tool], ToolChoice(ToolMode.NAMED, tool.name), "", attempt)
             if fault and tool.strict:
                 name = f"tools[{index}].function.parameters"
-                found = await find_fault(tool.parameters, attempt)
-                place, reason = (name + found.path, found.reason) if found is not None else (name, _reason(fault))
+                cause = await find_fault(tool.parameters, attempt)
+                place, reason = (name + cause.path, cause.reason) if cause is not None else (name, _reason(fault))
                 raise refused(name, f"{place}, of the tool {tool.name}, cannot be followed: {reason}.")
             possible.append(tool.with_any_arguments() if fault else tool)
         grammar, fault = await self._checked(spec, possible, choice, content, attempt)
@@ -113,7 +113,7 @@ class ToolGrammars:
         return tuple(index for index, tool in enumerate(tools) if not tool.strict and not follows([tool]))
 
     def text(self, spec: OutputForm, tools: Sequence[Tool], choice: ToolChoice, content: str = "") -> str:
-        """Returns the text of the grammar of an answer that may call `tools`. Raises GrammarError.
+        """Return the text of the grammar of an answer that may call `tools`. Raises GrammarError.
 
         content: the JSON schema of an answer that calls no tool, as text; empty for any text. An answer that must call
         a tool has no content.

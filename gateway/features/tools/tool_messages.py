@@ -31,7 +31,7 @@ def as_plain_messages(
         elif calls := message.get("tool_calls"):
             names |= {call["id"]: call["function"]["name"] for call in calls}
             functions = [call["function"] for call in calls]
-            text = "\n".join(written(one["name"], one["arguments"]) for one in functions)
+            text = "\n".join(written(function["name"], function["arguments"]) for function in functions)
             content = "\n".join(filter(None, (_text(message), text)))
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
             plain.append({**rest, "content": content})
@@ -47,6 +47,6 @@ def as_plain_messages(
 
 
 def _text(message: Message) -> str:
-    """The content of a message as one text."""
+    """Return the content of a message as one text."""
     content = message["content"] or ""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

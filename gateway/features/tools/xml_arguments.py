@@ -51,14 +51,14 @@ class XmlArguments:
 
     def _value(self, key: str, schema: Any, root: Mapping[str, Any], is_strict: bool) -> str:
         """Return the expression for a value and its end tag."""
-        types, found = types_of(schema, root), resolved(schema, root)
+        types, definition = types_of(schema, root), resolved(schema, root)
         end = quoted("\n" + PARAMETER_END)
-        values = [found["const"]] if "const" in found else found.get("enum")
+        values = [definition["const"]] if "const" in definition else definition.get("enum")
         if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
             return "(" + " | ".join(quoted(value) for value in values) + f") {end}"
         if types and "string" not in types:
             definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-            return f"{lark_json({**found, **definitions})} {end}"
-        if is_strict and not (types == {"string"} and found.keys() <= {"type"} | _ANNOTATIONS - {"format"}):
+            return f"{lark_json({**definition, **definitions})} {end}"
+        if is_strict and not (types == {"string"} and definition.keys() <= {"type"} | _ANNOTATIONS - {"format"}):
             raise StrictToolError(f"the argument {key!r} of a strict tool has type string only")
         return "raw_text"

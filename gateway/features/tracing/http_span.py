@@ -77,7 +77,7 @@ class HttpSpan:
         return f"{self.context.trace_id:032x}"
 
     def asks(self, dialect: str, call: Call) -> None:
-        """Records the parameters of the call."""
+        """Record the parameters of the call."""
         if not self._span.is_recording():
             return
         attributes: dict[str, Any] = {
@@ -91,7 +91,7 @@ class HttpSpan:
         self._span.set_attributes(attributes)
 
     def end(self, status: int | None) -> None:
-        """Ends the span; `status` is None if the client left."""
+        """End the span; `status` is None if the client left."""
         from quire.shared.telemetry.spans import fail
 
         span, request = self._span, self._request
@@ -130,7 +130,7 @@ class HttpSpan:
 
 
 def _sampling_attributes(call: Call) -> dict[str, Any]:
-    """Returns the attributes of a call that generates tokens."""
+    """Return the attributes of a call that generates tokens."""
     sampling = call.sampling[0]
     attributes: dict[str, Any] = {
         "gen_ai.request.max_tokens": sampling.max_tokens,
@@ -157,6 +157,6 @@ SPAN = web.RequestKey("span", HttpSpan)
 
 
 def _parent(request: web.Request) -> TraceContext | None:
-    """Returns the client's trace context; None, which starts a new trace, if it is missing, invalid or given twice."""
+    """Return the client's trace context; None, which starts a new trace, if it is missing, invalid or given twice."""
     values = request.headers.getall(TRACEPARENT, [])
     return TraceContext.parse(values[0]) if len(values) == 1 else None

@@ -44,13 +44,13 @@ class FileRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes. Without a storage each answers with the error that names the setting."""
-        one = f"{PATH}/{{id}}"
+        file_path = f"{PATH}/{{id}}"
         return [
             web.post(PATH, self.upload),
             web.get(PATH, self.all, allow_head=False),
-            web.get(one, self.show, allow_head=False),
-            web.get(f"{one}/content", self.content, allow_head=False),
-            web.delete(one, self.delete),
+            web.get(file_path, self.show, allow_head=False),
+            web.get(f"{file_path}/content", self.content, allow_head=False),
+            web.delete(file_path, self.delete),
         ]
 
     async def upload(self, request: web.Request) -> web.Response:
@@ -65,13 +65,13 @@ class FileRoutes:
             await reservation.begin()
             async with reservation.renewing():
                 # 2) Write the content, and reserve more bytes as they arrive.
-                found = await self._files.write(
+                written = await self._files.write(
                     file_id, lambda writer: reader.read(ReservedWriter(writer, reservation))
                 )
                 # 3) Make the file known, with its real size.
-                life_s = found.expires_s or settings.file_retention_s
-                complete = partial(store.complete, filename=found.filename, purpose=found.purpose)
-                stored = await self._in_bounds(partial(complete, file_id, owner, found.size, life_s))
+                life_s = written.expires_s or settings.file_retention_s
+                complete = partial(store.complete, filename=written.filename, purpose=written.purpose)
+                stored = await self._in_bounds(partial(complete, file_id, owner, written.size, life_s))
             is_complete = True
         finally:
             if not is_complete:
@@ -97,9 +97,9 @@ class FileRoutes:
                 raise refused("after", f"after names no file: {shown(query.after)}.")
             for file_id in page.ids:
                 after = file_id
-                found = await self._files.retry(partial(store.get, file_id, owner))
-                if found is not None and purpose in ("", found.purpose):
-                    data.append(found.shown())
+                file = await self._files.retry(partial(store.get, file_id, owner))
+                if file is not None and purpose in ("", file.purpose):
+                    data.append(file.shown())
             has_more = page.has_more
         shown_page = data[: query.limit]
         return web.json_response(
@@ -114,20 +114,20 @@ class FileRoutes:
 
     async def show(self, request: web.Request) -> web.Response:
         """GET /v1/files/{id}: one file."""
-        found = await self._files.find(request.match_info["id"], caller_of(request).owner)
-        return web.json_response(found.shown())
+        file = await self._files.find(request.match_info["id"], caller_of(request).owner)
+        return web.json_response(file.shown())
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/files/{id}/content: the content, piece by piece."""
-        found = await self._files.find(request.match_info["id"], caller_of(request).owner)
+        file = await self._files.find(request.match_info["id"], caller_of(request).owner)
         response = web.StreamResponse(
             headers={
                 hdrs.CONTENT_TYPE: "application/octet-stream",
-                hdrs.CONTENT_LENGTH: str(found.bytes),
-                hdrs.CONTENT_DISPOSITION: f"attachment; filename*=UTF-8''{quote(found.filename, safe='')}",
+                hdrs.CONTENT_LENGTH: str(file.bytes),
+                hdrs.CONTENT_DISPOSITION: f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
             }
         )
-        pieces = self._files.content(found)
+        pieces = self._files.content(file)
         # The first piece is read before the head is written, so that a storage that is away gives an error.
         data: bytes | None = await anext(pieces, None)
         await response.prepare(request)
@@ -143,8 +143,8 @@ class FileRoutes:
     async def delete(self, request: web.Request) -> web.Response:
         """DELETE /v1/files/{id}: deletes a file, unless a batch that has not ended reads it."""
         public_id = request.match_info["id"]
-        found = await self._files.find(public_id, caller_of(request).owner)
-        reply = await self._files.delete(found.id, found.owner)
+        file = await self._files.find(public_id, caller_of(request).owner)
+        reply = await self._files.delete(file.id, file.owner)
         if reply == "used":
             raise FileInUse("A batch that has not ended reads this file; wait for its end, or cancel it.", param="id")
         if reply == "unknown":

@@ -104,10 +104,10 @@ class FileService:
     async def find(self, public_id: str, owner: str) -> StoredFile:
         """Return a file of an owner. Raises NotFound, FilesAreOff and BrokerDown."""
         store, file_id = self.store, read_id(public_id, PREFIX)
-        found = await self.retry(partial(store.get, file_id, owner)) if file_id else None
-        if found is None:
+        file = await self.retry(partial(store.get, file_id, owner)) if file_id else None
+        if file is None:
             raise not_found(public_id)
-        return found
+        return file
 
     async def write(self, file_id: str, read: Callable[[ObjectWriter], Awaitable[T]]) -> T:
         """Write the only object of an upload with what `read` passes on, and return its result. Raises StorageDown."""
@@ -158,8 +158,8 @@ async def sweep(store: FileStore) -> None:
             await client.sadd(keys.doomed, file_id)
             await client.zrem(keys.expiring, file_id)
     doomed: Any = await client.srandmember(keys.doomed, SWEEP_COUNT)
-    for one in doomed:
-        await store.remove_content(text(one))
+    for file_id in doomed:
+        await store.remove_content(text(file_id))
 
 
 def not_found(public_id: str) -> NotFound:

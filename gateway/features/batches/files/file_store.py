@@ -58,7 +58,7 @@ class StoredFile:
     expires: int
 
     def shown(self) -> dict[str, Any]:
-        """The File object of the API."""
+        """Return the File object of the API."""
         return {
             "id": PREFIX + self.id,
             "object": "file",
@@ -87,8 +87,8 @@ def new_file_id() -> str:
 
 def read_id(public_id: str, prefix: str) -> str:
     """Return the id in Redis from the one that clients see; empty if it is none."""
-    found = public_id.removeprefix(prefix)
-    return found if public_id.startswith(prefix) and _HEXADECIMAL.fullmatch(found) else ""
+    file_id = public_id.removeprefix(prefix)
+    return file_id if public_id.startswith(prefix) and _HEXADECIMAL.fullmatch(file_id) else ""
 
 
 class FileStore:
@@ -121,10 +121,10 @@ class FileStore:
         """
         fields = {"filename": filename, "purpose": purpose}
         await self._write(file_id, owner, size, life_s=life_s, is_complete=True, fields=fields)
-        found = await self.get(file_id, owner)
-        if found is None:
+        file = await self.get(file_id, owner)
+        if file is None:
             raise ConnectionError("Redis has lost the record of a file")
-        return found
+        return file
 
     async def _write(
         self,
@@ -155,11 +155,11 @@ class FileStore:
     async def get(self, file_id: str, owner: str) -> StoredFile | None:
         """Return a complete file of an owner; None if there is none."""
         values = [text(value or b"") for value in await self.client.hmget(self.keys.file(file_id), *_FIELDS)]
-        found = dict(zip(_FIELDS, values, strict=True))
-        if found["complete"] != "1" or found["owner"] != owner:
+        fields = dict(zip(_FIELDS, values, strict=True))
+        if fields["complete"] != "1" or fields["owner"] != owner:
             return None
-        numbers = (int(found[name] or 0) for name in ("bytes", "created", "expires"))
-        return StoredFile(file_id, owner, found["filename"], found["purpose"], *numbers)
+        numbers = (int(fields[name] or 0) for name in ("bytes", "created", "expires"))
+        return StoredFile(file_id, owner, fields["filename"], fields["purpose"], *numbers)
 
     async def page(self, owner: str, limit: int, after: str, *, oldest_first: bool) -> Page | None:
         """Return a page of the complete files of an owner; None if `after` is not one of them."""
@@ -167,8 +167,8 @@ class FileStore:
 
     async def parts(self, file_id: str) -> list[tuple[str, int]]:
         """Return name and size of the objects of a file in order."""
-        found: Any = await self.client.hgetall(self.keys.parts(file_id))
-        ordered = sorted((int(index), text(value).split(" ")) for index, value in found.items())
+        parts: Any = await self.client.hgetall(self.keys.parts(file_id))
+        ordered = sorted((int(index), text(value).split(" ")) for index, value in parts.items())
         return [(name, int(size)) for _, (name, size) in ordered]
 
     async def delete(self, file_id: str, owner: str, *, only_expired: bool = False) -> str:
@@ -199,6 +199,6 @@ async def read_page(client: Redis, key: str, limit: int, after: str, *, oldest_f
             return None
         start = int(rank) + 1
     stop = start + limit
-    found = await (client.zrange(key, start, stop) if oldest_first else client.zrevrange(key, start, stop))
-    ids = [text(one) for one in found]
+    members = await (client.zrange(key, start, stop) if oldest_first else client.zrevrange(key, start, stop))
+    ids = [text(member) for member in members]
     return Page(tuple(ids[:limit]), len(ids) > limit)

@@ -81,8 +81,8 @@ class S3Storage:
             return
         whole = {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
         with _errors():
-            found = await self._client.get_object(Bucket=self._bucket, Key=self._key(file_id, name), **whole)
-            async with found["Body"] as body:
+            reply = await self._client.get_object(Bucket=self._bucket, Key=self._key(file_id, name), **whole)
+            async with reply["Body"] as body:
                 while data := await body.read(CHUNK):
                     yield data
 
@@ -92,8 +92,8 @@ class S3Storage:
             pages = self._client.get_paginator("list_objects_v2")
             where = {"Bucket": self._bucket, "Prefix": self._key(file_id, "")}
             async for page in pages.paginate(**where, PaginationConfig={"PageSize": PAGE}):
-                if found := [{"Key": one["Key"]} for one in page.get("Contents", ())]:
-                    reply = await self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": found})
+                if objects := [{"Key": item["Key"]} for item in page.get("Contents", ())]:
+                    reply = await self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects})
                     if errors := reply.get("Errors"):
                         raise StorageError(f"{len(errors)} objects cannot be deleted: {errors[0].get('Code')}")
 

@@ -72,7 +72,7 @@ class UploadReader:
 
     async def read(self, writer: ObjectWriter) -> Upload:
         """Read the body to its end, and write the content. Raises ApiError and StorageError."""
-        found, has_file = Upload(), False
+        upload, has_file = Upload(), False
         try:
             form = await self._request.multipart()
             while (part := await self._in_time(form.next())) is not None:
@@ -83,8 +83,8 @@ class UploadReader:
                     raise _broken("a part must not have an encoding")
                 if name == "file" and not has_file:
                     has_file = True
-                    found.filename = _filename(part.filename)
-                    found.size = await self._content(part, writer)
+                    upload.filename = _filename(part.filename)
+                    upload.size = await self._content(part, writer)
                 elif name in FIELDS and name not in self._fields:
                     self._fields[name] = await self._value(name, part)
                 else:
@@ -94,9 +94,9 @@ class UploadReader:
             raise _broken(str(error)[:100] or "it ends too early") from error
         if not has_file:
             raise refused("file", "file is missing: send the content as a part with this name and a filename.")
-        found.purpose = _purpose(self._fields.get("purpose"))
-        found.expires_s = _expiry(self._fields)
-        return found
+        upload.purpose = _purpose(self._fields.get("purpose"))
+        upload.expires_s = _expiry(self._fields)
+        return upload
 
     async def _content(self, part: BodyPartReader, writer: ObjectWriter) -> int:
         size = 0
@@ -137,7 +137,7 @@ def _broken(why: str) -> InvalidRequest:
 
 
 def _filename(name: str | None) -> str:
-    """The name of a file, which is shown and never used as a path. Raises InvalidRequest."""
+    """Return the name of a file, which is shown and never used as a path. Raises InvalidRequest."""
     if not name or len(name) > MAX_FILENAME or _CONTROL.search(name):
         raise refused(
             "file", f"file must have a filename of 1 to {MAX_FILENAME} characters without control characters."
@@ -153,7 +153,7 @@ def _purpose(value: str | None) -> str:
 
 
 def _expiry(fields: dict[str, str]) -> int:
-    """The seconds of `expires_after`; 0 without it. Raises InvalidRequest."""
+    """Return the seconds of `expires_after`; 0 without it. Raises InvalidRequest."""
     anchor, seconds = fields.get(ANCHOR), fields.get(SECONDS)
     if anchor is None and seconds is None:
         return 0
