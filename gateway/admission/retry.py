@@ -49,7 +49,7 @@ class RetryPolicy:
             raise down("not connected") from error
 
     async def __call__(self, command: Callable[[], Awaitable[T]]) -> T:
-        """The result of a command, which must be safe to repeat: its reply may have been lost. Raises BrokerDown."""
+        """Return the result of a command, which must be safe to repeat: its reply may be lost. Raises BrokerDown."""
         loop = asyncio.get_running_loop()
         since = loop.time() if self._is_subscribed else self._subscription.lost_at
         until, attempts, backoff = since + RETRY_S, 0, Backoff(*PAUSE_S)
@@ -66,7 +66,7 @@ class RetryPolicy:
             await asyncio.sleep(backoff.next())
 
     async def once(self, work: Awaitable[T]) -> T:
-        """The result of work that must not be repeated. Raises BrokerDown; then its effect is unknown."""
+        """Return the result of work that must not be repeated. Raises BrokerDown; then its effect is unknown."""
         try:
             return await work
         except (RedisError, OSError) as error:
@@ -92,11 +92,11 @@ class AccountRetry:
         self._policy = RetryPolicy(self)
 
     async def __call__(self, command: Callable[[], Awaitable[T]]) -> T:
-        """The result of a command, which must be safe to repeat. Raises BrokerDown."""
+        """Return the result of a command, which must be safe to repeat. Raises BrokerDown."""
         return await self._noted(self._policy(command))
 
     async def once(self, work: Awaitable[T]) -> T:
-        """The result of work that must not be repeated. Raises BrokerDown; then its effect is unknown."""
+        """Return the result of work that must not be repeated. Raises BrokerDown; then its effect is unknown."""
         return await self._noted(self._policy.once(work))
 
     async def _noted(self, work: Awaitable[T]) -> T:
@@ -111,6 +111,6 @@ class AccountRetry:
 
 
 def down(why: str) -> BrokerDown:
-    """The error for a queue that cannot be reached; the log has the reason."""
+    """Return the error for a queue that cannot be reached; the log has the reason."""
     log.warning("a call is refused, the queue cannot be reached: %s", why)
     return BrokerDown("The queue cannot be reached now. Try again in a moment.", headers={"Retry-After": "2"})

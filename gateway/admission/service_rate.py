@@ -34,7 +34,7 @@ class ServiceRate:
             samples.popleft()
 
     def retry_after_s(self, waiting: int) -> int:
-        """Whole seconds until a tenth of the `waiting` requests in the queue is done."""
+        """Return whole seconds until a tenth of the `waiting` requests in the queue is done."""
         samples = self._samples
         if len(samples) < 2:
             return UNKNOWN_RETRY_AFTER_S

@@ -94,7 +94,7 @@ class Submission:
             others = terms._replace(
                 idempotency_key="", conversation=b"", beside="" if first == requests[0].id else first
             )
-            rest = [replace(one, id=request_id(first, index)) for index, one in enumerate(requests) if index]
+            rest = [replace(request, id=request_id(first, index)) for index, request in enumerate(requests) if index]
             for at in range(0, len(rest), BATCH):
                 submissions = (self._submit(request, others) for request in rest[at : at + BATCH])
                 # All of a batch end, also if one fails: a submission that is given up may still reach Redis.

@@ -26,7 +26,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 def read_terms(
     terms: Admission, headers: CIMultiDictProxy[str], body: Mapping[str, Any], path: str, call: Call, max_s: float
 ) -> Admission:
-    """The terms with what the headers and the parameters of a call ask for.
+    """Return the terms with what the headers and the parameters of a call ask for.
 
     terms: of this gateway; their deadline is the default. max_s: the longest deadline. Raises InvalidRequest.
     """
@@ -58,7 +58,7 @@ def read_terms(
 
 
 def fingerprint(path: str, body: Mapping[str, Any]) -> str:
-    """A hash of what a call asks for. The order of keys and white space do not count."""
+    """Return a hash of what a call asks for. The order of keys and white space do not count."""
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"{path}\n{canonical}".encode()).hexdigest()
 

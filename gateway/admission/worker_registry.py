@@ -151,7 +151,7 @@ def usable_adapters(workers: Sequence[WorkerCard], announced: Collection[str]) -
     held = [held_adapters(card) for card in workers]
     usable = {}
     for name in sorted(set().union(*held)):
-        digests = [one[name] for one in held if name in one]
+        digests = [adapters[name] for adapters in held if name in adapters]
         if len(set(digests)) == 1 and (len(digests) == len(workers) or name in announced):
             usable[name] = digests[0]
     return usable

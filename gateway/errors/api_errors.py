@@ -269,19 +269,19 @@ ERROR_TYPES = sorted({ApiError.type, *(kind.type for kind in ApiError.__subclass
 
 
 def body(error: ApiError) -> str:
-    """The JSON of an error; one line, ASCII only."""
+    """Return the JSON of an error; one line, ASCII only."""
     return json.dumps(
         {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
     )
 
 
 def refused(param: str | None, message: str, *, code: str | None = None) -> InvalidRequest:
-    """The error for a value that cannot be honoured; its `code` is by default invalid_value."""
+    """Return the error for a value that cannot be honoured; its `code` is by default invalid_value."""
     return InvalidRequest(message, param=param, code=code or "invalid_value")
 
 
 def too_long(param: str, context: int, prompt_tokens: int, however: str, remedy: str) -> ContextExceeded:
-    """The error for a prompt over the context, with the words by which clients recognise a full context."""
+    """Return the error for a prompt over the context, with the words by which clients recognise a full context."""
     message = f"This model's maximum context length is {context} tokens. However, {however}. {remedy}"
     error = ContextExceeded(message, param=param, code="context_length_exceeded")
     error.context, error.prompt_tokens = context, prompt_tokens
@@ -289,12 +289,12 @@ def too_long(param: str, context: int, prompt_tokens: int, however: str, remedy:
 
 
 def invalid(param: str, expected: str, value: Any) -> InvalidRequest:
-    """The error for a value of another type or range than `expected`."""
+    """Return the error for a value of another type or range than `expected`."""
     return of_check(wrong(param, expected, value))
 
 
 def of_check(error: InvalidValue) -> InvalidRequest:
-    """The error for a value that a check of `quire.shared.config.validators` refuses."""
+    """Return the error for a value that a check of `quire.shared.config.validators` refuses."""
     return refused(error.name, f"{error}.")
 
 

@@ -28,7 +28,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def response(error: ApiError, request: web.Request | None = None) -> web.Response:
-    """The HTTP response for an error, in the shape of the API whose path the request has."""
+    """Return the HTTP response for an error, in the shape of the API whose path the request has."""
     reason = "Client Closed Request" if error.status == 499 else None
     is_message = request is not None and is_messages_path(request.path)
     text = error_json(error, request.get(REQUEST_ID, "")) if request is not None and is_message else body(error)
@@ -41,23 +41,23 @@ def response(error: ApiError, request: web.Request | None = None) -> web.Respons
 
 
 def reason(error: ApiError) -> str:
-    """The label of an error in metrics: the code of its class. The many codes of 400s share `invalid_request`."""
+    """Return the label of an error in metrics: the code of its class. The codes of 400s share `invalid_request`."""
     return type(error).code or ("invalid_request" if error.status == 400 else "internal")
 
 
 def reasons() -> tuple[str, ...]:
-    """All labels that `reason` may return."""
-    found, classes = {"internal", "invalid_request"}, [ApiError]
+    """Return all labels that `reason` may return."""
+    codes, classes = {"internal", "invalid_request"}, [ApiError]
     while classes:
         cls = classes.pop()
         classes += cls.__subclasses__()
         if cls.code:
-            found.add(cls.code)
-    return tuple(sorted(found))
+            codes.add(cls.code)
+    return tuple(sorted(codes))
 
 
 def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:
-    """The error of this API for an error of the HTTP framework."""
+    """Return the error of this API for an error of the HTTP framework."""
     if error.status == 404:
         return NotFound(f"There is nothing at {path[:200]}. GET /docs shows what this server has, and its methods.")
     if error.status == 405:
@@ -74,7 +74,7 @@ def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:
 
 @web.middleware
 async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every exception of a handler into an error response."""
+    """Turn every exception of a handler into an error response."""
     try:
         return await handler(request)
     except ApiError as error:
@@ -97,7 +97,7 @@ async def middleware(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 def unexpected(error: BaseException, request: web.Request) -> ApiError:
-    """The error for a fault of this program: the log gets the traceback, the client gets the request id."""
+    """Return the error for a fault of this program: the log gets the traceback, the client gets the request id."""
     request_id = request.get(REQUEST_ID, "")
     log.error("request %s failed unexpectedly", request_id, exc_info=error, extra={"request_id": request_id})
     refusal = ApiError(f"Internal error. The log of the gateway has more about request {request_id}.", code="internal")

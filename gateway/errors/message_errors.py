@@ -27,17 +27,17 @@ _TYPES = {
 
 
 def is_messages_path(path: str) -> bool:
-    """True for the paths whose errors have this shape."""
+    """Return True for the paths whose errors have this shape."""
     return path == PATH or path.startswith(PATH + "/")
 
 
 def error_type(error: ApiError) -> str:
-    """The type of an error, by its HTTP status."""
+    """Return the type of an error, by its HTTP status."""
     return _TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
 
 
 def error_json(error: ApiError, request_id: str) -> str:
-    """The JSON of an error; one line, ASCII only."""
+    """Return the JSON of an error; one line, ASCII only."""
     details = {"error_code": error.code, "param": error.param}
     return json.dumps(
         {

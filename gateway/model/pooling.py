@@ -21,9 +21,9 @@ _FLAGS = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
 
 
 def read_pooling(folder: Path) -> str:
-    """The pooling of a model, one of `quire.shared.protocol.messages.POOLINGS`; "last" for a model without these files.
+    """Return the pooling of a model, one of `quire.shared.protocol.messages.POOLINGS`; "last" without these files.
 
-    Returns an empty string if the files name a pooling, or a module after it, that this server does not have. Raises
+    The result is empty if the files name a pooling, or a module after it, that this server does not have. Raises
     ModelError if a file cannot be read.
     """
     path, place = folder / MODULES, POOLING
@@ -42,7 +42,7 @@ def read_pooling(folder: Path) -> str:
 
 
 def _read_modules(path: Path) -> list[tuple[str, str]]:
-    """The kind and the folder of each module. Raises ModelError."""
+    """Return the kind and the folder of each module. Raises ModelError."""
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -75,7 +75,7 @@ class Renderer:
         return not self.template_takes_tools or (form is not None and form.is_described)
 
     async def chat(self, conversation: Conversation, limit: int, mark: str = "") -> RenderedChat:
-        """The prompt of a conversation, for a context of `limit` tokens. Raises InvalidRequest.
+        """Return the prompt of a conversation, for a context of `limit` tokens. Raises InvalidRequest.
 
         mark: the one at which `mark_control_tokens` divided texts.
         """
@@ -96,7 +96,7 @@ class Renderer:
     async def mark_control_tokens(
         self, messages: Sequence[Message], others: T, limit: int
     ) -> tuple[Sequence[Message], T, str]:
-        """Messages and further texts for the template, divided in their control tokens at a mark, and the mark.
+        """Return the messages and further texts for the template, with control tokens divided at a mark; and the mark.
 
         The mark is empty if there is nothing to divide. limit: of the context in tokens. Raises InvalidRequest.
         """
@@ -110,7 +110,7 @@ class Renderer:
             raise refused("messages", f"The texts of messages {error}.") from error
 
     async def prompt(self, name: str, prompt: Prompt, limit: int, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a plain prompt, with or without the special tokens that the tokenizer puts around it."""
+        """Return the token ids of a plain prompt, with or without the special tokens that the tokenizer adds."""
         if isinstance(prompt, list):
             return prompt
         _check_length(name, len(prompt), limit)
@@ -119,9 +119,10 @@ class Renderer:
     async def texts(
         self, named: Sequence[tuple[str, str]], limit: int | None, add_special_tokens: bool
     ) -> list[list[int]]:
-        """The token ids of texts, each given with its name for errors, with or without the special tokens around each.
+        """Return the token ids of texts, with or without the special tokens around each.
 
-        limit: of the context in tokens; None if the caller shortens longer texts. Raises InvalidRequest.
+        named: each text with its name for errors. limit: of the context in tokens; None if the caller shortens longer
+        texts. Raises InvalidRequest.
         """
         for name, text in named:
             if limit is not None:
@@ -144,16 +145,16 @@ class Renderer:
         await self._grammars.check(grammar)
 
     async def text(self, token_ids: list[int]) -> str:
-        """The text of tokens, special tokens included. Tokens that the tokenizer lacks have no text."""
+        """Return the text of tokens, special tokens included. Tokens that the tokenizer lacks have no text."""
         return await self._run(len(token_ids), self._decode, token_ids)
 
     async def token_strings(self, token_ids: list[int]) -> list[str]:
-        """The entries of the vocabulary with these ids; empty for tokens that the tokenizer lacks."""
+        """Return the entries of the vocabulary with these ids; empty for tokens that the tokenizer lacks."""
         entry = self.model.tokenizer.id_to_token
         return await self._run(len(token_ids), lambda: [entry(token_id) or "" for token_id in token_ids])
 
     async def _run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls a function, in a thread if its input is not short. size: of the input, in characters or tokens."""
+        """Call a function, in a thread if its input is not short. size: of the input, in characters or tokens."""
         if size <= SHORT_CHARACTERS:
             return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
@@ -210,13 +211,13 @@ class Renderer:
 
 
 def _as_json(tool: Tool) -> dict[str, Any]:
-    """The tool in the form of the OpenAI API, which chat templates expect."""
+    """Return the tool in the form of the OpenAI API, which chat templates expect."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
 def _characters(message: Message) -> int:
-    """The characters of a message that a template writes."""
+    """Return the characters of a message that a template writes."""
     content = message["content"] or ""
     count = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
     count += len(message.get("reasoning_content", ""))

@@ -152,27 +152,28 @@ def load_model(
 
 
 def _tool_format(name: str, template: ChatTemplate | None, added_tokens: set[str]) -> str:
-    """The name of the format of tool calls: the one that is set, or the one that the chat template tells."""
+    """Return the name of the format of tool calls: the one that is set, or the one that the chat template tells."""
     if name != AUTO or template is None:
         return "" if name == AUTO else name
     template = template.with_tools
-    found = detect(template.source, added_tokens) if "tools" in template.variables else None
-    return (found or FALLBACK).name
+    detected = detect(template.source, added_tokens) if "tools" in template.variables else None
+    return (detected or FALLBACK).name
 
 
 def _reasoning_format(name: str, template: ChatTemplate | None, added_tokens: set[str]) -> str:
-    """The name of the format of reasoning: the one that is set, or the one that the chat template tells; or empty."""
+    """Return the name of the format of reasoning: the set one, or the one that the chat template tells; or empty."""
     if name != AUTO:
         return "" if name == NO_FORMAT else name
     sources = [] if template is None else [template.source, template.with_tools.source]
-    found = next(filter(None, (detect_reasoning(source, added_tokens) for source in sources)), None)
-    return found.name if found is not None else ""
+    detected = next(filter(None, (detect_reasoning(source, added_tokens) for source in sources)), None)
+    return detected.name if detected is not None else ""
 
 
 def read_sampling_defaults(path: Path, generation: Mapping[str, Any]) -> dict[str, float]:
-    """The defaults in `generation`, the content of the file `path`. An absent or null field has the default of the API.
+    """Return the defaults in `generation`, the content of the file `path`.
 
-    Raises ModelError if a value is outside the range that the API allows for the parameter.
+    An absent or null field has the default of the API. Raises ModelError if a value is outside the range that
+    the API allows for the parameter.
     """
     defaults = dict(MODEL_DEFAULTS)
     for name in defaults:
@@ -201,12 +202,12 @@ def _eos_token_ids(
     tokenizer: Tokenizer,
     special_tokens: Mapping[str, str],
 ) -> frozenset[int]:
-    """The end tokens of the first file that names some, and the one that the tokenizer names, as in vLLM."""
-    found: list[int] = []
+    """Return the end tokens of the first file that names some, and the one that the tokenizer names, as in vLLM."""
+    ids: list[int] = []
     for source in (generation, config, text_config):
         value = source.get("eos_token_id")
-        found = [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
-        if found:
+        ids = [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
+        if ids:
             break
     eos = eos_token_id(tokenizer, special_tokens)
-    return frozenset(found if eos is None else [*found, eos])
+    return frozenset(ids if eos is None else [*ids, eos])

@@ -54,7 +54,7 @@ class TokenTexts(dict[int, TokenText]):
         return made
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes of a token in the middle of a text; empty for an id that the tokenizer lacks."""
+        """Return the bytes of a token in the middle of a text; empty for an id that the tokenizer lacks."""
         token: str | None = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -62,21 +62,23 @@ class TokenTexts(dict[int, TokenText]):
             return token.encode()
         if self._byte_of and all(character in self._byte_of for character in token):
             return bytes(self._byte_of[character] for character in token)
-        if self._has_bytes and (found := _BYTE.fullmatch(token)):
-            return bytes([int(found[1], 16)])
+        if self._has_bytes and (match := _BYTE.fullmatch(token)):
+            return bytes([int(match[1], 16)])
         return (token.replace("▁", " ") if self._has_spaces else token).encode()
 
 
 def _kinds(decoder: dict[str, Any]) -> Iterator[str]:
-    """The types of a decoder and of the decoders in it."""
+    """Yield the types of a decoder and of the decoders in it."""
     yield decoder["type"]
     for part in decoder.get("decoders", ()):
         yield from _kinds(part)
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The byte of each character of byte-level vocabularies (GPT-2). Printable characters of Latin-1 are their own
-    bytes; the characters from U+0100 on are the remaining bytes, in order."""
+    """Return the byte of each character of byte-level vocabularies (GPT-2).
+
+    Printable characters of Latin-1 are their own bytes; the characters from U+0100 on are the other bytes, in order.
+    """
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + at): byte for at, byte in enumerate(others)}

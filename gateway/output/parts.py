@@ -38,7 +38,7 @@ class AnswerPart(NamedTuple):
 
 
 def call_id(request_id: str, choice: int, position: int) -> str:
-    """The id of the tool call that begins with a token of a choice; `position` counts the tokens of the choice.
+    """Return the id of the tool call that begins with a token of a choice; `position` counts the tokens of the choice.
 
     The id follows from the tokens alone. So it is the same in a stream, after a recovery, in a resumed stream and for a
     repeated Idempotency-Key, and a client can run each tool call exactly once.
@@ -47,24 +47,24 @@ def call_id(request_id: str, choice: int, position: int) -> str:
 
 
 def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
-    """Joins neighbouring parts of the same kind and call: each tool call has one CALL and one ARGUMENTS part."""
-    found: list[AnswerPart] = []
+    """Join neighbouring parts of the same kind and call: each tool call has one CALL and one ARGUMENTS part."""
+    joined: list[AnswerPart] = []
     texts: list[str] = []
     for part in parts:
-        is_same = found and part.kind == found[-1].kind != PartKind.CALL and part.call == found[-1].call
+        is_same = joined and part.kind == joined[-1].kind != PartKind.CALL and part.call == joined[-1].call
         if not is_same:
-            if found:
-                found[-1] = found[-1]._replace(text="".join(texts))
-            found.append(part)
+            if joined:
+                joined[-1] = joined[-1]._replace(text="".join(texts))
+            joined.append(part)
             texts = []
         texts.append(part.text)
-    if found:
-        found[-1] = found[-1]._replace(text="".join(texts))
-    return found
+    if joined:
+        joined[-1] = joined[-1]._replace(text="".join(texts))
+    return joined
 
 
 def is_complete(arguments: str) -> bool:
-    """True if the arguments of a tool call are one JSON object: False if the answer ended inside the call."""
+    """Return True if the arguments of a tool call are one JSON object: False if the answer ended inside the call."""
     try:
         return type(json.loads(arguments)) is dict
     except (ValueError, RecursionError):
@@ -72,17 +72,17 @@ def is_complete(arguments: str) -> bool:
 
 
 def complete_calls(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
-    """Returns merged parts without the tool call in which the answer ended: a client must not run half a call."""
-    found: list[AnswerPart] = []
+    """Return merged parts without the tool call in which the answer ended: a client must not run half a call."""
+    complete: list[AnswerPart] = []
     call: AnswerPart | None = None
     for part in parts:
         if part.kind == PartKind.CALL:
             call = part
         elif part.kind != PartKind.ARGUMENTS:
-            found.append(part)
+            complete.append(part)
         elif call is not None and is_complete(part.text):
-            found += (call, part)
-    return found
+            complete += (call, part)
+    return complete
 
 
 class OutputParser(Protocol):
@@ -94,11 +94,11 @@ class OutputParser(Protocol):
     """
 
     def push(self, text: str) -> list[AnswerPart]:
-        """Returns the parts that `text`, which follows the text so far, makes certain."""
+        """Return the parts that `text`, which follows the text so far, makes certain."""
         ...
 
     def finish(self) -> list[AnswerPart]:
-        """Ends the text; returns the parts that were held back."""
+        """End the text; return the parts that were held back."""
         ...
 
 

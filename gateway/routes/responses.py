@@ -77,7 +77,7 @@ async def cancel(responses: ResponseDialect, gateway: Gateway, request: web.Requ
 
 
 async def _wait_for_end(gateway: Gateway, call_id: str, known: StoredCall) -> None:
-    """Waits until a response has ended, for CANCEL_S at most."""
+    """Wait until a response has ended, for CANCEL_S at most."""
     with gateway.listening([call_id]) as buffer, suppress(TimeoutError):
         async with asyncio.timeout(CANCEL_S):
             transcript = Transcript(known.metadata, gateway.model, buffer.cursors, is_joined=True)

@@ -27,7 +27,7 @@ PROBES = ("/health", "/healthz", "/ping", "/readyz", "/status")
 
 
 def recording(meters: RequestMeters, tracer: Tracer | None) -> Middleware:
-    """Returns the middleware. Nothing that it records contains the text of a prompt or an answer."""
+    """Return the middleware. Nothing that it records contains the text of a prompt or an answer."""
 
     @web.middleware
     async def record(request: web.Request, handler: Handler) -> web.StreamResponse:

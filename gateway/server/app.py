@@ -20,7 +20,7 @@ from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Ser
 
 
 def create_app(models: Served) -> web.Application:
-    """Returns the application of a gateway process: of one model, or of a directory of models.
+    """Return the application of a gateway process: of one model, or of a directory of models.
 
     The application starts the models on startup and closes them on cleanup. Raises StartError for a wrong setting.
     """

@@ -27,7 +27,7 @@ MAX_HEADERS = 64
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Adds the headers of every response that the application prepares."""
+    """Add the headers of every response that the application prepares."""
     add_request_headers(request, response)
     await add_answer_headers(request, response)
     _add_common_headers(response)
@@ -70,7 +70,7 @@ class _Connection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Writes a response that has not been streamed, for the write timeout at most."""
+        """Write a response that has not been streamed, for the write timeout at most."""
         server = self._manager
         if not isinstance(server, HttpServer):  # the client has left
             return await super().finish_response(request, resp, start_time)
@@ -93,7 +93,7 @@ class HttpServer(web.Server):
         self.write_timeout_s = process.settings.write_timeout_s
 
     def __call__(self) -> RequestHandler:
-        """Returns the protocol for a new connection."""
+        """Return the protocol for a new connection."""
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
@@ -124,7 +124,7 @@ class GatewayRunner(web.AppRunner):
         return HttpServer(self._handle, self.app[DIRECTORY].process, request_factory=self._make_request, **self._kwargs)
 
     def _make_request(self, message: RawRequestMessage, *arguments: Any) -> web.Request:
-        """Makes the request of a message. A path with a slash at its end is the path without it, for every method."""
+        """Make the request of a message. A path with a slash at its end is the path without it, for every method."""
         url = message.url
         if len(url.raw_path) > 1 and url.raw_path.endswith("/"):
             url = url.with_path(url.raw_path[:-1], encoded=True, keep_query=True)

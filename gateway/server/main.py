@@ -39,7 +39,7 @@ GC_THRESHOLD = 20_000
 
 
 def run(settings: GatewaySettings) -> int:
-    """Serves until SIGTERM or SIGINT. Returns the exit status: 0, or 1 after one line that says why it cannot start."""
+    """Serve until SIGTERM or SIGINT. Returns the exit status: 0, or 1 after one line that says why it cannot start."""
     settings = replace(settings, gateway_id=settings.gateway_id or new_id())
     setup_logging(
         "gateway",

@@ -55,7 +55,7 @@ async def _write_answer(
     transcript: Transcript,
     call: Call,
 ) -> web.StreamResponse:
-    """Writes the answer as events or as one body; or only that the call was accepted."""
+    """Write the answer as events or as one body; or only that the call was accepted."""
     call_id, model, meter = request[REQUEST_ID], gateway.model, request[METER]
     write_timeout_s = gateway.settings.write_timeout_s
     if call.stream:
@@ -74,7 +74,7 @@ async def _write_answer(
 async def serve_with(
     dialect: Dialect, gateway: Gateway, request: web.Request, write: AnswerWriter
 ) -> web.StreamResponse:
-    """Reads and submits a call, or attaches to the earlier one of its idempotency key; `write` writes the answer."""
+    """Read and submit a call, or attach to the earlier one of its idempotency key; `write` writes the answer."""
     settings = gateway.settings
     meter = request[METER] = gateway.meters.open(dialect.name, "new", request[BEGAN])
     # 1) Read the call: parse, check and tokenize it.
@@ -172,18 +172,18 @@ async def cancel(dialect: Dialect, gateway: Gateway, request: web.Request) -> we
 
 
 async def cancel_requests(gateway: Gateway, call_id: str, known: StoredCall) -> bool:
-    """Cancels the requests of a call. Returns False if all had ended. Raises BrokerDown."""
-    found = [await gateway.retry(partial(gateway.broker.cancel, id_)) for id_ in _requests(call_id, known)]
-    return not known.is_done or CancelReply.CANCELLED in found or CancelReply.FLAGGED in found
+    """Cancel the requests of a call. Returns False if all had ended. Raises BrokerDown."""
+    replies = [await gateway.retry(partial(gateway.broker.cancel, id_)) for id_ in _requests(call_id, known)]
+    return not known.is_done or CancelReply.CANCELLED in replies or CancelReply.FLAGGED in replies
 
 
 def stored_calls(gateway: Gateway, owner: str) -> StoredCalls:
-    """Returns the calls of an owner that Redis has."""
+    """Return the calls of an owner that Redis has."""
     return StoredCalls(gateway.broker, gateway.retry, partial(note_corrupt_metadata, gateway), owner)
 
 
 async def find(dialect: Dialect, gateway: Gateway, request: web.Request) -> tuple[str, StoredCall]:
-    """Returns the id of the call that the path names, and what Redis has of it. Raises NotFound or BrokerDown."""
+    """Return the id of the call that the path names, and what Redis has of it. Raises NotFound or BrokerDown."""
     public_id = request.match_info["id"]
     call_id = stored.read_call_id(public_id, dialect.prefix)
     known = await stored_calls(gateway, caller_of(request).owner).look_up(call_id, dialect.name) if call_id else None
@@ -193,7 +193,7 @@ async def find(dialect: Dialect, gateway: Gateway, request: web.Request) -> tupl
 
 
 async def attach(gateway: Gateway, buffer: OutputBuffer, known: StoredCall) -> bool:
-    """Has the requests of a call published to this gateway from now on. Returns False if they are gone."""
+    """Have the requests of a call published to this gateway from now on. Returns False if they are gone."""
     # Set first: the client may leave during the commands, which may have made this gateway a listener by then.
     buffer.is_responsible = not known.metadata.is_background
     try:
@@ -208,7 +208,7 @@ async def attach(gateway: Gateway, buffer: OutputBuffer, known: StoredCall) -> b
 
 
 def note_corrupt_metadata(gateway: Gateway, call_id: str, error: MessageError) -> None:
-    """Counts metadata that cannot be decoded; the first one is logged."""
+    """Count metadata that cannot be decoded; the first one is logged."""
     gateway.meters.corrupt_metadata += 1
     if gateway.meters.corrupt_metadata == 1:
         log.error(
@@ -220,7 +220,7 @@ def note_corrupt_metadata(gateway: Gateway, call_id: str, error: MessageError) -
 
 
 def _log_prompt(call_id: str, body: dict[str, Any]) -> None:
-    """Logs the beginning of a prompt, also if the call is then refused."""
+    """Log the beginning of a prompt, also if the call is then refused."""
     asked = {name: body[name] for name in ("messages", "prompt", "instructions", "input") if name in body}
     prompt = json.dumps(asked)[:MAX_LOGGED_PROMPT]
     log.info("request %s asks: %s", call_id, prompt, extra={"request_id": call_id, "prompt": prompt})
@@ -244,5 +244,5 @@ def _requests(call_id: str, known: StoredCall) -> list[str]:
 
 
 def json_text(text: str) -> web.Response:
-    """Returns an answer of JSON that is written already."""
+    """Return an answer of JSON that is written already."""
     return web.Response(text=text, content_type="application/json")

@@ -36,7 +36,7 @@ async def serve(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 async def _write_answer(
     gateway: Gateway, request: web.Request, buffer: OutputBuffer, transcript: Transcript, call: Call
 ) -> web.StreamResponse:
-    """Writes the embeddings as one body."""
+    """Write the embeddings as one body."""
     assert isinstance(call, EmbeddingCall)
     request[TRANSCRIPT] = transcript
     call_id = request[REQUEST_ID]
@@ -48,7 +48,7 @@ async def _write_answer(
 
 
 async def _drop_logs(gateway: Gateway, buffer: OutputBuffer) -> None:
-    """Deletes the output logs of a call without an idempotency key.
+    """Delete the output logs of a call without an idempotency key.
 
     No client can ask for them again, and embeddings would fill Redis within their retention time.
     """
@@ -60,21 +60,21 @@ async def _drop_logs(gateway: Gateway, buffer: OutputBuffer) -> None:
 async def collect(
     buffer: OutputBuffer, transcript: Transcript, form: EmbeddingFormat, call_id: str
 ) -> list[array[float]]:
-    """Waits for all embeddings of a call; returns them in the order of the inputs.
+    """Wait for all embeddings of a call; return them in the order of the inputs.
 
     Raises ApiError if a request failed, or ended without an embedding, which is a fault of the worker. call_id: for the
     log.
     """
-    found: dict[str, array[float]] = {}
+    embeddings: dict[str, array[float]] = {}
     while not transcript.ended:
         for item in await buffer.next():
             transcript.feed(item)  # counts the ends of requests, and keeps the first failure
             if item.outcome is not None and item.outcome.embedding is not None:
-                found[item.request_id] = form.finish(item.outcome.embedding)
+                embeddings[item.request_id] = form.finish(item.outcome.embedding)
                 await asyncio.sleep(0)  # a call of many inputs must not hold up other calls
     if transcript.error is not None:
         raise transcript.error
-    missing = [index for index, id_ in enumerate(buffer.cursors) if id_ not in found]
+    missing = [index for index, id_ in enumerate(buffer.cursors) if id_ not in embeddings]
     if missing:
         log.error(
             "request %s: a worker ended input %d without an embedding (%d of %d inputs have none); check that all "
@@ -82,8 +82,8 @@ async def collect(
             call_id,
             missing[0],
             len(missing),
-            len(found) + len(missing),
+            len(embeddings) + len(missing),
             extra={"request_id": call_id},
         )
         raise GenerationFailed("The worker returned no embedding for an input. Try the request again.")
-    return [found[id_] for id_ in buffer.cursors]
+    return [embeddings[id_] for id_ in buffer.cursors]

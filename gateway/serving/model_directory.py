@@ -89,7 +89,7 @@ class ModelDirectory:
 
     async def close_left(self) -> None:
         """Close the models that were removed and have no open calls any more."""
-        for gateway in [one for one in self._leaving if not one.router.calls]:
+        for gateway in [gateway for gateway in self._leaving if not gateway.router.calls]:
             self._leaving.remove(gateway)
             await gateway.close()
 
@@ -103,13 +103,15 @@ class ModelDirectory:
     @property
     def live(self) -> list[Gateway]:
         """The models that are listed: those with a live worker, and the model of the folder."""
-        return [one for one in self.gateways if one is self._folder_model or one.worker_registry.workers]
+        return [
+            gateway for gateway in self.gateways if gateway is self._folder_model or gateway.worker_registry.workers
+        ]
 
     def find(self, name: str) -> Gateway | None:
         """Return the model that has this name. A served name has precedence over aliases and adapters of others."""
-        if (found := self._models.get(name)) is not None:
-            return found
-        return next((one for one in self.gateways if name in one.names), None)
+        if (gateway := self._models.get(name)) is not None:
+            return gateway
+        return next((gateway for gateway in self.gateways if name in gateway.names), None)
 
     def choose(self, name: Any, caller: Caller = ANONYMOUS) -> Gateway:
         """Return the model that a call means. Raises ModelNotFound, and InvalidRequest without a name among several.
@@ -126,8 +128,8 @@ class ModelDirectory:
         models = self.gateways
         if self._folder_model is not None:
             return self._folder_model
-        if type(name) is str and self.process.keys.may_use(caller, name) and (found := self.find(name)) is not None:
-            return found
+        if type(name) is str and self.process.keys.may_use(caller, name) and (gateway := self.find(name)) is not None:
+            return gateway
         if type(name) is str or not models:
             what = f"There is no model {shown(name)} here" if type(name) is str else "There is no model here yet"
             why = ", or your API key has no access to it" if caller.accounts and type(name) is str else ""
@@ -154,13 +156,13 @@ class ModelDirectory:
         models = self.gateways
         if len(models) < 2:
             return models[0] if models else None
-        found = await asyncio.gather(*(one.retry(partial(_has, one, call_id)) for one in models))
-        return next((one for one, has in zip(models, found, strict=True) if has), models[0])
+        answers = await asyncio.gather(*(gateway.retry(partial(_has, gateway, call_id)) for gateway in models))
+        return next((gateway for gateway, has in zip(models, answers, strict=True) if has), models[0])
 
     @property
     def clients(self) -> dict[str, Redis]:
         """The connection of each model, by its lane."""
-        return {one.model.name: one.broker.client for one in self.gateways}
+        return {gateway.model.name: gateway.broker.client for gateway in self.gateways}
 
     @property
     def title(self) -> str:
@@ -169,7 +171,7 @@ class ModelDirectory:
 
     def redis_problems(self) -> list[str]:
         """Return why no call can be accepted now; a model without a subscription makes only its own calls fail."""
-        problems = [one.redis_problems() for one in self.gateways]
+        problems = [gateway.redis_problems() for gateway in self.gateways]
         if problems and all(problems):
             return problems[0]
         return [] if self.redis_answers or self.gateways else ["Redis does not answer"]

@@ -193,7 +193,7 @@ class Gateway:
     def listening(
         self, ids: Sequence[str], can_return: bool = True, owner: str | None = None
     ) -> Iterator[OutputBuffer]:
-        """Buffers the output of requests for one HTTP request; then cancels those that no client listens to.
+        """Buffer the output of requests for one HTTP request; then cancel those that no client listens to.
 
         While the gateway shuts down, requests are not cancelled if the client `can_return` to another gateway for the
         rest: if it does not, the request is an orphan, and its worker cancels it. owner: see `OutputBuffer`.
@@ -211,7 +211,7 @@ class Gateway:
             self.canceller.expire(buffer.to_expire)
 
     def redis_problems(self) -> list[str]:
-        """Returns why no call can be accepted or answered now; empty if Redis answers and is subscribed to."""
+        """Return why no call can be accepted or answered now; empty if Redis answers and is subscribed to."""
         return [
             *([] if self.worker_registry.redis_answers else ["Redis does not answer"]),
             *([] if self.subscription.ready.is_set() else ["not subscribed to the workers' output"]),

@@ -77,7 +77,7 @@ class StreamStats:
         self.frame_at = 0.0
 
     def note_corrupt_log(self, request_id: str, error: Exception) -> None:
-        """Counts a log that cannot be decoded; the first one is logged."""
+        """Count a log that cannot be decoded; the first one is logged."""
         self.corrupt_logs += 1
         if self.corrupt_logs == 1:
             log.error(
@@ -161,7 +161,7 @@ class OutputBuffer:
     # --- producer: never blocks ---------------------------------------------------------------------------------------
 
     def feed(self, item: StepItem, now: float) -> None:
-        """Adds one published item. `flush` must follow after the last item that is at hand."""
+        """Add one published item. `flush` must follow after the last item that is at hand."""
         cursor = self.cursors[item.request_id]
         cursor.heard_at = now
         if cursor.silence_s > SILENCE_S:
@@ -186,12 +186,12 @@ class OutputBuffer:
             self._must_read = True
 
     def flush(self) -> None:
-        """Hands the fed items to the consumer."""
+        """Hand the fed items to the consumer."""
         if self.sink is None or not self.sink() or self._must_read or self._waiting:
             self.wake()
 
     def accept(self, left_s: float | None, *, is_logged: bool) -> None:
-        """Notes that the requests are in Redis.
+        """Note that the requests are in Redis.
 
         `left_s`: seconds until their deadline, None without one; `is_logged`: whether they may have output already.
         """
@@ -204,14 +204,14 @@ class OutputBuffer:
                 cursor.expects_log = cursor.behind
 
     def suspect(self) -> None:
-        """Has every request compared with its log: messages may have been lost."""
+        """Have every request compared with its log: messages may have been lost."""
         for cursor in self.cursors.values():
             cursor.behind = not cursor.ended
         self._must_read = True
         self.wake()
 
     def check(self, now: float) -> tuple[float, list[Cursor]]:
-        """Notices that keepalives, deadlines and silent requests are due.
+        """Notice that keepalives, deadlines and silent requests are due.
 
         Returns when to call it again, on the loop's clock, and the requests that have been silent for too long: the
         caller finds out whether their logs have more, and calls `read_log_of` for those.
@@ -241,26 +241,26 @@ class OutputBuffer:
         return min(due, now + SILENCE_S), silent
 
     def read_log_of(self, cursor: Cursor) -> None:
-        """Has a silent request compared with its log."""
+        """Have a silent request compared with its log."""
         self._silent.add(cursor)
         self._must_read = True
         self.wake()
 
     def give_up(self, detail: str) -> None:
-        """Ends requests without a token for this gateway, because no worker is alive. Others may listen to them."""
+        """End requests without a token for this gateway, because no worker is alive. Others may listen to them."""
         for cursor in self.cursors.values():
             if not cursor.ended and not cursor.next:
                 self._end(cursor, NoWorkerOutcome(OutcomeName.ERROR, detail))
         self.wake()
 
     def close(self, outcome: ClosedOutcome) -> None:
-        """Ends the stream for its client. The requests have not ended."""
+        """End the stream for its client. The requests have not ended."""
         for cursor in self.cursors.values():
             self._end(cursor, outcome)
         self.wake()
 
     def wake(self) -> None:
-        """Makes `ready` return."""
+        """Make `ready` return."""
         self._is_woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -277,13 +277,13 @@ class OutputBuffer:
     # --- consumer -----------------------------------------------------------------------------------------------------
 
     async def next(self) -> list[StepItem]:
-        """Waits for items and takes them. Returns an empty list when a keepalive is due."""
+        """Wait for items and take them. Returns an empty list when a keepalive is due."""
         while self._has_rest or not (self._waiting or self.keepalive_due):
             await self.ready()
         return self.take()
 
     def take(self) -> list[StepItem]:
-        """Drains the buffer; returns the items in order per request, at most about MAX_TAKEN tokens."""
+        """Drain the buffer; return the items in order per request, at most about MAX_TAKEN tokens."""
         self.keepalive_due = False
         self._taken_at = self._loop.time()
         items, self._waiting = self._waiting, []
@@ -297,7 +297,7 @@ class OutputBuffer:
         return items
 
     async def ready(self) -> None:
-        """Waits until items are buffered, a keepalive is due, or `wake` is called. Reads logs where necessary."""
+        """Wait until items are buffered, a keepalive is due, or `wake` is called. Reads logs where necessary."""
         self._is_woken = False
         if self._has_rest:
             self._has_rest = False
@@ -315,7 +315,7 @@ class OutputBuffer:
             self._waiter = None
 
     async def _read_logs(self) -> None:
-        """Ends overdue requests, then reads the logs of requests that are behind or silent, while there is room."""
+        """End overdue requests, then read the logs of requests that are behind or silent, while there is room."""
         self._must_read = False
         if self._loop.time() >= self.overdue_at:
             self.overdue_at = math.inf
@@ -344,16 +344,16 @@ class OutputBuffer:
             self._must_read = self._must_read or cursor.behind or cursor in self._silent
 
     async def _expire(self, cursor: Cursor) -> None:
-        """Ends a request in Redis whose deadline has passed without a worker that ended it; its log has the end."""
+        """End a request in Redis whose deadline has passed without a worker that ended it; its log has the end."""
         try:
-            found = await self._broker.expire(cursor.request_id)
+            reply = await self._broker.expire(cursor.request_id)
         except (RedisError, OSError):
             # The client need not wait for Redis. The request is ended there once Redis answers.
             if not cursor.ended:
                 self.to_expire.append(cursor.request_id)
             self._end(cursor, Outcome(OutcomeName.DEADLINE, "the deadline passed, and no worker took notice"))
             return
-        if found is ExpireReply.EARLY:
+        if reply is ExpireReply.EARLY:
             self.overdue_at = self._loop.time() + OVERDUE_S
             self._check_at(self, self.overdue_at)
         else:
@@ -361,7 +361,7 @@ class OutputBuffer:
             self._silent.add(cursor)
 
     async def _read_log(self, cursor: Cursor) -> bool:
-        """Adds one page of the log after the cursor, or as much as fits. Returns False if Redis did not answer."""
+        """Add one page of the log after the cursor, or as much as fits. Returns False if Redis did not answer."""
         self._stats.log_reads += 1
         try:
             # With many choices an entry has many tokens. The first entry may be the one that ends at the cursor.
@@ -392,12 +392,12 @@ class OutputBuffer:
         return True
 
     async def _check_exists(self, cursor: Cursor) -> None:
-        """Ends a request for this gateway that no worker will finish: Redis has lost it or its log, or it is parked."""
+        """End a request for this gateway that no worker will finish: Redis has lost it or its log, or it is parked."""
         try:
-            found = await self._broker.client.hget(self._broker.keys.request(cursor.request_id), "state")
+            value = await self._broker.client.hget(self._broker.keys.request(cursor.request_id), "state")
         except (RedisError, OSError):
             return
-        state = None if found is None else text(found)
+        state = None if value is None else text(value)
         if state in (RequestState.DONE, RequestState.PARKED) and not await self._read_log(cursor):
             return
         if state == RequestState.PARKED and not cursor.ended and not cursor.behind:

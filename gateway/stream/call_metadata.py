@@ -37,12 +37,12 @@ MAX_FINGERPRINT = 64
 
 
 def request_id(call_id: str, index: int) -> str:
-    """The id of a call's request for the prompt `index`; the first request has the id of the call."""
+    """Return the id of a call's request for the prompt `index`; the first request has the id of the call."""
     return f"{call_id}-{index}" if index else call_id
 
 
 def metadata_pairs(name: str, value: Any) -> tuple[tuple[str, str], ...]:
-    """The pairs of `metadata` as a message carries them: an array of arrays of two strings. Raises InvalidValue."""
+    """Return the pairs of `metadata` as a message carries them: arrays of two strings. Raises InvalidValue."""
     if type(value) is not list or len(value) > MAX_METADATA_PAIRS:
         raise InvalidValue(name, f"must have at most {MAX_METADATA_PAIRS} pairs")
     key, text = Text(1, MAX_METADATA_KEY), Text(0, MAX_METADATA_VALUE)
@@ -100,7 +100,7 @@ class CallMetadata:
     adapter: str = checked(Text(0, MAX_ADAPTER_NAME), default="")
 
     def output(self) -> OutputSpec | None:
-        """The formats with which the answer is read; None if it is plain text. Raises MessageError."""
+        """Return the formats with which the answer is read; None if it is plain text. Raises MessageError."""
         try:
             return read_spec("output_spec", self.output_spec) if self.output_spec else None
         except InvalidValue as error:
@@ -129,14 +129,14 @@ class CallMetadata:
         return tier, f',"metadata":{pairs}' if self.metadata else ""
 
     def encode(self) -> bytes:
-        """The metadata as a message: an array of the version and the fields, some of which are an array."""
+        """Return the metadata as a message: an array of the version and the fields, some of which are an array."""
         values = _values(self)
         written = (VERSION, *values[:_FIRST], values[_FIRST:_LAST], *values[_LAST:])
         return bytes(msgpack.packb(written, use_bin_type=True))
 
     @classmethod
     def decode(cls, data: bytes) -> CallMetadata:
-        """Reads a message. Raises MessageError."""
+        """Read a message. Raises MessageError."""
         return decode(data, MAX_BYTES, cls._read)
 
     @classmethod
@@ -144,11 +144,12 @@ class CallMetadata:
         version, *values = fixed_array("call metadata", value, 2 + len(_FIELDS) - (_LAST - _FIRST))
         _version("version", version)
         values[_FIRST : _FIRST + 1] = fixed_array("answer", values[_FIRST], _LAST - _FIRST)
-        return cls(*(one.metadata["check"](one.name, field) for one, field in zip(_FIELDS, values, strict=True)))
+        given = zip(_FIELDS, values, strict=True)
+        return cls(*(field.metadata["check"](field.name, value) for field, value in given))
 
 
 _FIELDS = fields(CallMetadata)
-_NAMES = [one.name for one in _FIELDS]
+_NAMES = [field.name for field in _FIELDS]
 # The fields that are an array of their own in the message.
 _FIRST, _LAST = _NAMES.index("echoes_prompt"), _NAMES.index("output_spec")
 _values = attrgetter(*_NAMES)

@@ -29,21 +29,21 @@ class ChoiceParts:
         return self._arguments is not None and is_complete("".join(self._arguments))
 
     def push(self, text: str, tokens: int) -> tuple[AnswerPart, ...]:
-        """Returns the parts that `text`, the text of the next `tokens` tokens, makes certain."""
+        """Return the parts that `text`, the text of the next `tokens` tokens, makes certain."""
         self._tokens += tokens
         self._held += tokens
-        found: tuple[AnswerPart, ...] = ()
+        answer_parts: tuple[AnswerPart, ...] = ()
         if text and (parts := self._parser.push(text)):
             is_plain = len(parts) == 1 and parts[0].kind is not PartKind.CALL  # nearly always
-            found = (parts[0],) if is_plain else self._with_ids(parts)
-            self.reasoning_tokens += self._held if found[0].kind == PartKind.REASONING else 0
+            answer_parts = (parts[0],) if is_plain else self._with_ids(parts)
+            self.reasoning_tokens += self._held if answer_parts[0].kind == PartKind.REASONING else 0
             self._held = 0
-            if is_plain and self._arguments is not None and found[0].kind is PartKind.ARGUMENTS:
-                self._arguments.append(found[0].text)
-        return found
+            if is_plain and self._arguments is not None and answer_parts[0].kind is PartKind.ARGUMENTS:
+                self._arguments.append(answer_parts[0].text)
+        return answer_parts
 
     def finish(self, text: str) -> tuple[AnswerPart, ...]:
-        """Ends the choice; returns its last parts. text: the end of the text, held back until now."""
+        """End the choice; return its last parts. text: the end of the text, held back until now."""
         parts = self._parser.push(text) if text else []
         return self._with_ids([*parts, *self._parser.finish()])
 

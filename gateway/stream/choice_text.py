@@ -30,7 +30,7 @@ class ScoredTokens(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[ScoredTokens]) -> ScoredTokens:
-        """Concatenates parts of one choice."""
+        """Concatenate parts of one choice."""
         return cls(
             tuple(token_id for part in parts for token_id in part.token_ids),
             b"".join(part.records for part in parts),
@@ -38,7 +38,7 @@ class ScoredTokens(NamedTuple):
         )
 
     def rows(self) -> Iterator[tuple[int, TokenLogprobs]]:
-        """Yields each token with its log-probabilities, decoded lazily."""
+        """Yield each token with its log-probabilities, decoded lazily."""
         size = RECORDS_READ * record_size(self.records, len(self.token_ids))
         for at in range(0, len(self.token_ids), RECORDS_READ):
             token_ids = self.token_ids[at : at + RECORDS_READ]
@@ -66,7 +66,7 @@ class ChoiceText:
         self.finish_reason: str | None = None
 
     def push(self, delta: Delta) -> str:
-        """Returns the text that a delta makes certain."""
+        """Return the text that a delta makes certain."""
         token_ids = delta.token_ids if delta.finish_reason is None else self._text_ids(delta)
         text = self._detokenizer.push(token_ids)
         if self._stops:
@@ -85,7 +85,7 @@ class ChoiceText:
         return self._strip_first_space(text), ScoredTokens(delta.token_ids, records, tuple(offsets))
 
     def _text_ids(self, delta: Delta) -> tuple[int, ...]:
-        """Returns the tokens of a delta without the token that ended the choice, unless the call wants it as text."""
+        """Return the tokens of a delta without the token that ended the choice, unless the call wants it as text."""
         token_ids = delta.token_ids
         if delta.finish_reason != OutcomeName.STOP or delta.matched_stop or not token_ids:
             return token_ids
@@ -95,7 +95,7 @@ class ChoiceText:
         return token_ids[:-1] if token_ids[-1] in self._eos_token_ids and not self._shows_end else token_ids
 
     def finish(self, reason: str) -> str:
-        """Ends the choice; returns the text that was held back."""
+        """End the choice; return the text that was held back."""
         self.finish_reason = reason
         return self._strip_first_space(self._filter.push(self._detokenizer.flush()) + self._filter.flush())
 

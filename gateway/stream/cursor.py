@@ -36,7 +36,7 @@ class Cursor:
         self.generation = -1
 
     def take(self, item: StepItem) -> StepItem | None:
-        """Returns the new part of an item.
+        """Return the new part of an item.
 
         Returns None if no token of the item is new, or if tokens before the item are missing; then `behind` is set.
         """
@@ -60,12 +60,12 @@ class Cursor:
         return item
 
     def wait_longer(self) -> None:
-        """Doubles the allowed silence, up to MAX_SILENCE_S: the last silence meant nothing."""
+        """Double the allowed silence, up to MAX_SILENCE_S: the last silence meant nothing."""
         self.silence_s = min(2 * self.silence_s, MAX_SILENCE_S)
 
 
 def weight(item: StepItem) -> int:
-    """Returns the number of tokens of an item plus the number of its log-probabilities, also those of its prompt.
+    """Return the number of tokens of an item plus the number of its log-probabilities, also those of its prompt.
 
     A log-probability counts as a token, because it is as large when it is written.
     """
@@ -80,7 +80,7 @@ def weight(item: StepItem) -> int:
 
 
 def cut(items: list[StepItem], size: int) -> tuple[list[StepItem], list[StepItem]]:
-    """Splits a list of items into a first part of about `size` in weight and the rest, inside an item if necessary."""
+    """Split a list of items into a first part of about `size` in weight and the rest, inside an item if necessary."""
     for index, item in enumerate(items):
         here = weight(item)
         if here >= size:
@@ -96,7 +96,7 @@ def cut(items: list[StepItem], size: int) -> tuple[list[StepItem], list[StepItem
 
 
 def split(item: StepItem, at: int) -> tuple[StepItem, ...]:
-    """Splits an item before token `at`; returns it alone if `at` is not inside it."""
+    """Split an item before token `at`; return it alone if `at` is not inside it."""
     if not item.start < at < item.end:
         return (item,)
     deltas: list[Delta] = []
@@ -114,7 +114,7 @@ def split(item: StepItem, at: int) -> tuple[StepItem, ...]:
 
 
 def _without_first(item: StepItem, count: int) -> StepItem:
-    """Returns the item without its first `count` tokens; finish reasons stay."""
+    """Return the item without its first `count` tokens; finish reasons stay."""
     deltas: list[Delta] = []
     start = item.start + count
     for delta in item.deltas:

@@ -48,11 +48,11 @@ class OutputSpec:
     @property
     def markers(self) -> frozenset[str]:
         """Tokens that the parser looks for; some may be special tokens, which have no text by default."""
-        found = FORMATS[self.tool_format].markers if self.tool_format else frozenset()
-        return found | {self.reasoning.format.start, self.reasoning.format.end} if self.reasoning else found
+        markers = FORMATS[self.tool_format].markers if self.tool_format else frozenset()
+        return markers | {self.reasoning.format.start, self.reasoning.format.end} if self.reasoning else markers
 
     def parser(self) -> OutputParser:
-        """Returns a parser at the beginning of a choice."""
+        """Return a parser at the beginning of a choice."""
         parser: OutputParser = PlainText()
         if self.tool_format:
             parser = FORMATS[self.tool_format].parser(self.tools, self.is_forced, self.besides)
@@ -61,14 +61,14 @@ class OutputSpec:
         return parser
 
     def encode(self) -> str:
-        """The specification as JSON."""
+        """Return the specification as JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         written = values | {"tools": [tool._asdict() for tool in self.tools]}
         return json.dumps(written, ensure_ascii=False, separators=(",", ":"))
 
 
 def read_spec(name: str, value: Any) -> OutputSpec:
-    """Reads the JSON of a specification. Raises InvalidValue."""
+    """Read the JSON of a specification. Raises InvalidValue."""
     try:
         if type(value) is not str or len(value) > MAX_SPEC_LENGTH:
             raise ValueError("it is no text, or too long")

@@ -42,7 +42,7 @@ class PromptText:
         return self._records is not None
 
     def scores(self) -> Iterator[PromptTokenLogprobs | None]:
-        """Yields the log-probabilities of each token, lazily; None for the first token."""
+        """Yield the log-probabilities of each token, lazily; None for the first token."""
         return chain([None], read_prompt_records(self._records or b"", len(self.token_ids) - 1))
 
     @cached_property

@@ -33,7 +33,7 @@ class FrameRouter:
         self._fed: dict[OutputBuffer, None] = {}
 
     def open(self, request_ids: Sequence[str], owner: str | None = None) -> OutputBuffer:
-        """Returns a buffer that gets the output of these requests until `close`. owner: see `OutputBuffer`."""
+        """Return a buffer that gets the output of these requests until `close`. owner: see `OutputBuffer`."""
         buffer = OutputBuffer(self._broker, request_ids, self._keepalive_s, self.stats, self.silence.check_at, owner)
         self._open.add(buffer)
         for request_id in request_ids:
@@ -42,7 +42,7 @@ class FrameRouter:
         return buffer
 
     def close(self, buffer: OutputBuffer) -> None:
-        """Stops feeding and checking a buffer. Closing it again has no effect."""
+        """Stop feeding and checking a buffer. Closing it again has no effect."""
         if buffer not in self._open:
             return
         self._open.remove(buffer)
@@ -54,11 +54,11 @@ class FrameRouter:
                 del self._by_request[request_id]
 
     def has(self, request_id: str) -> bool:
-        """True if an open call listens to the request."""
+        """Return True if an open call listens to the request."""
         return request_id in self._by_request
 
     def feed(self, items: Sequence[StepItem], now: float) -> None:
-        """Routes the items of one frame that arrived at `now` on the loop's clock."""
+        """Route the items of one frame that arrived at `now` on the loop's clock."""
         find, fed = self._by_request.get, self._fed
         self.stats.frame_at = time.perf_counter()
         if not fed:
@@ -75,13 +75,13 @@ class FrameRouter:
             buffer.flush()
 
     def suspect_all(self) -> int:
-        """Has every open call compared with its log, because frames may have been lost. Returns the number of calls."""
+        """Have every open call compared with its log, because frames may be lost. Returns the number of calls."""
         for buffer in list(self._open):
             buffer.suspect()
         return self.calls
 
     def give_up_queued(self, waited_s: float) -> None:
-        """Ends the calls that have waited for this time without a token; called while no worker is alive."""
+        """End the calls that have waited for this time without a token; called while no worker is alive."""
         opened_before = asyncio.get_running_loop().time() - waited_s
         for buffer in list(self._open):
             # A call in the background has no client that waits, and stays in the queue until its deadline.
@@ -96,7 +96,7 @@ class FrameRouter:
         return {buffer.owner for buffer in self._open if buffer.owner}
 
     def close_streams(self, outcome: ClosedOutcome, owner: str | None = None) -> None:
-        """Ends the accepted calls of clients, those of one API key or all, before their requests end."""
+        """End the accepted calls of clients, those of one API key or all, before their requests end."""
         for buffer in list(self._open):
             if buffer.accepted and buffer.owner is not None and owner in (None, buffer.owner):
                 buffer.close(outcome)

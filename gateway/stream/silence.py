@@ -53,13 +53,13 @@ class SilenceMonitor:
         await end_tasks(*self._tasks)
 
     def check_at(self, buffer: OutputBuffer, due: float) -> None:
-        """Checks a call at `due` on the loop's clock, or earlier."""
+        """Check a call at `due` on the loop's clock, or earlier."""
         if due < self._due.get(buffer, due + 1):
             self._due[buffer] = due
             heapq.heappush(self._checks, (due, next(self._number), buffer))
 
     def remove(self, buffer: OutputBuffer) -> None:
-        """Stops checking a call."""
+        """Stop checking a call."""
         self._due.pop(buffer, None)
 
     async def _tick_forever(self) -> None:
@@ -69,7 +69,7 @@ class SilenceMonitor:
             self._tick(loop.time())
 
     def _tick(self, now: float) -> None:
-        """Runs the checks that are due."""
+        """Run the checks that are due."""
         while self._checks and self._checks[0][0] <= now:
             due, _, buffer = heapq.heappop(self._checks)
             if self._due.get(buffer) == due:
@@ -95,7 +95,7 @@ class SilenceMonitor:
                 check_cancelled()
 
     async def _look_up(self, batch: dict[Cursor, tuple[OutputBuffer, int]]) -> None:
-        """Has each log read that is ahead of its client; allows all other requests of the batch a longer silence."""
+        """Have each log read that is ahead of its client; allow all other requests of the batch a longer silence."""
         keys = self._broker.keys
         pipe = self._broker.client.pipeline(transaction=False)
         for cursor, (_, position) in batch.items():
@@ -115,5 +115,5 @@ class SilenceMonitor:
 
 
 def _has_nothing_after(position: int, entries: Any) -> bool:
-    """True if the log has no token after `position`: each of `entries` is the entry that ends at `position`."""
+    """Return True if the log has no token after `position`: each of `entries` is the entry that ends at `position`."""
     return isinstance(entries, list) and all(entry_id == b"%d-0" % position for entry_id, _ in entries)

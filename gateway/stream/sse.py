@@ -41,7 +41,7 @@ NO_USAGE = '"usage":null}\n\n'
 
 
 def with_usage(data: str, usage: Mapping[str, Any]) -> str:
-    """Returns an event that ends with a usage of null with this usage; any other event as it is."""
+    """Return an event that ends with a usage of null with this usage; any other event as it is."""
     return f'{data.removesuffix(NO_USAGE)}"usage":{dumps(usage)}}}\n\n' if data.endswith(NO_USAGE) else data
 
 
@@ -62,9 +62,9 @@ class EventId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> EventId | None:
-        """Returns None if `text` is not the id of an event."""
-        found = _ID.fullmatch(text)
-        return cls(int(found[1]), int(found[2] or 0)) if found else None
+        """Return None if `text` is not the id of an event."""
+        match = _ID.fullmatch(text)
+        return cls(int(match[1]), int(match[2] or 0)) if match else None
 
 
 # The place before the first event.
@@ -72,10 +72,10 @@ BEGINNING = EventId(0)
 
 
 def takes_ids(headers: Mapping[str, str]) -> bool:
-    """True if the client with these request headers can parse events that have ids."""
+    """Return True if the client with these request headers can parse events that have ids."""
     return "aiohttp/" not in headers.get("User-Agent", "") or "text/event-stream" in headers.get("Accept", "")
 
 
 def event(data: str) -> str:
-    """Renders one event without its id. `data` must be JSON without line ends."""
+    """Render one event without its id. `data` must be JSON without line ends."""
     return f"data: {data}\n\n"

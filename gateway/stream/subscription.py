@@ -81,7 +81,7 @@ class Subscription:
             await asyncio.sleep(backoff.next())
 
     async def _listen(self) -> None:
-        """Receives frames over one connection. Raises ConnectionError once it is closed, or seems dead."""
+        """Receive frames over one connection. Raises ConnectionError once it is closed, or seems dead."""
         loop = asyncio.get_running_loop()
         link = await self._client.open_link()
         try:

@@ -103,7 +103,7 @@ class _RequestText:
         return sum(parts.reasoning_tokens for parts in self._parts)
 
     def begin(self, report: PromptReport) -> None:
-        """Takes the worker's report about the prompt from the first item."""
+        """Take the worker's report about the prompt from the first item."""
         self.cached_tokens = report.cached_tokens
         if self._metadata.needs_prompt:
             model, metadata = self._model, self._metadata
@@ -119,7 +119,7 @@ class _RequestText:
                 choice.length = len(self.prompt.text)
 
     def _stop_reason(self, delta: Delta) -> str | int | None:
-        """Returns the stop string or the stop token that ended a choice; None if another reason did."""
+        """Return the stop string or the stop token that ended a choice; None if another reason did."""
         if delta.matched_stop != BY_TOKEN:
             return delta.matched_stop
         if not delta.token_ids:
@@ -130,7 +130,7 @@ class _RequestText:
         return next((text for text in self._metadata.stop if special.get(text) == token_id), token_id)
 
     def feed(self, item: StepItem, others: int) -> list[TextDelta]:
-        """Returns the deltas of an item in order, without those that add nothing.
+        """Return the deltas of an item in order, without those that add nothing.
 
         `others`: tokens of the call's other requests that the client has.
         """
@@ -179,27 +179,27 @@ class _RequestText:
         return text_deltas
 
     def _feed_parts(self, delta: Delta, position: int) -> Iterator[TextDelta]:
-        """Yields the parts of each token of a delta; `position`: tokens of the call before it."""
+        """Yield the parts of each token of a delta; `position`: tokens of the call before it."""
         choice, parts = self.choices[delta.choice], self._parts[delta.choice]
         index = self._first_choice + delta.choice
-        for one in delta.tokens():
-            position += len(one.token_ids)
+        for token in delta.tokens():
+            position += len(token.token_ids)
             scored: ScoredTokens | None = None
-            if one.logprobs or self._keeps_ids:
-                text, scored = choice.push_scored(one, one.logprobs or b"")
+            if token.logprobs or self._keeps_ids:
+                text, scored = choice.push_scored(token, token.logprobs or b"")
             else:
-                text = choice.push(one)
-            found = parts.push(text, len(one.token_ids))
-            reason = one.finish_reason
+                text = choice.push(token)
+            new_parts = parts.push(text, len(token.token_ids))
+            reason = token.finish_reason
             rest: tuple[AnswerPart, ...] = ()
             if reason is not None:
                 rest = parts.finish(choice.finish(reason))
                 if reason == OutcomeName.STOP and parts.ends_with_call:
                     reason = choice.finish_reason = TOOL_CALLS
-            if found or rest or reason or scored is not None:
-                stop_reason = self._stop_reason(one) if reason is not None else None
+            if new_parts or rest or reason or scored is not None:
+                stop_reason = self._stop_reason(token) if reason is not None else None
                 # This runs for every token, and the constructor of a named tuple is slow.
-                fields = (index, "", "", reason, position, one.score, scored, stop_reason, found, rest)
+                fields = (index, "", "", reason, position, token.score, scored, stop_reason, new_parts, rest)
                 yield _new(TextDelta, fields)
 
 
@@ -257,7 +257,7 @@ class Transcript:
         return usage
 
     def usage_at(self, tokens: int) -> dict[str, Any]:
-        """Returns the usage at the event with this number of tokens."""
+        """Return the usage at the event with this number of tokens."""
         prompt_tokens = self.metadata.prompt_tokens
         return {
             "prompt_tokens": prompt_tokens,
@@ -271,7 +271,7 @@ class Transcript:
         return [request.prompt for request in self._requests.values()]
 
     def prompt_of(self, request_id: str) -> tuple[int, PromptText | None]:
-        """Returns the index of a request's prompt, and the prompt if the answer has it."""
+        """Return the index of a request's prompt, and the prompt if the answer has it."""
         return list(self._requests).index(request_id), self._requests[request_id].prompt
 
     @property
@@ -281,7 +281,7 @@ class Transcript:
         return [choice.finish_reason for choice in choices if choice.finish_reason is not None]
 
     def feed(self, item: StepItem) -> list[TextDelta]:
-        """Returns the text that an item adds; choices and tokens are counted over all requests."""
+        """Return the text that an item adds; choices and tokens are counted over all requests."""
         request = self._requests[item.request_id]
         others = self.tokens - request.tokens
         if item.report is not None:

@@ -43,28 +43,28 @@ class AnswerFormat(Protocol):
     """
 
     def opening(self) -> list[str]:
-        """Events before the first token."""
+        """Return the events before the first token."""
         ...
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str: ...
     def parts(self, index: int, parts: Sequence[AnswerPart], logprobs: ScoredTokens | None = None) -> list[str]: ...
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
-        """Events about the prompt of some choices, if the call asks for them; they come before its first token."""
+        """Return the events about the prompt of some choices, if the call asks for them. Its first token follows."""
         ...
 
     def finish(self, index: int, reason: str, stop_reason: str | int | None = None) -> list[str]: ...
 
     def ending(self, usage: dict[str, Any]) -> list[str]:
-        """Events after the last choice has finished."""
+        """Return the events after the last choice has finished."""
         ...
 
     def failure(self, error: api_errors.ApiError) -> list[str]:
-        """Events after which the stream ends without a complete answer."""
+        """Return the events after which the stream ends without a complete answer."""
         ...
 
     async def whole(self, buffer: OutputBuffer, transcript: Transcript) -> Iterator[str]:
-        """Waits for the whole answer: pieces of one JSON object. Raises ApiError if a request failed."""
+        """Wait for the whole answer: pieces of one JSON object. Raises ApiError if a request failed."""
         ...
 
 
@@ -72,7 +72,7 @@ class ChoiceFormat:
     """A format that writes the whole answer from its choices."""
 
     def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
-        """The whole answer: pieces of one JSON object."""
+        """Return the whole answer: pieces of one JSON object."""
         raise NotImplementedError
 
     async def whole(self, buffer: OutputBuffer, transcript: Transcript) -> Iterator[str]:
@@ -126,13 +126,13 @@ class EventRenderer:
         return max(EventId(self._tokens, self._step), EventId(self._transcript.tokens))
 
     def opening(self) -> str:
-        """Renders the events before the first token."""
+        """Render the events before the first token."""
         for data in self.form.opening():
             self._add_at(0, data)
         return self._take()
 
     def feed(self, items: Sequence[StepItem]) -> str:
-        """Renders the events of these items, and the end of the stream if the call has ended with them."""
+        """Render the events of these items, and the end of the stream if the call has ended with them."""
         for item in items:  # nearly always one
             if self._is_skipping:
                 # `after` may lie inside an item: the first stream may have received the tokens in other portions.
@@ -145,7 +145,7 @@ class EventRenderer:
         return self._take()
 
     def failure(self, error: api_errors.ApiError) -> list[str]:
-        """Renders the end of a stream that this gateway cannot complete, as events without ids: a client resumes after
+        """Render the end of a stream that this gateway cannot complete, as events without ids: a client resumes after
         the event before them."""
         return self.form.failure(error)
 
@@ -195,11 +195,11 @@ class EventRenderer:
             self._add_at(transcript.tokens, data)
 
     def _add_at(self, position: int, data: str) -> None:
-        """Adds an event that brings no token: it is numbered within its position."""
+        """Add an event that brings no token: it is numbered within its position."""
         self._add(position, self._step + 1 if self._tokens == position else 1, data)
 
     def _add_all(self, position: int, events: Sequence[str]) -> None:
-        """Adds the events of one token; the first has the number of the position itself."""
+        """Add the events of one token; the first has the number of the position itself."""
         for data in events:
             if self._tokens < position:
                 self._add(position, 0, data)
@@ -252,7 +252,7 @@ class StreamWriter:
         self._failure: Exception | None = None
 
     async def run(self, beginning: str) -> web.StreamResponse:
-        """Writes `beginning`, then all events until the call ends.
+        """Write `beginning`, then all events until the call ends.
 
         Items that are buffered together are written together.
 
@@ -300,7 +300,7 @@ class StreamWriter:
         return response
 
     def _on_items(self) -> bool:
-        """Writes the items that were fed. Returns False if the call's task must run."""
+        """Write the items that were fed. Returns False if the call's task must run."""
         try:
             return self._write_items() and not self._protocol.writing_paused
         except Exception as error:
@@ -308,7 +308,7 @@ class StreamWriter:
             return False
 
     def _write_items(self) -> bool:
-        """Renders and writes the buffered items, unless the client is slow. Returns False if nothing more can be
+        """Render and write the buffered items, unless the client is slow. Returns False if nothing more can be
         written by this method."""
         buffer, transcript = self._buffer, self._transcript
         if self._protocol.writing_paused or self._failure is not None or transcript.ended:
@@ -336,7 +336,7 @@ class StreamWriter:
 
 
 async def deltas(buffer: OutputBuffer, transcript: Transcript) -> AsyncIterator[TextDelta]:
-    """Waits for the texts of all tokens up to the end of the call. Raises ApiError at the end if a request failed."""
+    """Wait for the texts of all tokens up to the end of the call. Raises ApiError at the end if a request failed."""
     while not transcript.ended:
         for item in await buffer.next():
             for delta in transcript.feed(item):
@@ -346,7 +346,7 @@ async def deltas(buffer: OutputBuffer, transcript: Transcript) -> AsyncIterator[
 
 
 async def collect(buffer: OutputBuffer, transcript: Transcript) -> list[Choice]:
-    """Waits for the complete answer. Raises ApiError if a request failed."""
+    """Wait for the complete answer. Raises ApiError if a request failed."""
     count = transcript.metadata.choices
     texts: list[list[str]] = [[] for _ in range(count)]
     scored: list[list[ScoredTokens]] = [[] for _ in range(count)]
@@ -372,7 +372,7 @@ async def collect(buffer: OutputBuffer, transcript: Transcript) -> list[Choice]:
 async def write_body(
     request: web.Request, parts: Iterable[str], meter: WriteMeter, write_timeout_s: float
 ) -> web.StreamResponse:
-    """Writes an answer as one JSON body, given in parts.
+    """Write an answer as one JSON body, given in parts.
 
     Raises ConnectionError if the client has left or does not read.
     """
@@ -397,7 +397,7 @@ async def write_body(
 
 
 async def _in_time(request: web.Request, written: Awaitable[None], timeout_s: float, meter: WriteMeter) -> None:
-    """Waits for a slow client, for `timeout_s` at most; then closes its connection and raises ConnectionResetError."""
+    """Wait for a slow client, for `timeout_s` at most; then close its connection and raise ConnectionResetError."""
     try:
         async with asyncio.timeout(timeout_s):
             await written

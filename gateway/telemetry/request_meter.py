@@ -48,12 +48,12 @@ class RequestMeters:
         self.overhead_s = {part: Histogram(STEP_S) for part in ("accept", "deliver")}
 
     def refused(self, route: str, status: str, reason: str) -> None:
-        """Counts an HTTP request that was refused before it reached the application."""
+        """Count an HTTP request that was refused before it reached the application."""
         self.http[route, status] += 1
         self.refusals[reason] += 1
 
     def open(self, dialect: str, kind: str, began: float) -> CallMeter:
-        """Returns the meter of a call that was received at `began`, on `clock`. The caller closes it."""
+        """Return the meter of a call that was received at `began`, on `clock`. The caller closes it."""
         return CallMeter(self, dialect, kind, began)
 
 
@@ -77,12 +77,12 @@ class CallMeter:
         meters.open_calls[dialect] += 1
 
     def accepted(self, prompt_tokens: int) -> None:
-        """Counts that all requests of the call are in the queue."""
+        """Count that all requests of the call are in the queue."""
         self.meters.overhead_s["accept"].observe(clock() - self._began)
         self.meters.prompt_tokens[self._dialect] += prompt_tokens
 
     def wrote(self, tokens: int, came_at: float) -> None:
-        """Counts that events were written.
+        """Count that events were written.
 
         `tokens`: tokens of the answer that the client has now. `came_at`: arrival time of the oldest item that was
         written, by time.perf_counter; 0 if it was read from the log.
@@ -107,7 +107,7 @@ class CallMeter:
         return self.first_at - self._began if self.first_at else None
 
     def collected(self, tokens: int) -> None:
-        """Counts the tokens of an answer that is written as one body."""
+        """Count the tokens of an answer that is written as one body."""
         self.meters.completion_tokens[self._dialect] += tokens
 
     def stream_opened(self) -> None:
@@ -117,11 +117,11 @@ class CallMeter:
         self.meters.open_streams -= 1
 
     def client_stalled(self) -> None:
-        """Counts that the connection was closed because the client did not read."""
+        """Count that the connection was closed because the client did not read."""
         self.meters.slow_clients += 1
 
     def close(self, outcome: str) -> None:
-        """Ends the call; `outcome` is one of CALL_OUTCOMES."""
+        """End the call; `outcome` is one of CALL_OUTCOMES."""
         self.meters.open_calls[self._dialect] -= 1
         self.meters.calls[self._dialect, self.kind, outcome] += 1
         if self.kind == "new" and outcome in COMPLETE:
