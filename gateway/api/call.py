@@ -202,7 +202,7 @@ class Call:
         return replace(self.about, dialect=dialect, created=created)
 
     def requests(self, call_id: str) -> list[GenerationRequest]:
-        """One request per prompt; the first has the id of the call."""
+        """Return a request per prompt; the first has the id of the call."""
         return [
             GenerationRequest(
                 id=request_id(call_id, index),

@@ -119,7 +119,7 @@ class EmbeddingCall(Call):
     form: EmbeddingFormat
 
     def requests(self, call_id: str) -> list[GenerationRequest]:
-        """One request per input; the first has the id of the call."""
+        """Return a request per input; the first has the id of the call."""
         return [replace(request, pooling=self.pooling) for request in Call.requests(self, call_id)]
 
 

@@ -70,7 +70,7 @@ def stream_options(name: str, value: Any) -> StreamOptions:
 
 
 def chat_template_kwargs(name: str, value: Any) -> dict[str, Any]:
-    """Variables for the chat template. Raises InvalidRequest."""
+    """Return variables for the chat template. Raises InvalidRequest."""
     most = request_schemas.MAX_TEMPLATE_VARIABLES
     if type(value) is not dict or len(value) > most:
         raise invalid(name, f"an object with at most {most} names", value)

@@ -78,7 +78,7 @@ def arguments_schema(name: str, value: Any) -> Any:
 
 
 def read_tool_choice(name: str, value: Any) -> ToolChoice:
-    """`auto`, `required`, `none`, or an object that names a function. Raises InvalidRequest."""
+    """Read `auto`, `required`, `none`, or an object that names a function. Raises InvalidRequest."""
     forms = 'auto, required, none or {"type": "function", "function": {"name": ...}}'
     if type(value) is str:
         if value not in (ToolMode.AUTO, ToolMode.REQUIRED, ToolMode.NONE):

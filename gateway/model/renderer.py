@@ -139,7 +139,7 @@ class Renderer:
             raise refused(name, f"{name} cannot be followed: {error}.") from error
 
     async def try_grammar(self, grammar: str) -> None:
-        """Raises GrammarError if answers cannot follow a grammar."""
+        """Raise GrammarError if answers cannot follow a grammar."""
         if not self.model.eos_token_ids:
             raise GrammarError(f"it needs a model with an end token, and {self.model.name} has none")
         await self._grammars.check(grammar)

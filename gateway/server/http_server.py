@@ -149,7 +149,7 @@ async def _refuse_expectation(request: web.Request) -> web.StreamResponse:
 
 
 async def start_site(runner: web.AppRunner, host: str, port: int, reuse_port: bool = False) -> int:
-    """Listens; returns the port. Raises OSError.
+    """Listen; return the port. Raises OSError.
 
     With `reuse_port` several processes may listen on the same port, and the kernel distributes connections among them.
     """

@@ -112,7 +112,7 @@ class MessageAnswer(ChoiceFormat):
         return self._blocks.parts(parts) if self._max_tokens else []
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
-        """No events: a message has no field for its prompt."""
+        """Return no events: a message has no field for its prompt."""
         return iter(())
 
     def finish(self, index: int, reason: str, stop_reason: str | int | None = None) -> list[str]:

@@ -103,9 +103,10 @@ def unknown_key(name: str, key: str) -> Exception:
 
 
 def _message(name: str, value: Any, names: dict[str, str], no_effect: list[str]) -> list[dict[str, Any]]:
-    """One message as messages of a template. `names`: of the tools by the id of their use; this message adds its own.
+    """Return one message as messages of a template.
 
-    The texts are in the list `parts`, so that neighbours can be joined.
+    `names`: of the tools by the id of their use; this message adds its own. The texts are in the
+    list `parts`, so that neighbours can be joined.
     """
     if type(value) is not dict:
         raise invalid(name, "an object with role and content", value)

@@ -24,7 +24,7 @@ _TEXT_DELTAS = {PartKind.CONTENT: ("text_delta", "text"), PartKind.REASONING: ("
 
 
 def event(name: str, data: str) -> str:
-    """One event without its id. `data`: JSON on one line."""
+    """Return one event without its id. `data`: JSON on one line."""
     return f"event: {name}\ndata: {data}\n\n"
 
 

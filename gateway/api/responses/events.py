@@ -62,7 +62,7 @@ class ResponseEvents:
         return events
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
-        """Nothing: no parameter of this API asks for the prompt."""
+        """Return nothing: no parameter of this API asks for the prompt."""
         return iter(())
 
     def finish(self, index: int, reason: str, stop_reason: str | int | None = None) -> list[str]:

@@ -64,7 +64,7 @@ class ReasoningOptions(NamedTuple):
 
 
 def text_options(name: str, value: Any) -> TextOptions:
-    """Raises InvalidRequest or InvalidValue."""
+    """Read the options of the text. Raises InvalidRequest or InvalidValue."""
     if type(value) is not dict:
         raise invalid(name, "an object with format and verbosity", value)
     only(name, value, ("format", "verbosity"))
@@ -86,7 +86,7 @@ def text_options(name: str, value: Any) -> TextOptions:
 
 
 def reasoning_options(name: str, value: Any) -> ReasoningOptions:
-    """Raises InvalidRequest or InvalidValue."""
+    """Read the options of the reasoning. Raises InvalidRequest or InvalidValue."""
     if type(value) is not dict:
         raise invalid(name, "an object with effort and summary", value)
     only(name, value, ("effort", "summary", "generate_summary", "context"))
@@ -115,7 +115,7 @@ def include(name: str, value: Any) -> tuple[str, ...]:
 
 
 def stream_options(name: str, value: Any) -> dict[str, Any]:
-    """Raises InvalidRequest."""
+    """Read the options of a stream. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object", value)
     only(name, value, ("include_obfuscation",))
@@ -126,7 +126,7 @@ def stream_options(name: str, value: Any) -> dict[str, Any]:
 
 
 def max_tool_calls(name: str, value: Any) -> int:
-    """Raises InvalidValue or InvalidRequest."""
+    """Check a number of tool calls. Raises InvalidValue or InvalidRequest."""
     if type(value) is not int or not 0 <= value < 2**31:
         raise invalid(name, "an integer of at least 0", value)
     return value

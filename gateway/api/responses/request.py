@@ -165,7 +165,10 @@ class ResponseRequest:
 
 
 def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemplate | None = None) -> ResponseRequest:
-    """Raises InvalidRequest. template: of the model. A call that continues a response is not checked for its tools."""
+    """Read a body. Raises InvalidRequest.
+
+    template: of the model. A call that continues a response is not checked for its tools.
+    """
     given = read(check_refused(body), RESPONSES)
     if body.get("input") is None and not given.get("previous_response_id"):
         raise refused("input", "input is required.", code="missing_required_parameter")

@@ -182,7 +182,7 @@ class GivenChoice:
 
 
 def read_response_tool_choice(name: str, value: Any) -> GivenChoice:
-    """`auto`, `required`, `none`, a function, or a set of allowed functions. Raises InvalidRequest."""
+    """Read `auto`, `required`, `none`, a function, or a set of allowed functions. Raises InvalidRequest."""
     forms = 'auto, required, none, {"type": "function", "name": ...} or {"type": "allowed_tools", ...}'
     if value in (ToolMode.AUTO, ToolMode.REQUIRED, ToolMode.NONE):
         return GivenChoice(ToolChoice(ToolMode(value)), value)

@@ -17,7 +17,7 @@ class BatchService:
     """The storage, the store and the runner of a process, between `start` and `close`."""
 
     def __init__(self, directory: ModelDirectory) -> None:
-        """Raises StartError for settings that contradict."""
+        """Raise StartError for settings that contradict."""
         self._directory = directory
         settings = directory.process.settings
         self._files = FileService(settings, settings.redis_url)

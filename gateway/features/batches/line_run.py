@@ -253,7 +253,7 @@ class LineRunner:
         await asyncio.gather(*commands, return_exceptions=True)
 
     async def _look_up(self, gateway: Gateway, call_id: str) -> resume.StoredCall:
-        """Raises LineLost and BrokerDown."""
+        """Look a line up in Redis. Raises LineLost and BrokerDown."""
         try:
             known = await gateway.retry(partial(resume.look_up, gateway.broker, call_id, self._batch.owner))
         except MessageError as error:

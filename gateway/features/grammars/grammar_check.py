@@ -38,7 +38,7 @@ class GrammarTrials:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def check(self, grammar: str) -> None:
-        """Raises GrammarError for a grammar that answers cannot follow."""
+        """Raise GrammarError for a grammar that answers cannot follow."""
         if (wrong := self._known.get(grammar)) is None:
             loop = asyncio.get_running_loop()
             try:

@@ -43,7 +43,7 @@ async def find_fault(schema: Mapping[str, Any], attempt: Try) -> SchemaFault | N
 
 
 async def _reason(schema: Mapping[str, Any], attempt: Try) -> str:
-    """Why a schema cannot be followed; empty if it can be."""
+    """Return why a schema cannot be followed; empty if it can be."""
     try:
         await attempt(write("json_schema", schema))
     except GrammarError as error:

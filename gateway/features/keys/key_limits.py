@@ -103,7 +103,7 @@ class KeyLimits:
 
 
 def _rate_headers(rates: Mapping[str, RateState]) -> dict[str, str]:
-    """OpenAI's headers about the limits per minute, of the tightest account."""
+    """Return OpenAI's headers about the limits per minute, of the tightest account."""
     headers = {}
     for name, rate in (("requests", rates.get("calls")), ("tokens", rates.get("tokens"))):
         if rate is not None:

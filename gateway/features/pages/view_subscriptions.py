@@ -168,7 +168,7 @@ class ViewSubscriptions:
             subscription.viewers.discard(viewer)
 
     async def _keep(self) -> None:
-        """While there are viewers: subscribes to workers that start, and unsubscribes from those that are gone."""
+        """Subscribe to workers that start, and unsubscribe from those that are gone, while there are viewers."""
         while True:
             live, by_worker = self._live_workers(), self._by_worker
             gone = [(id_, unused) for id_, unused in by_worker.items() if not unused.viewers and id_ not in live]

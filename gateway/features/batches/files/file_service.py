@@ -50,7 +50,7 @@ class FileService:
     retry: AccountRetry
 
     def __init__(self, settings: FileSettings, redis_url: str) -> None:
-        """Raises StartError for settings that contradict."""
+        """Raise StartError for settings that contradict."""
         self._settings = settings
         self._redis_url = redis_url
         self._storage = storage_of(settings)
