@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from quire.gateway.output.format_names import REASONING_FORMATS, TOOL_CALL_FORMATS
 from quire.shared.config.service_settings import ListenSettings, ServiceSettings, is_loopback
 from quire.shared.config.settings import option
 from quire.shared.model.naming import read_aliases, served_name
 from quire.shared.process.errors import StartError
 from quire.shared.protocol.keys import MAX_RETENTION_S, PARKING_S
+
+# The names of the formats of tool calls and of reasoning. Settings are read by every command of Quire, and the formats
+# themselves import grammars, which take a tenth of a second.
+TOOL_CALL_FORMATS = (
+    "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31",
+    "harmony", "json",
+)  # fmt: skip
+REASONING_FORMATS = ("think", "mistral", "seed", "cohere", "gemma")
 
 
 @dataclass(frozen=True, kw_only=True)

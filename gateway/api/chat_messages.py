@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.gateway.api.given_grammars import only
 from quire.gateway.api.tools import tool_name
-from quire.gateway.errors.api_errors import invalid, of_check, refused
+from quire.gateway.errors.api_errors import invalid, of_check, only, refused
 from quire.shared.config.validators import InvalidValue, Text, shown
 from quire.shared.text.chat_template import Message
 from quire.shared.text.tool_turns import arguments_of

@@ -9,14 +9,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from quire.gateway.api import grammar_schemas, request_schemas
-from quire.gateway.api.given_grammars import only, read_choice, read_grammar, read_regex, read_schema_or_text
+from quire.gateway.api import request_schemas
 from quire.gateway.api.labels import LABELS, NO_EFFECT
 from quire.gateway.api.prompt_parameters import OF_BOTH, OF_CHATS, OF_COMPLETIONS
-from quire.gateway.api.response_format import response_format
-from quire.gateway.api.structured_outputs import structured_outputs
 from quire.gateway.api.tools import read_tool_choice, read_tools
-from quire.gateway.errors.api_errors import invalid, of_check, refused
+from quire.gateway.errors.api_errors import invalid, of_check, only, refused
+from quire.gateway.features.grammars.given_grammars import (
+    read_choice,
+    read_grammar,
+    read_regex,
+    read_schema_or_text,
+    response_format,
+    structured_outputs,
+)
 from quire.shared.config.validators import Check, Flag, InvalidValue, Number, OneOf, Text, shown, wrong
 from quire.shared.protocol.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from quire.shared.protocol.messages import MAX_SALT_LENGTH
@@ -125,7 +130,7 @@ OF_THE_CALL: dict[str, Parameter] = {
         read=response_format,
         default=(),
         kind="object with `type`: `text`, `json_object`, `json_schema` or `structural_tag`",
-        schema=grammar_schemas.RESPONSE_FORMAT,
+        schema=request_schemas.RESPONSE_FORMAT,
         help="[structured output](#structured-output): the answer is JSON that follows a schema. Not with "
         "`use_beam_search`, `ignore_eos` and `min_tokens`",
     ),
@@ -133,14 +138,14 @@ OF_THE_CALL: dict[str, Parameter] = {
         read=structured_outputs,
         default=(),
         kind="object with one of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`",
-        schema=grammar_schemas.STRUCTURED_OUTPUTS,
+        schema=request_schemas.STRUCTURED_OUTPUTS,
         excludes={"response_format": ONE_GRAMMAR},
         help="extension, as in vLLM: [structured output](#structured-output). Not with `response_format`",
     ),
-    "guided_json": _guided("json", read_schema_or_text, "object, or the JSON text of one", grammar_schemas.JSON),
-    "guided_regex": _guided("regex", read_regex, "string", grammar_schemas.REGEX),
-    "guided_choice": _guided("choice", read_choice, "array of strings", grammar_schemas.CHOICE),
-    "guided_grammar": _guided("grammar", read_grammar, "string", grammar_schemas.GRAMMAR),
+    "guided_json": _guided("json", read_schema_or_text, "object, or the JSON text of one", request_schemas.JSON),
+    "guided_regex": _guided("regex", read_regex, "string", request_schemas.REGEX),
+    "guided_choice": _guided("choice", read_choice, "array of strings", request_schemas.CHOICE),
+    "guided_grammar": _guided("grammar", read_grammar, "string", request_schemas.GRAMMAR),
     "use_beam_search": Parameter(
         read=Flag(),
         default=False,

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from quire.gateway.api.given_grammars import only
-from quire.gateway.errors.api_errors import invalid, refused
+from quire.gateway.errors.api_errors import invalid, only, refused
 from quire.gateway.output.tools import ANY_ARGUMENTS, Tool, ToolChoice, ToolMode
 from quire.shared.config.validators import Flag, Text
 

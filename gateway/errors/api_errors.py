@@ -6,6 +6,7 @@ The body has the shape of the OpenAI API: `{"error": {"message", "type", "param"
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
@@ -295,3 +296,14 @@ def invalid(param: str, expected: str, value: Any) -> InvalidRequest:
 def of_check(error: InvalidValue) -> InvalidRequest:
     """The error for a value that a check of `quire.shared.config.validators` refuses."""
     return refused(error.name, f"{error}.")
+
+
+def only(name: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse keys of an object that are not known. Raises InvalidRequest."""
+    for key in value:
+        if key not in known:
+            raise refused(
+                f"{name}.{key[:80]}",
+                f"{name}.{key[:80]} is not supported; {name} has {', '.join(known)} only.",
+                code="unsupported_parameter",
+            )

@@ -14,15 +14,22 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from quire.gateway.features.tools.formats import (
+    FALLBACK,
+    FORMATS,
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+    detect,
+    detect_reasoning,
+)
 from quire.gateway.model.pooling import read_pooling
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.output.formats import FALLBACK, detect, detect_reasoning
 from quire.shared.config.validators import InvalidValue
 from quire.shared.model.config import HIDDEN_KEYS, longest_context, read_model_config
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.hub import HubError, find_folder
 from quire.shared.protocol.sampling_params import MODEL_DEFAULTS, PARAMETERS
-from quire.shared.text import grammar
 from quire.shared.text.chat_template import ChatTemplate, load_chat_template
 from quire.shared.text.detokenizer import context_of, drops_first_space
 from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
@@ -49,7 +56,6 @@ class ServedModel:
     sampling_defaults: by name of the sampling parameter.
     tool_format: how the model writes tool calls, a name of `FORMATS`. reasoning_format: how it marks its reasoning, a
     name of `REASONING_FORMATS`; empty if it does not.
-    grammar_tokens: ids of the tokens that grammars name by their ids, by text.
     hidden_size: numbers in an embedding; None if the configuration does not say.
     pooling: the default of embedding calls (`quire.gateway.model.pooling`); empty if they must name one.
     aliases: other names by which calls may name the model.
@@ -71,9 +77,27 @@ class ServedModel:
     pooling: str = ""
     tool_format: str = ""
     reasoning_format: str = ""
-    grammar_tokens: Mapping[str, int] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> ToolFormat | None:
+        """The format of tool calls; None without one."""
+        return FORMATS[self.tool_format] if self.tool_format else None
+
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The format of reasoning besides one that the format of tool calls has; None without one."""
+        return REASONING_FORMATS[self.reasoning_format] if self.reasoning_format else None
+
+    @property
+    def shown_reasoning_format(self) -> str:
+        """The format in which the model marks its reasoning; empty if it does not.
+
+        A format of tool calls may have reasoning of its own.
+        """
+        has_own = self.calls is not None and self.calls.has_reasoning
+        return self.reasoning_format or (self.tool_format if has_own else "")
 
 
 def load_model(
@@ -121,7 +145,6 @@ def load_model(
         hidden_size=next((text_config[key] for key in HIDDEN_KEYS if type(text_config.get(key)) is int), None),
         pooling=read_pooling(folder),
         tool_format=_tool_format(tool_call_format, template, added_tokens),
-        grammar_tokens=grammar.special_tokens(tokenizer),
         reasoning_format=_reasoning_format(reasoning_format, template, added_tokens),
         aliases=aliases,
         tokenizer_config={**tokenizer_config, **special_tokens},

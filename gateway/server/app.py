@@ -5,17 +5,18 @@ from __future__ import annotations
 from aiohttp import web
 
 from quire.gateway.api import body_budget, headers
-from quire.gateway.api.cors import CorsOrigins
 from quire.gateway.errors import error_responses
 from quire.gateway.features.admin import admin_routes
 from quire.gateway.features.batches.batch_service import BATCHES, BatchService
+from quire.gateway.features.cors.origins import CorsOrigins
 from quire.gateway.features.openapi import document
 from quire.gateway.features.pages import routes as pages
 from quire.gateway.features.several_models.discovery import DISCOVERY, ModelDiscovery
-from quire.gateway.routes import completion_routes, embedding_routes, message_routes, responses, tokenization
+from quire.gateway.features.tokenization import tokenization
+from quire.gateway.routes import table
+from quire.gateway.server.access_log import recording
 from quire.gateway.server.http_server import add_headers
 from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Served
-from quire.gateway.telemetry.access_log import recording
 
 
 def create_app(models: Served) -> web.Application:
@@ -50,11 +51,8 @@ def create_app(models: Served) -> web.Application:
     app.on_cleanup.append(batches.close)
     app.add_routes(
         [
-            *completion_routes.routes(directory),
-            *embedding_routes.routes(directory),
-            *message_routes.routes(directory),
+            *table.routes(directory),
             *tokenization.routes(directory),
-            *responses.routes(directory),
             *batches.routes(),
             *admin_routes.routes(directory),
             web.get("/openapi.json", document.handler(directory.title)),

@@ -18,7 +18,7 @@ from quire.gateway.errors.api_errors import ApiError, NotFound
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 
-__all__ = ["ModelDirectory", "ModelHandler", "by_body", "by_id"]
+__all__ = ["ModelDirectory", "ModelHandler", "by_body", "by_charged_body", "by_id"]
 
 # Handles a request for one model.
 ModelHandler = Callable[[Gateway, web.Request], Awaitable[web.StreamResponse]]
@@ -55,6 +55,11 @@ def by_body(directory: ModelDirectory, handler: ModelHandler, *, is_charged: boo
             request.pop(BODY, None)
 
     return handle
+
+
+def by_charged_body(directory: ModelDirectory, handler: ModelHandler) -> Handler:
+    """Like `by_body`, for a call of an API key."""
+    return by_body(directory, handler, is_charged=True)
 
 
 def by_id(directory: ModelDirectory, handler: ModelHandler) -> Handler:

@@ -3,7 +3,8 @@
     python -m quire.ops.tools.house
 
 Code lines are lines without blanks, comments and docstrings. A feature is a set of files (house.toml). A door is a file
-outside of a feature that imports one of its modules. Files of no feature are the main path: a call in, tokens out.
+outside of a feature that imports one of its modules. Files of no feature are the main path: a call in, tokens out. A
+room is a folder of a service, or the files beside these folders.
 
 Imports among the modules of kernels/ are no doors. The arithmetic is one contract (kernels/ops.py) with several
 implementations, and each of them names the kinds of weights and arguments that it computes. The sum of all doors with
@@ -100,15 +101,21 @@ def _file_of(module: str) -> str:
     return f"{path}/__init__.py" if (PROJECT_ROOT / path).is_dir() else f"{path}.py"
 
 
-def read_features() -> tuple[list[Feature], dict[str, int]]:
-    """Return the features of house.toml, and the budgets of the main path by folder."""
+def room_of(path: str) -> str:
+    """Return the room of a file of a service: its folder in the service, or the service itself."""
+    service, *inner = path.split("/")
+    return f"{service}/{inner[0]}" if len(inner) > 1 else service
+
+
+def read_budgets() -> tuple[list[Feature], dict[str, int], dict[str, int]]:
+    """Return the features of house.toml, the budgets of the main path by room, and those of all together."""
     config = tomllib.loads(CONFIG.read_text())
-    return [Feature(name, **entry) for name, entry in config["features"].items()], config["main_path"]
+    features = [Feature(name, **entry) for name, entry in config["features"].items()]
+    return features, config["main_path"], config["together"]
 
 
-def survey() -> tuple[list[Feature], dict[str, tuple[int, int]], Counter[str]]:
-    """Count lines and doors. Return the features, lines and budget of the main path by folder, and lines by folder."""
-    features, budgets = read_features()
+def survey(features: list[Feature]) -> tuple[Counter[str], Counter[str]]:
+    """Count lines and doors of features. Return lines of the main path by room, and lines of the project by folder."""
     owners: dict[str, Feature] = {}
     main: Counter[str] = Counter()
     folders: Counter[str] = Counter()
@@ -117,7 +124,7 @@ def survey() -> tuple[list[Feature], dict[str, tuple[int, int]], Counter[str]]:
         folders[name.split("/")[0]] += lines
         owner = next((feature for feature in features if feature.has(name)), None)
         if owner is None:
-            main[name.split("/")[0]] += lines
+            main[room_of(name)] += lines
         else:
             owners[name] = owner
             owner.found_lines += lines
@@ -134,7 +141,7 @@ def survey() -> tuple[list[Feature], dict[str, tuple[int, int]], Counter[str]]:
             (owner.in_kernels if is_inside else owner.found_doors).add(name)
     for name, path in files_of(*OTHERS):
         folders[name.split("/")[0]] += code_lines(path)
-    return features, {folder: (main[folder], budgets[folder]) for folder in CORE}, folders
+    return +main, folders
 
 
 def words_of_docs() -> int:
@@ -146,7 +153,8 @@ def words_of_docs() -> int:
 
 def main() -> int:
     """Print the tables; return 1 if a budget is exceeded."""
-    features, main_path, folders = survey()
+    features, rooms, together = read_budgets()
+    main_path, folders = survey(features)
     over = defaultdict(list)
     print(f"{'feature':<22}{'lines':>8}{'budget':>8}{'doors':>8}{'budget':>8}")
     for feature in sorted(features, key=lambda feature: -feature.found_lines):
@@ -161,13 +169,19 @@ def main() -> int:
     doors, inside = (
         sum(map(len, sets)) for sets in zip(*((f.found_doors, f.in_kernels) for f in features), strict=True)
     )
-    print(f"{'sum':<22}{sum(f.found_lines for f in features):>8}{'':>8}{doors:>8}")
+    print(f"{'sum':<22}{sum(f.found_lines for f in features):>8}{'':>8}{doors:>8}{together['doors']:>8}")
+    if doors > together["doors"]:
+        over["all features"].append(f"{doors} doors, budget {together['doors']}")
     print(f"{'with those in kernels':<22}{'':>16}{doors + inside:>8}")
-    for folder, (lines, budget) in main_path.items():
-        print(f"{'main path: ' + folder:<22}{lines:>8}{budget:>8}")
+    for room, lines in sorted(main_path.items()):
+        budget = rooms.get(room, 0)
+        print(f"{room:<22}{lines:>8}{budget:>8}")
         if lines > budget:
-            over[f"main path of {folder}"].append(f"{lines} lines, budget {budget}")
-    print(f"{'main path':<22}{sum(lines for lines, _ in main_path.values()):>8}")
+            over[f"main path in {room}"].append(f"{lines} lines, budget {budget}")
+    lines, budget = main_path.total(), together["main_path"]
+    print(f"{'main path':<22}{lines:>8}{budget:>8}")
+    if lines > budget:
+        over["main path"].append(f"{lines} lines, budget {budget}")
     for folder, lines in folders.items():
         print(f"{folder + '/':<22}{lines:>8}")
     print(f"{'words of documents':<22}{words_of_docs():>8}")

@@ -10,7 +10,7 @@ from quire.gateway.api.embeddings import EMBEDDINGS
 from quire.gateway.api.labels import NO_EFFECT
 from quire.gateway.api.messages.parameters import COUNT_TOKENS, CREATE
 from quire.gateway.api.parameters import CHAT, COMPLETIONS
-from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
+from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
 from quire.ops.tools.marked_tables import update_page
 from quire.shared.protocol.sampling_params import Parameter
 

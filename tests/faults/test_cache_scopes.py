@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.shared.accounts.limits import AccountLimits
-from quire.shared.accounts.store import AccountStore
-from quire.shared.protocol.keys import ACCOUNTS_TAG
-from quire.shared.redis.clients import command_client
 from tests.support.faults.calls import FAST
+from tests.support.faults.keys import bearers, make_keys
 from tests.support.faults.stack import FaultStack, Stream
 
 COMMON = " ".join(f"w{index}" for index in range(40))
 SECRET = " ".join(f"w{index}" for index in range(100, 140))
-
-
-async def make_keys(url: str) -> dict[str, dict[str, str]]:
-    """Return the headers of two keys of one organisation, of one of another, and of a call without a key."""
-    client = command_client(url, ACCOUNTS_TAG)
-    store = AccountStore(client, "test")
-    found: dict[str, dict[str, str]] = {"": {}}
-    for organisation, name in (("acme", "a1"), ("acme", "a2"), ("zoo", "b")):
-        _, secret = await store.create(organisation, name, "k", AccountLimits())
-        found[name] = {"Authorization": f"Bearer {secret}"}
-    await client.aclose()
-    return found
 
 
 def cached(url: str, headers: dict[str, str], prompt: str) -> int:
@@ -40,7 +24,8 @@ def cached(url: str, headers: dict[str, str], prompt: str) -> int:
 
 @pytest.mark.slow
 def test_cached_tokens_do_not_depend_on_the_prompts_of_another_organisation(stack: FaultStack, tmp_path: Path) -> None:
-    keys = asyncio.run(make_keys(stack.redis_server.url))
+    tenants = make_keys(stack.redis_server.url, "acme/a1", "acme/a2", "zoo/b")
+    keys = {"": {}} | dict(zip(("a1", "a2", "b"), bearers(tenants), strict=True))
     pins = tmp_path / "pins.toml"
     pins.write_text(f'[[prefix]]\nname = "common"\ntext = "{COMMON}"\n')
     stack.worker("a", *FAST, "--pinned-prefixes", str(pins))

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from quire.shared.accounts.limits import AccountLimits
-from quire.shared.accounts.store import AccountStore
-from quire.shared.protocol.keys import ACCOUNTS_TAG
-from quire.shared.redis.clients import command_client
 from tests.conftest import clean_environ
-from tests.faults.test_worker_faults import FAST
+from tests.support.faults.calls import FAST
+from tests.support.faults.keys import bearers, make_keys
 from tests.support.faults.stack import KEYS, FaultStack, Stream
 
 ROWS = 2
 CALLS, PROMPTS, TOKENS = 4, 64, 8
 
 
-async def make_keys(url: str) -> tuple[dict[str, str], dict[str, str]]:
+def two_keys(stack: FaultStack) -> list[dict[str, str]]:
     """Return the headers of two keys, of one project each."""
-    client = command_client(url, ACCOUNTS_TAG)
-    store = AccountStore(client, "test")
-    secrets = [(await store.create("acme", project, "k", AccountLimits()))[1] for project in ("flood", "late")]
-    await client.aclose()
-    first, second = ({"Authorization": f"Bearer {secret}"} for secret in secrets)
-    return first, second
+    return bearers(make_keys(stack.redis_server.url, "acme/flood", "acme/late"))
 
 
 def body(prompt: Any, max_tokens: int = TOKENS) -> dict[str, Any]:
@@ -52,7 +43,7 @@ def first_token_behind(stack: FaultStack, url: str, headers: dict[str, str]) -> 
 
 @pytest.mark.faults
 def test_a_flood_of_one_key_does_not_delay_another(stack: FaultStack) -> None:
-    flood, late = asyncio.run(make_keys(stack.redis_server.url))
+    flood, late = two_keys(stack)
     flags = ("--max-num-seqs", str(ROWS), "--max-num-batched-tokens", "256", *FAST)
     worker = stack.worker("a", *flags)
     _, url = stack.gateway("--require-keys")
@@ -82,7 +73,7 @@ def test_a_flood_of_one_key_does_not_delay_another(stack: FaultStack) -> None:
 @pytest.mark.promise
 def test_no_key_comes_before_the_shares_of_others_by_a_class_that_it_was_not_granted(stack: FaultStack) -> None:
     """Two gateways and two workers; the operator grants the class to one key by the command."""
-    plain, other = asyncio.run(make_keys(stack.redis_server.url))
+    plain, other = two_keys(stack)
     for name in "ab":
         stack.worker(name, *FAST)
     urls = [stack.gateway("--require-keys")[1] for _ in range(2)]

@@ -10,29 +10,16 @@ from typing import Any
 
 import pytest
 
-from quire.shared.accounts.limits import AccountLimits
-from quire.shared.accounts.store import AccountStore
 from quire.shared.accounts.usage import read_usage
 from quire.shared.protocol.keys import ACCOUNTS_TAG, AccountKeys
 from quire.shared.redis.clients import command_client
-from tests.faults.test_worker_faults import body
-from tests.support.faults.calls import FAST
+from tests.support.faults.calls import FAST, body
+from tests.support.faults.keys import make_keys
 from tests.support.faults.stack import KEYS, FaultStack, Stream
 
 ACCOUNTS = AccountKeys()
 KEYS_IN_USE = 3
 SECONDS = 45
-
-
-async def make_keys(url: str) -> dict[str, str]:
-    """Return the secret of each key, by id."""
-    client = command_client(url, ACCOUNTS_TAG)
-    store = AccountStore(client, "test")
-    made = [
-        await store.create("acme", "web", f"k{n}", AccountLimits(concurrent_requests=8)) for n in range(KEYS_IN_USE)
-    ]
-    await client.aclose()
-    return {account.id: secret for account, secret in made}
 
 
 async def counted(url: str) -> dict[str, tuple[int, int, int]]:
@@ -60,7 +47,7 @@ def committed(stack: FaultStack) -> dict[str, list[tuple[int, bool]]]:
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_kills_neither_leak_nor_count_twice(stack: FaultStack) -> None:
-    secrets = asyncio.run(make_keys(stack.redis_server.url))
+    secrets = dict(make_keys(stack.redis_server.url, *["acme/web"] * KEYS_IN_USE, concurrent_requests=8))
     workers = {name: stack.worker(name, *FAST, ready=False) for name in "ab"}
     gateways = [stack.gateway("--require-keys") for _ in range(2)]
     stack.man(workers, *FAST)

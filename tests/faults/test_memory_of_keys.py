@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
@@ -12,28 +11,15 @@ from typing import Any
 import openai
 import pytest
 
-from quire.shared.accounts.limits import AccountLimits
-from quire.shared.accounts.store import AccountStore
-from quire.shared.protocol.keys import ACCOUNTS_TAG
-from quire.shared.redis.clients import command_client
 from tests.faults.test_response_faults import asked
 from tests.support.faults.calls import FAST
+from tests.support.faults.keys import make_keys
 from tests.support.faults.stack import KEYS, FaultStack
 
 SHARE = 1_500_000
 TOTAL = 4 * SHARE
 TEXT = 500_000
 FLAGS = ("--require-keys", "--max-stored-bytes", str(TOTAL), "--max-parked-requests", "400")
-
-
-async def make_keys(url: str) -> list[tuple[str, str]]:
-    """Return id and secret of two keys of one project: a small one, and one without limits."""
-    client = command_client(url, ACCOUNTS_TAG)
-    store = AccountStore(client, "test")
-    limits = (AccountLimits(concurrent_requests=4), AccountLimits())
-    made = [await store.create("acme", "web", f"k{index}", one) for index, one in enumerate(limits)]
-    await client.aclose()
-    return [(account.id, secret) for account, secret in made]
 
 
 def client(url: str, secret: str) -> openai.OpenAI:
@@ -62,7 +48,8 @@ def memory(stack: FaultStack) -> int:
 @pytest.mark.timeout(120)
 @pytest.mark.promise
 def test_a_key_that_fills_the_memory_is_refused_and_nobody_else(stack: FaultStack) -> None:
-    (greedy, greedy_secret), (other, other_secret) = asyncio.run(make_keys(stack.redis_server.url))
+    [(greedy, greedy_secret)] = make_keys(stack.redis_server.url, "acme/web", concurrent_requests=4)
+    [(other, other_secret)] = make_keys(stack.redis_server.url, "acme/web")
     gateways = [stack.gateway(*FLAGS) for _ in range(2)]
     worker = stack.worker("a", *FAST)
     before, chance, refusals = memory(stack), random.Random(3), []

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.faults.test_worker_faults import FAST, body
+from tests.support.faults.calls import FAST, body
 from tests.support.faults.stack import KEYS, FaultStack, Stream
 
 

@@ -11,7 +11,7 @@ import pytest
 from quire.shared.protocol.keys import AccountKeys
 from quire.shared.protocol.share import COUNTER_UNITS, INPUT_COST, OUTPUT_COST
 from tests.conftest import QuireProcess
-from tests.faults.test_fair_sharing import body, first_token_behind, make_keys
+from tests.faults.test_fair_sharing import body, first_token_behind, two_keys
 from tests.faults.test_key_counts import counted
 from tests.support.faults.calls import FAST, owner
 from tests.support.faults.stack import KEYS, FaultStack, Stream
@@ -42,7 +42,7 @@ def test_two_idle_workers_share_wide_calls(stack: FaultStack) -> None:
 
 @pytest.mark.faults
 def test_a_call_waits_for_one_wide_call_of_another_key_at_most(stack: FaultStack) -> None:
-    flood, late = asyncio.run(make_keys(stack.redis_server.url))
+    flood, late = two_keys(stack)
     stack.worker("a", *WORKER)
     (_, url), (_, other_url) = (stack.gateway("--require-keys") for _ in range(2))
     calls = [Stream(url, wide(index, 32), flood) for index in range(CALLS)]
@@ -76,7 +76,7 @@ def computed(stack: FaultStack) -> dict[bytes, int]:
 @pytest.mark.promise
 def test_all_that_ranked_calls_compute_is_charged_once(stack: FaultStack) -> None:
     """Workers die in the middle of calls, and clients leave."""
-    headers, _ = asyncio.run(make_keys(stack.redis_server.url))
+    headers, _ = two_keys(stack)
     workers: dict[str, QuireProcess] = {}
     stack.man(workers, *WORKER, *FAST)
     _, url = stack.gateway("--require-keys")
@@ -113,7 +113,7 @@ def test_all_that_ranked_calls_compute_is_charged_once(stack: FaultStack) -> Non
 @pytest.mark.faults
 def test_a_tenant_has_its_share_beside_ranked_calls(stack: FaultStack) -> None:
     """Two tenants at two gateways and two workers: what they are served counts, not what they get."""
-    flood, late = asyncio.run(make_keys(stack.redis_server.url))
+    flood, late = two_keys(stack)
     for name in "ab":
         stack.worker(name, *WORKER)
     (_, url), (_, other_url) = (stack.gateway("--require-keys") for _ in range(2))

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from quire.gateway.settings import GatewaySettings
-from quire.shared.config.settings import options
 from quire.shared.model.naming import InvalidModelName
 from tests.gateway.api.test_conversation import TEMPLATE
 from tests.gateway.api.test_conversation import streamed as added_up
 from tests.gateway.conftest import Start
+from tests.gateway.test_dialects import DIALECTS, Events, said_in
 from tests.support.gateway.agents import assembled, prompt_of, saying, stream_events
 from tests.support.gateway.response_calls import raw_events
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, write_model
@@ -147,44 +147,21 @@ HEADS = [
 ]
 
 
-async def test_the_head_of_a_call_is_no_content_of_a_chat(gateway: RunningGateway) -> None:
+FORCED: dict[str, Any] = {"chat": "required", "response": "required", "message": {"type": "any"}}
+
+
+@pytest.mark.parametrize("name", FORCED)
+async def test_the_head_of_a_call_is_no_content_of_an_answer(gateway: RunningGateway, name: str) -> None:
+    dialect = DIALECTS[name]
     for choice, text in HEADS:
-        tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
-        body = {"model": MODEL, "messages": [USER], "tools": [tool], "tool_choice": choice, **limits(None, text)}
+        asked = {"tools": dialect.tools, **({"tool_choice": FORCED[name]} if choice == "required" else {})}
         async with gateway.worker(saying(text, "length", None)):
-            whole = (await gateway.post("/v1/chat/completions", body)).json["choices"][0]
-            events = await gateway.events("/v1/chat/completions", {**body, "stream": True})
-        assert not whole["message"]["content"]
-        assert len(whole["message"].get("tool_calls", [])) == text.count(FIRST)
-        assert not added_up(events)["content"]
-        assert len(added_up(events)["tool_calls"]) == text.count(FIRST)
-
-
-async def test_the_head_of_a_call_is_no_block_of_a_message(gateway: RunningGateway) -> None:
-    for choice, text in HEADS:
-        kind = {"auto": "auto", "required": "any"}[choice]
-        body = {"model": MODEL, "messages": [USER], "tools": [{"name": "weather", "input_schema": SCHEMA}]}
-        body |= {"tool_choice": {"type": kind}, "max_tokens": len(tokens(text))}
-        async with gateway.worker(saying(text, "length", None)):
-            whole = (await gateway.post("/v1/messages", body)).json
-            events = await stream_events(gateway, "/v1/messages", {**body, "stream": True})
-        kinds = ["tool_use"] * text.count(FIRST)
-        assert [block["type"] for block in whole["content"]] == kinds
-        assert [event.data["content_block"]["type"] for event in events if event.name == "content_block_start"] == kinds
-
-
-async def test_the_head_of_a_call_is_no_item_of_a_response(gateway: RunningGateway) -> None:
-    for choice, text in HEADS:
-        tool = {"type": "function", "name": "weather", "parameters": SCHEMA}
-        body = {"model": MODEL, "input": "How is the weather?", "tools": [tool], "tool_choice": choice}
-        body["max_output_tokens"] = len(tokens(text))
-        async with gateway.worker(saying(text, "length", None)):
-            whole = (await gateway.post("/v1/responses", body)).json
-            events = await raw_events(gateway, "/v1/responses", {**body, "stream": True})
-        kinds = ["function_call"] * text.count(FIRST)
-        assert [item["type"] for item in whole["output"]] == kinds
-        assert [item["type"] for item in events[-1]["response"]["output"]] == kinds
-        assert [event["item"]["type"] for event in events if event["type"] == "response.output_item.added"] == kinds
+            whole = dialect.whole((await gateway.post(dialect.path, {**dialect.body, **asked})).json)
+            async with Events(gateway.url, dialect, **asked) as stream:
+                streamed = said_in(dialect, await stream.rest())
+        for said in (whole, streamed):
+            assert not said.text
+            assert [name for _, name, _ in said.calls] == ["weather"] * text.count(FIRST)
 
 
 # --- A prompt over the context is refused in the words by which clients recognise it, to shorten the ------------------
@@ -251,14 +228,6 @@ async def test_a_count_is_refused_by_the_number_of_characters_alone(server: Runn
 
 
 # --- The settings of a gateway: help texts that stand alone, and the name under which clients know the model ----------
-
-
-def test_every_help_text_stands_alone() -> None:
-    helps = {item.name: item.help for item in options(GatewaySettings)}
-    assert len(set(helps.values())) == len(helps)
-    for name, text in helps.items():
-        assert text.endswith("."), name
-        assert not re.match(r"(The same|Of (these|them)|They|It|Th[eo]se|Their|What|Who|Whether|How)\b", text), name
 
 
 def test_the_name_is_that_of_the_folder_unless_another_is_given() -> None:

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -107,7 +108,8 @@ class Environments:
         packages = wanted(requirements, self._newest)
         place = self._environment("beside", packages, install)
         command = [sys.executable, str(PROGRAMS / program), *arguments]
-        return _cases(command, {"PYTHONPATH": str(place)}, WRITE_TIMEOUT_S)
+        with tempfile.TemporaryDirectory() as folder:  # for what the packages write beside their result, such as logs
+            return _cases(command, {"PYTHONPATH": str(place)}, WRITE_TIMEOUT_S, Path(folder))
 
     def run_node(self, program: str, url: str, packages: Sequence[str]) -> dict[str, Case]:
         """Run a program of `programs/` with Node.js and the npm packages; returns its cases by name.
@@ -209,10 +211,13 @@ def run(
 
 
 def _cases(
-    command: list[str], variables: dict[str, str] | None = None, timeout_s: float = RUN_TIMEOUT_S
+    command: list[str],
+    variables: dict[str, str] | None = None,
+    timeout_s: float = RUN_TIMEOUT_S,
+    cwd: Path = PROGRAMS,
 ) -> dict[str, Case]:
-    """The cases that a program prints, a line of JSON each: `{"case": ..., "result": ..., "error": ...}`."""
-    done = run(command, PROGRAMS, timeout_s, check=False, variables=variables)
+    """Return the cases that a program prints, a line of JSON each: `{"case": ..., "result": ..., "error": ...}`."""
+    done = run(command, cwd, timeout_s, check=False, variables=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
     return {line["case"]: Case(line.get("result"), line.get("error", "")) for line in lines}

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.gateway.api.messages.signature import sign
+from quire.gateway.errors.api_errors import ApiError
+from quire.gateway.errors.message_errors import error_json
 from quire.gateway.output.parts import AnswerPart, PartKind, complete_calls
 from quire.gateway.stream import sse
 
@@ -24,6 +26,11 @@ _TEXT_DELTAS = {PartKind.CONTENT: ("text_delta", "text"), PartKind.REASONING: ("
 def event(name: str, data: str) -> str:
     """One event without its id. `data`: JSON on one line."""
     return f"event: {name}\ndata: {data}\n\n"
+
+
+def error_event(error: ApiError, call_id: str) -> str:
+    """Return the event of an error, which no `message_stop` follows."""
+    return event("error", error_json(error, call_id))
 
 
 def tool_use_id(part: AnswerPart) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.gateway.api.given_grammars import GivenGrammar, read_schema
 from quire.gateway.api.labels import JsonObject
 from quire.gateway.api.messages import request_schemas
 from quire.gateway.api.messages.content import MAX_MESSAGES, check_cache_control, unknown_key
 from quire.gateway.api.messages.request_schemas import CLEAR_THINKING, EFFORTS, MAX_USER_LENGTH
 from quire.gateway.api.parameters import OF_THE_CALL, anything
 from quire.gateway.errors.api_errors import invalid, of_check, refused
+from quire.gateway.features.grammars.given_grammars import read_schema
+from quire.gateway.output.given_grammar import GivenGrammar
 from quire.shared.config.validators import Integer, InvalidValue, Number, OneOf, Text, Texts
 from quire.shared.protocol.sampling_params import (
     MAX_OUTPUT_TOKENS,

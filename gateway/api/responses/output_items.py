@@ -17,6 +17,7 @@ from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind, is_complete
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
+from quire.gateway.stream.transcript import TextDelta
 from quire.shared.protocol.states import OutcomeName
 
 
@@ -45,15 +46,6 @@ _TYPES = {
 }
 NO_NAMES: Mapping[str, FunctionName] = {}
 _PREFIXES = {ItemType.MESSAGE: "msg_", ItemType.REASONING: "rs_", ItemType.FUNCTION_CALL: "fc_"}
-
-
-def item_place(item_id: str) -> tuple[str, int] | None:
-    """Returns the call and the index that the id of an output item stands for; None if it is no such id."""
-    _, separator, rest = item_id.partition("_")
-    call_id, _, index = rest.rpartition("_")
-    if not separator or not call_id or not index.isascii() or not index.isdigit() or len(index) > 6:
-        return None
-    return call_id, int(index)
 
 
 @dataclass(slots=True)
@@ -159,6 +151,12 @@ class OutputItems:
         if parts:
             # Tokens of reasoning and of function calls have no log-probabilities in the API.
             self._held = []
+
+    def add(self, delta: TextDelta) -> None:
+        """Adds what the transcript made of one token, without making events."""
+        changes = [*self.push(delta.parts or (), delta.logprobs), *self.push(delta.rest_parts)]
+        if delta.finish_reason is not None:
+            changes += self.finish(delta.finish_reason)
 
     def grow_message(self, text: str) -> OutputItem | None:
         """Adds text to the open message: the usual case, without log-probabilities. None if no message is open."""

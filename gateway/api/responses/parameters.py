@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from quire.gateway.api.given_grammars import GivenGrammar, only
 from quire.gateway.api.labels import LABELS, NO_EFFECT, JsonObject
 from quire.gateway.api.parameters import OF_THE_CALL, OF_THE_CHAT, REASONING_EFFORTS, anything
-from quire.gateway.api.response_format import read_json_schema, response_format
 from quire.gateway.api.responses import schemas
 from quire.gateway.api.responses.tools import read_response_tool_choice, read_response_tools
-from quire.gateway.errors.api_errors import invalid, refused
+from quire.gateway.errors.api_errors import invalid, only, refused
+from quire.gateway.features.grammars.given_grammars import read_json_schema, response_format
+from quire.gateway.output.given_grammar import GivenGrammar
 from quire.shared.config.validators import Flag, Integer, OneOf, Text
 from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS, Parameter
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from quire.gateway.api.given_grammars import only
 from quire.gateway.api.tools import MAX_DESCRIPTION_LENGTH, read_function, tool_name
-from quire.gateway.errors.api_errors import invalid, refused
+from quire.gateway.errors.api_errors import invalid, only, refused
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.config.validators import Text, shown
 

@@ -17,14 +17,14 @@ from redis.exceptions import RedisError
 from quire.gateway.features.admin.commands import DeadLetterSettings
 from quire.shared.config.command_line import CommandError
 from quire.shared.process.interrupts import raise_at_ctrl_c
-from quire.shared.protocol.broker import Broker, DeadRequest, QueueBounds, new_id
+from quire.shared.protocol.broker import Admission, Broker, DeadRequest, QueueBounds, new_id
 from quire.shared.protocol.keys import LaneKeys
 from quire.shared.protocol.messages import GenerationRequest, MessageError
 from quire.shared.redis.clients import command_client, node_clients
 from quire.shared.redis.url import BrokerUnavailable, redact
 
-# An operator's retry is never refused for want of room in the queue.
-NO_BOUNDS = QueueBounds(10**12, 10**15)
+# An operator's retry is never refused for want of room in the queue, and its client has already had its answer.
+RETRY = Admission(gateway="none", bounds=QueueBounds(10**12, 10**15), is_background=True)
 _LANE = re.compile(r"^quire:\{(.+)\}:dead$")
 
 
@@ -122,19 +122,17 @@ async def _retry(broker: Broker, one: DeadRequest) -> int:
         request = replace(GenerationRequest.decode(one.body), id=new_id())
     except MessageError as error:
         raise CommandError(f"entry {one.entry_id} cannot be read: {error}") from error
-    await broker.submit(
-        request.id,
-        request.encode(),
-        gateway="none",
+    terms = RETRY._replace(
         cost=request.cost,
-        bounds=NO_BOUNDS,
-        priority_class=one.priority_class,
-        metadata=one.metadata,
-        is_background=True,
         prompt_tokens=len(request.prompt),
         rows=request.rows,
-        share=one.share,
+        priority_class=one.priority_class,
+        metadata=one.metadata,
+        tenant=one.tenant,
+        weight=one.weight,
+        user=one.user,
     )
+    await broker.submit(request.id, request.encode(), terms)
     await broker.drop_dead(one.entry_id)
     print(f"queued again as request {request.id}")
     return 0

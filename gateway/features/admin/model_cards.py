@@ -9,7 +9,6 @@ from aiohttp import web
 
 from quire.gateway.api.caller import caller_of
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.output.formats import FORMATS
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 
@@ -34,7 +33,7 @@ def _calls_tools(model: ServedModel) -> bool:
 
 def _reasons(model: ServedModel) -> bool:
     """True if the reasoning of the model is told apart from its answer."""
-    return _chats(model) and bool(reasoning_format(model))
+    return _chats(model) and bool(model.shown_reasoning_format)
 
 
 # Features of the API, each with the models that have it.
@@ -60,15 +59,6 @@ CAPABILITIES: dict[str, Callable[[ServedModel], bool]] = {
 def capabilities(model: ServedModel) -> list[str]:
     """The names of the features that a model has, in alphabetical order."""
     return sorted(name for name, has in CAPABILITIES.items() if has(model))
-
-
-def reasoning_format(model: ServedModel) -> str:
-    """The format in which the model marks its reasoning; empty if it does not.
-
-    A format of tool calls may have reasoning of its own.
-    """
-    form = FORMATS.get(model.tool_format)
-    return model.reasoning_format or (form.name if form is not None and form.has_reasoning else "")
 
 
 class ModelCards:
@@ -116,7 +106,7 @@ def _card(gateway: Gateway, name: str) -> dict[str, Any]:
         "max_choices": limits.max_choices,
         "capabilities": capabilities(model),
         "tool_call_format": model.tool_format or None,
-        "reasoning_format": reasoning_format(model) or None,
+        "reasoning_format": model.shown_reasoning_format or None,
         "sampling_defaults": model.sampling_defaults,
         "permission": [_permission(name, created)],
     }

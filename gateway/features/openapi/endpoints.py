@@ -11,8 +11,8 @@ from quire.gateway.api.messages import parameters as messages
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.responses.parameters import REFUSED as REFUSED_RESPONSES
 from quire.gateway.api.responses.parameters import RESPONSES
-from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.features.batches.batch_parameters import BATCHES
+from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
 from quire.shared.protocol.sampling_params import Parameter
 
 JSON, EVENTS, HTML = "application/json", "text/event-stream", "text/html"

@@ -18,7 +18,7 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import usable_adapters
 from quire.gateway.features.parking import service as parking
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.protocol.broker import Broker, QueueBounds
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds
 from quire.shared.protocol.keys import LaneKeys
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from quire.shared.redis.clients import command_client
@@ -35,18 +35,6 @@ async def queued(gateway: RunningGateway, count: int) -> None:
         return await gateway.queued() == count
 
     await until(reached)
-
-
-async def test_a_full_queue_is_a_429_that_says_when_to_come_again(start_gateway: Start) -> None:
-    gateway = await start_gateway(max_queued_requests=2)
-    waiting = [asyncio.create_task(gateway.chat()) for _ in range(2)]
-    await queued(gateway, 2)
-    reply = await gateway.chat()
-    assert (reply.status, reply.error["type"], reply.error["code"]) == (429, "rate_limit_error", "queue_full")
-    assert 1 <= int(reply.headers["retry-after"]) <= 60
-    async with gateway.worker(emit(tokens("a"))):
-        assert [(await task).status for task in waiting] == [200, 200]
-        assert (await gateway.chat()).status == 200
 
 
 async def test_a_call_that_does_not_fit_as_a_whole_is_not_accepted_in_part(start_gateway: Start) -> None:
@@ -85,25 +73,6 @@ async def test_a_submission_whose_reply_was_lost_is_made_again_and_accepted_once
     assert len(calls) == 3
     assert len(worker.claimed) == 1
     assert await gateway.accepted() == 1
-
-
-@pytest.mark.slow
-async def test_a_submission_that_stays_unknown_is_cancelled(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from redis.exceptions import ConnectionError as RedisConnectionError
-
-    broker = gateway.gateway.broker
-    real = broker.submit
-
-    async def unlucky(*arguments: Any, **options: Any) -> None:
-        await real(*arguments, **options)
-        raise RedisConnectionError("the reply was lost")
-
-    monkeypatch.setattr("quire.gateway.admission.retry.RETRY_S", 0.2)
-    monkeypatch.setattr(broker, "submit", unlucky)
-    assert (await gateway.chat()).status == 503
-    await queued(gateway, 0)
 
 
 # --- Retries: a short outage of Redis delays a call, a long outage answers it with 503 --------------------------------
@@ -176,19 +145,6 @@ async def test_a_redis_that_is_soon_back_costs_new_calls_a_wait_and_no_error(
         assert [reply.status for reply in await asyncio.gather(*calls)] == [200] * 4
 
 
-async def test_a_stream_lives_through_a_restart_of_redis(own_redis: RedisServer, start_gateway: Start) -> None:
-    gateway = await start_gateway(redis_url=own_redis.url, keepalive_s=0.2)
-    body = {"model": MODEL, "prompt": "x", "stream": True}
-    call = asyncio.create_task(gateway.events("/v1/completions", body))
-    await queued(gateway, 1)
-    own_redis.kill()
-    await asyncio.sleep(0)
-    own_redis.start()
-    async with gateway.worker(emit(tokens("after the restart"))):
-        events = await asyncio.wait_for(call, 60)
-    assert events[-1].data == "[DONE]"
-
-
 # --- The canceller cancels a request without listeners, and keeps a request that still has a listener -----------------
 
 
@@ -210,7 +166,7 @@ async def test_who_leaves_while_an_earlier_cancellation_is_under_way_is_not_forg
 ) -> None:
     async with lane(redis_url) as broker:
         for name in ("wanted", "slow"):
-            await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS)
+            await broker.submit(name, b"", Admission(gateway="g", cost=1, bounds=BOUNDS))
         listening = {"wanted"}
         asked, answer = asyncio.Event(), asyncio.Event()
         detach: Any = broker.detach
@@ -270,7 +226,7 @@ async def test_who_came_with_the_same_key_has_the_answer_though_the_first_call_w
         await until(attached)
         cut.set()
         assert (await first).status == 503
-        await here.gateway.submission.canceller._idle.wait()
+        await here.cancellations()
         may_emit.set()
         reply = await second
     assert reply.status == 200, reply.body

@@ -101,12 +101,6 @@ async def test_a_body_in_another_encoding_or_of_another_type(server: RunningGate
         assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
 
 
-async def test_after_all_that_the_gateway_still_answers(gateway: RunningGateway) -> None:
-    for malformed, _ in MALFORMED.values():
-        await gateway.post(CHAT, malformed)
-    assert (await gateway.get("/healthz")).json == {"status": "ok"}
-
-
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -251,8 +245,8 @@ async def test_a_body_that_waits_too_long_is_refused_and_leaves_nothing_behind()
     budget.give_back("a", 10)
     await asyncio.wait_for(last, 60)
     budget.give_back("d", 10)
-    assert (budget._callers, budget._taken, budget._waiting) == ({}, 0, 0)
     assert freed == [10, 10]
+    await budget.take("b", 10, 1)
 
 
 async def test_the_number_of_waiting_bodies_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,8 +263,7 @@ async def test_the_number_of_waiting_bodies_is_bounded(monkeypatch: pytest.Monke
 
 async def test_a_body_without_room_waits_and_is_refused_unread(start_gateway: Start) -> None:
     gateway = await start_gateway(max_bodies_bytes=1024 * 1024, body_timeout_s=0.2)
-    assert gateway._runner is not None
-    budget = gateway._runner.app[BODIES]
+    budget = gateway.app[BODIES]
     await budget.take("another caller", 1024 * 1024, 1)
     async with gateway.worker(emit([ord("a")])):
         reply = await gateway.complete()
@@ -278,7 +271,7 @@ async def test_a_body_without_room_waits_and_is_refused_unread(start_gateway: St
         assert reply.headers["connection"] == "close"
         budget.give_back("another caller", 1024 * 1024)
         assert (await gateway.complete()).status == 200
-    assert (budget._taken, budget._callers) == (0, {})
+    await budget.take("another caller", 1024 * 1024, 1)  # nothing is taken any more
 
 
 async def test_a_refused_body_is_not_kept_until_a_garbage_collection(start_gateway: Start) -> None:
@@ -299,16 +292,6 @@ async def test_a_refused_body_is_not_kept_until_a_garbage_collection(start_gatew
 
 
 # --- Limits of model, server and workers are named in the errors of calls that exceed them ----------------------------
-
-
-async def test_more_than_the_context_holds(server: RunningGateway) -> None:
-    reply = await server.complete(prompt=[1] * 500, max_tokens=20)
-    assert reply.error["code"] == "context_length_exceeded"
-    assert reply.error["message"].startswith(
-        "This model's maximum context length is 512 tokens. However, you requested 520 tokens (500 in prompt, 20 in the"
-    )
-    reply = await server.chat(messages=[{"role": "user", "content": "x " * 2000}])
-    assert (reply.status, reply.error["param"], reply.error["code"]) == (400, "messages", "context_length_exceeded")
 
 
 async def test_limits_of_this_server_are_named(server: RunningGateway) -> None:

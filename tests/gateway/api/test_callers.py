@@ -7,11 +7,10 @@ import re
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import make_mocked_request
 
-from quire.gateway.api.caller import ANONYMOUS, CALLER, Caller, caller_of
-from quire.gateway.api.cors import CorsOrigins
+from quire.gateway.api.caller import ANONYMOUS, Caller
 from quire.gateway.errors.api_errors import ModelNotFound
+from quire.gateway.features.cors.origins import CorsOrigins
 from quire.gateway.features.keys.authentication import PUBLIC
 from quire.gateway.features.keys.key_policy import check_model, may_use
 from quire.shared.accounts.account import Account
@@ -43,9 +42,7 @@ async def send(gateway: RunningGateway, method: str, path: str, body: Any = None
 
 async def test_a_gateway_that_requires_keys_answers_only_probes_and_files_without_one(start_gateway: Start) -> None:
     gateway = await start_gateway(require_keys=True)
-    app = gateway._runner.app if gateway._runner else None
-    assert app is not None
-    for resource in app.router.resources():
+    for resource in gateway.app.router.resources():
         path = resource.canonical
         for route in resource:
             if route.method in ("HEAD", "*"):
@@ -91,18 +88,6 @@ async def test_an_open_gateway_takes_other_tokens_for_none_and_checks_keys(gatew
     assert (await send(gateway, "GET", "/v1/models", key="sk-quire-" + "0" * 16 + "-" + "x" * 43)).status == 401
 
 
-async def test_an_idempotency_key_of_one_caller_is_not_that_of_another(start_gateway: Start) -> None:
-    gateway = await start_gateway()
-    first, second = await key_of(gateway), await key_of(gateway)
-    async with gateway.worker(emit(tokens("abc"))):
-        ids = [
-            (await send(gateway, "POST", "/v1/chat/completions", chat_body(), key, Idempotency_Key="k")).json["id"]
-            for key in (first, second, "", first, second, "")
-        ]
-    assert ids[:3] == ids[3:]
-    assert len(set(ids)) == 3
-
-
 async def test_a_secret_is_neither_in_redis_nor_in_logs(
     start_gateway: Start, caplog: pytest.LogCaptureFixture, redis_url: str
 ) -> None:
@@ -121,24 +106,6 @@ async def test_a_secret_is_neither_in_redis_nor_in_logs(
     assert secret.encode() not in dumped
     assert all(secret.encode() not in answer.body for answer in (answers[0], answers[2]))
     assert f"key={key[9:25]}" in caplog.text
-
-
-# --- The caller of a request, and the names of its idempotency keys ---------------------------------------------------
-
-
-def test_a_request_has_the_caller_that_was_noted() -> None:
-    request = make_mocked_request("GET", "/")
-    assert caller_of(request) == ANONYMOUS
-    request[CALLER] = Caller("a")
-    assert caller_of(request) == Caller("a")
-
-
-def test_an_idempotency_key_of_two_callers_names_two_calls() -> None:
-    names = {Caller(owner).scoped("key") for owner in ("", "a", "b")}
-    assert len(names) == 3
-    assert Caller("a").scoped("") == ""
-    # No client can send this name: idempotency keys are visible characters without spaces.
-    assert Caller("a").scoped("key") == "a key"
 
 
 # --- The models that keys may use; tests/gateway/features/keys has the other limits over HTTP ----------------

@@ -5,27 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from quire.gateway.api.chat import ChatAnswer
 from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.prompts import read_prompts
-from quire.gateway.api.tool_messages import as_plain_messages
-from quire.gateway.errors.api_errors import ApiError, body
-from quire.gateway.output.formats import FALLBACK, FORMATS
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.protocol.messages import BY_TOKEN, Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit
-from tests.support.gateway.refusals import CHAT, USER, check
 from tests.support.gateway.running import (
     MODEL,
     RunningGateway,
@@ -59,25 +51,6 @@ async def test_the_sdk_gets_an_answer_in_one_piece(gateway: RunningGateway) -> N
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-async def test_the_sdk_gets_a_stream_with_usage(gateway: RunningGateway) -> None:
-    async with gateway.worker(emit(tokens(TEXT))), gateway.openai() as client:
-        stream = await client.chat.completions.create(
-            model=MODEL,
-            messages=HELLO,  # type: ignore[arg-type]
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        chunks = [chunk async for chunk in stream]
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == TEXT
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-2:] == [None, "length"]
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == len(tokens(TEXT))
-    assert all(chunk.usage is None for chunk in chunks[:-1])
-    assert len({chunk.id for chunk in chunks}) == 1
-
-
 async def test_events_carry_their_place_in_the_stream(gateway: RunningGateway) -> None:
     ids = tokens("a😀b")
     async with gateway.worker(emit(ids)):
@@ -97,12 +70,15 @@ async def test_events_carry_their_place_in_the_stream(gateway: RunningGateway) -
 
 
 async def test_without_usage_asked_for_no_chunk_mentions_it_and_with_it_all_do(gateway: RunningGateway) -> None:
-    async with gateway.worker(emit(tokens("abc"))):
-        body = chat_body(stream=True, stream_options={"include_usage": True})
-        events = await gateway.events("/v1/chat/completions", body)
-    assert [event.data["usage"] for event in events[:-2]] == [None] * len(events[:-2])
-    assert events[-2].data["choices"] == []
-    assert events[-2].data["usage"]["completion_tokens"] == 3
+    for path, body in (("chat/completions", chat_body()), ("completions", {"model": MODEL, "prompt": "x"})):
+        async with gateway.worker(emit(tokens("abc"))):
+            plain = await gateway.events(f"/v1/{path}", {**body, "stream": True})
+            asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+            events = await gateway.events(f"/v1/{path}", asked)
+        assert not any("usage" in event.data for event in plain[:-1])
+        assert [event.data["usage"] for event in events[:-2]] == [None] * len(events[:-2])
+        assert events[-2].data["choices"] == []
+        assert events[-2].data["usage"]["completion_tokens"] == 3
 
 
 async def test_several_choices_each_have_their_own_text(gateway: RunningGateway) -> None:
@@ -164,20 +140,6 @@ async def test_null_means_absent(gateway: RunningGateway) -> None:
     assert request.sampling.n == 1
 
 
-async def test_null_means_absent_in_messages_too(gateway: RunningGateway) -> None:
-    """Clients send answers back with the null fields that another server put into them."""
-    nulls = dict.fromkeys(["name", "refusal", "tool_calls", "reasoning_content", "reasoning", "surprise"])
-    part = {"type": "text", "text": "Hello", "annotations": None, "cache_control": None}
-    async with gateway.worker(emit(tokens("abc"))) as worker:
-        for messages in (
-            [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello"}],
-            [{"role": "user", "content": [part], **nulls}, {"role": "assistant", "content": "Hello", **nulls}],
-        ):
-            assert (await gateway.chat(messages=messages)).status == 200
-    plain, with_nulls = worker.claimed
-    assert with_nulls.prompt == plain.prompt
-
-
 async def test_seeds_are_drawn_where_none_is_given_and_kept_where_one_is(gateway: RunningGateway) -> None:
     async with gateway.worker(emit(tokens("abc"))) as worker:
         for seed in (None, None, 7, -1):
@@ -194,14 +156,6 @@ async def test_a_chat_without_max_tokens_may_use_the_rest_of_the_context(gateway
     assert len(request.prompt) + request.sampling.max_tokens == 512
 
 
-async def test_the_end_of_sequence_token_counts_but_is_no_text(gateway: RunningGateway) -> None:
-    async with gateway.worker(emit([*tokens("abc"), 2], "stop")):
-        answer = (await gateway.chat()).json
-    assert answer["choices"][0]["message"]["content"] == "abc"
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["usage"]["completion_tokens"] == 4
-
-
 async def test_a_stop_token_counts_but_is_no_text(gateway: RunningGateway) -> None:
     ids = tokens("abcZ")
 
@@ -216,23 +170,6 @@ async def test_a_stop_token_counts_but_is_no_text(gateway: RunningGateway) -> No
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == 4
     assert [one.sampling.stop_token_ids for one in worker.claimed] == [(ids[-1], 7), (ids[-1],)]
-
-
-@pytest.mark.parametrize("step", [1, 3])
-async def test_a_stop_string_is_cut_exactly_however_it_was_tokenized(gateway: RunningGateway, step: int) -> None:
-    ids = tokens("Hello <stop>")
-
-    async def script(request: GenerationRequest) -> Steps:
-        for at in range(0, len(ids), step):
-            last = at + step >= len(ids)
-            end = ("stop", "<stop>") if last else (None, None)
-            yield (Delta(0, tuple(ids[at : at + step]), *end),), Outcome("stop") if last else None
-
-    async with gateway.worker(script):
-        events = await gateway.events("/v1/chat/completions", chat_body(stream=True, stop="<stop>"))
-        whole = (await gateway.chat(stop="<stop>")).json
-    assert "".join(texts(events)) == "Hello "
-    assert whole["choices"][0]["message"]["content"] == "Hello "
 
 
 @pytest.mark.parametrize("step", [1, 7])
@@ -282,33 +219,6 @@ async def test_a_stop_token_is_text_if_it_is_asked_for_and_the_end_token_is_not(
         assert answer["choices"][0]["message"]["content"] == ("abc!" if stop is not None else "abc")
 
 
-@pytest.mark.parametrize(
-    ("outcome", "status", "code"),
-    [
-        (Outcome("error", "the engine broke"), 500, "generation_failed"),
-        (Outcome("quarantined", "crashed three workers"), 500, "quarantined"),
-        (Outcome("deadline", "too late"), 504, "deadline_exceeded"),
-        (Outcome("cancelled", "by an operator"), 499, "cancelled"),
-    ],
-    ids=lambda value: value.name if isinstance(value, Outcome) else "",
-)
-async def test_what_does_not_end_well_is_an_error_and_never_done(
-    gateway: RunningGateway, outcome: Outcome, status: int, code: str
-) -> None:
-    async def script(request: GenerationRequest) -> Steps:
-        yield (Delta(0, tuple(tokens("begun"))),), None
-        yield (), outcome
-
-    async with gateway.worker(script):
-        events = await gateway.events("/v1/chat/completions", chat_body(stream=True))
-        reply = await gateway.chat()
-    assert "".join(texts(events[:-1])) == "begun"
-    assert events[-1].data["error"]["code"] == code
-    assert events[-1].data["error"]["message"] == outcome.detail
-    assert reply.status == status
-    assert reply.error["message"] == outcome.detail
-
-
 async def test_the_sdk_survives_comments_between_events(start_gateway: Start) -> None:
     """The SDK reads a blank line after an event with an id as one more event, and fails to parse its empty data."""
     gateway = await start_gateway(keepalive_s=0.05)
@@ -347,16 +257,6 @@ async def test_a_client_that_cuts_at_blank_lines_finds_json_in_every_piece(gatew
     assert pieces[-1] == "data: [DONE]"
     assert [json.loads(piece.removeprefix("data: "))["object"] for piece in pieces[:-1]] == ["text_completion"] * 5
     assert [str(event.id) for event in marked] == ["1", "2", "3", "3.1", "3.2", "3.3"]
-
-
-async def test_no_text_breaks_the_framing_of_events(gateway: RunningGateway) -> None:
-    for text in ["a\r\nb", "a\n\ndata: [DONE]\n\n", "a\u2028b\u2029c", "id: 7\revent: x", '"}]}\\']:
-        async with gateway.worker(emit(tokens(text))):
-            for path, body in (
-                ("/v1/chat/completions", chat_body(stream=True)),
-                ("/v1/completions", {"model": MODEL, "prompt": "x", "stream": True}),
-            ):
-                assert "".join(texts(await gateway.events(path, body))) == text
 
 
 async def test_a_stream_that_is_open_when_the_gateway_is_told_to_end_is_finished(start_gateway: Start) -> None:
@@ -400,158 +300,8 @@ def test_one_part_is_the_same_event_as_its_pieces(kind: PartKind) -> None:
 # --- Messages of a chat that are refused, by the name of the message and the key --------------------------------------
 
 
-CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-
-
-def calls(value: Any) -> list[dict[str, Any]]:
-    return [{"role": "assistant", "content": None, "tool_calls": value}]
-
-
-MESSAGES: dict[str, tuple[Any, str]] = {
-    "none": ([], "messages"),
-    "not an array": ("Hello", "messages"),
-    "an object": ({"role": "user"}, "messages"),
-    "a string inside": ([USER, "Hello"], "messages[1]"),
-    "no role": ([{"content": "x"}], "messages[0].role"),
-    "unknown role": ([{"role": "wizard", "content": "x"}], "messages[0].role"),
-    "a result without a call": ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
-    "a result without content": ([{"role": "tool", "tool_call_id": "1"}], "messages[0].content"),
-    "a result of a user": ([{**USER, "tool_call_id": "1"}], "messages[0].tool_call_id"),
-    "role of another type": ([{"role": ["user"], "content": "x"}], "messages[0].role"),
-    "no content": ([{"role": "user"}], "messages[0].content"),
-    "null content": ([USER, {"role": "assistant", "content": None}], "messages[1].content"),
-    "content of another type": ([{"role": "user", "content": 5}], "messages[0].content"),
-    "no parts": ([{"role": "user", "content": []}], "messages[0].content"),
-    "an image": (
-        [{"role": "user", "content": [{"type": "image_url"}]}],
-        "messages[0].content[0].type",
-    ),
-    "a part without text": ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-    "unknown key of a part": (
-        [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}],
-        "messages[0].content[0].cache_control",
-    ),
-    "a part that is a string": ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
-    "calls of a user": ([{**USER, "tool_calls": [CALL]}], "messages[0].tool_calls"),
-    "calls that are no array": (calls(CALL), "messages[0].tool_calls"),
-    "a call that is a string": (calls(["add"]), "messages[0].tool_calls[0]"),
-    "a call without an id": (calls([{**CALL, "id": None}]), "messages[0].tool_calls[0].id"),
-    "a call of another type": (calls([{**CALL, "type": "custom"}]), "messages[0].tool_calls[0].type"),
-    "a call without a function": (calls([{**CALL, "function": 1}]), "messages[0].tool_calls[0].function"),
-    "a call with an unknown key": (calls([{**CALL, "x": 1}]), "messages[0].tool_calls[0].x"),
-    "a call without a name": (
-        calls([{**CALL, "function": {"arguments": "{}"}}]),
-        "messages[0].tool_calls[0].function.name",
-    ),
-    "arguments that are an object": (
-        calls([{**CALL, "function": {"name": "add", "arguments": {}}}]),
-        "messages[0].tool_calls[0].function.arguments",
-    ),
-    "reasoning of another type": (
-        [{"role": "assistant", "content": "x", "reasoning_content": 1}],
-        "messages[0].reasoning_content",
-    ),
-    "reasoning of a user": ([{**USER, "reasoning_content": "x"}], "messages[0].reasoning_content"),
-    "a value of its own among the copies": (
-        [{"role": "assistant", "content": "x", "provider_specific_fields": {"refusal": None, "content": "y"}}],
-        "messages[0].provider_specific_fields",
-    ),
-    "copies of a user": ([{**USER, "provider_specific_fields": {}}], "messages[0].provider_specific_fields"),
-    "copies that are no object": (
-        [{"role": "assistant", "content": "x", "provider_specific_fields": ["x"]}],
-        "messages[0].provider_specific_fields",
-    ),
-    "unknown key": ([{**USER, "surprise": 1}], "messages[0].surprise"),
-    "name of another type": ([{**USER, "name": 1}], "messages[0].name"),
-}
-
-
-async def test_messages_that_are_none(server: RunningGateway) -> None:
-    for messages, param in MESSAGES.values():
-        await check(server, CHAT, chat_body(messages=messages), 400, param, param)
-
-
 def test_copies_of_the_values_of_a_message_are_left_out() -> None:
     """litellm sends such an object back with each message of the assistant."""
     message = {"role": "assistant", "content": "x", "reasoning_content": "r"}
     copies = {"refusal": None, "reasoning_content": "r"}
     assert read_messages([{**message, "provider_specific_fields": copies}]) == read_messages([message])
-
-
-async def test_a_content_without_parts_is_called_empty(server: RunningGateway) -> None:
-    body = chat_body(messages=[{"role": "user", "content": []}])
-    await check(server, CHAT, body, 400, "messages[0].content", "is an empty array; send at least one text part")
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def refused(act: Callable[[], object]) -> dict[str, Any] | None:
-    """The error as a client would get it; any other exception is a fault of the gateway."""
-    try:
-        act()
-    except ApiError as error:
-        found: dict[str, Any] = json.loads(body(error))["error"]
-        return found
-    return None
-
-
-@given(values)
-def test_any_messages_and_prompts_are_accepted_or_refused_by_name(value: Any) -> None:
-    for read in (read_messages, lambda prompt: read_prompts(prompt, 8, 100)):
-        refusal = refused(lambda read=read: read(value))
-        assert refusal is None or refusal["param"] is not None
-
-
-# ---  -----------------------------------------------------------------------------------------------------------------
-
-
-def call(number: int, name: str, **arguments: Any) -> dict[str, Any]:
-    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def test_calls_and_results_become_plain_messages() -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "2 + 3, and the time?"},
-        {"role": "assistant", "content": None, "tool_calls": [call(1, "add", a=2, b=3), call(2, "time")]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "5"},
-        {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "noon"}]},
-        {"role": "assistant", "content": "5, at noon."},
-    ]
-    assert as_plain_messages(messages, FALLBACK, "You have tools.") == [
-        {"role": "system", "content": "You have tools."},
-        {"role": "user", "content": "2 + 3, and the time?"},
-        {
-            "role": "assistant",
-            "content": '{"tool": "add", "arguments": {"a": 2, "b": 3}}\n{"tool": "time", "arguments": {}}',
-        },
-        {"role": "user", "content": "Result of add:\n5\n\nResult of time:\nnoon"},
-        {"role": "assistant", "content": "5, at noon."},
-    ]
-
-
-def test_the_instructions_follow_a_system_message() -> None:
-    messages = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}]
-    assert as_plain_messages(messages, FALLBACK, "You have tools.") == [
-        {"role": "system", "content": "Be brief.\n\nYou have tools."}
-    ]
-
-
-def test_a_conversation_without_tools_stays_as_it_is() -> None:
-    messages = [{"role": "user", "content": "Hi", "name": "Ann"}]
-    assert as_plain_messages(messages, FALLBACK, "") == messages
-
-
-def test_the_result_of_an_unknown_call_is_that_of_a_tool() -> None:
-    messages = [{"role": "tool", "tool_call_id": "x", "content": "5"}]
-    assert as_plain_messages(messages, FALLBACK, "") == [{"role": "user", "content": "Result of the tool:\n5"}]
-
-
-def test_calls_are_written_in_the_format_of_the_model() -> None:
-    messages = [{"role": "assistant", "content": "So:", "tool_calls": [call(1, "add", a=2)]}]
-    written = 'So:\n<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-    assert as_plain_messages(messages, FORMATS["hermes"], "") == [{"role": "assistant", "content": written}]

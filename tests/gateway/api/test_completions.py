@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from quire.gateway.api.call import Call
 from quire.gateway.api.headers import NO_EFFECT_HEADER
-from quire.gateway.api.labels import USER_HASH_DIGITS, read_labels, user_hash
+from quire.gateway.api.labels import USER_HASH_DIGITS, user_hash
 from quire.gateway.api.parameters import CHAT, read
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.stream.call_metadata import CallMetadata
@@ -56,46 +57,6 @@ async def test_every_form_of_prompt_is_answered_in_order(gateway: RunningGateway
         count = sum(len(tokens(text)) for text in expected)
         assert whole["usage"] == usage(count, count)
         assert events[-1].id.tokens == count
-
-
-async def test_the_form_of_answers_and_events(gateway: RunningGateway) -> None:
-    async with gateway.worker(emit(tokens("ab"), "stop")):
-        whole = (await gateway.complete()).json
-        body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
-        events = await gateway.events("/v1/completions", body)
-    assert whole == {
-        "id": whole["id"],
-        "object": "text_completion",
-        "created": whole["created"],
-        "model": MODEL,
-        "system_fingerprint": whole["system_fingerprint"],
-        "choices": [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "stop", "stop_reason": None}],
-        "usage": usage(len(tokens("Hello")), 2),
-    }
-    assert whole["id"].startswith("cmpl-")
-    common = {"id": events[0].data["id"], "object": "text_completion", "created": events[0].data["created"]}
-    common |= {"model": MODEL, "system_fingerprint": whole["system_fingerprint"]}
-
-    def choice(text: str, reason: str | None) -> list[dict[str, object]]:
-        end = {"stop_reason": None} if reason else {}
-        return [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason, **end}]
-
-    assert [event.data for event in events] == [
-        {**common, "choices": choice("a", None), "usage": None},
-        {**common, "choices": choice("b", None), "usage": None},
-        {**common, "choices": choice("", "stop"), "usage": None},
-        {**common, "choices": [], "usage": usage(1, 2)},
-        "[DONE]",
-    ]
-
-
-async def test_the_sdk_streams_a_completion(gateway: RunningGateway) -> None:
-    async with gateway.worker(echo), gateway.openai() as client:
-        stream = await client.completions.create(model=MODEL, prompt=["one", "two"], stream=True)
-        found = ["", ""]
-        async for chunk in stream:
-            found[chunk.choices[0].index] += chunk.choices[0].text
-    assert found == ["one", "two"]
 
 
 async def test_choices_of_several_prompts_are_numbered_through(gateway: RunningGateway) -> None:
@@ -207,7 +168,7 @@ NO_EFFECT = NO_EFFECT_HEADER.lower()
 
 
 def labels(**given: Any) -> Any:
-    return read_labels(read(chat_body(**given), CHAT))
+    return Call.of(read(chat_body(**given), CHAT), {})
 
 
 @pytest.mark.parametrize(
@@ -225,7 +186,7 @@ def labels(**given: Any) -> Any:
 )
 def test_a_tier_is_a_class(tier: str | None, priority: str | None, expected: tuple[str, str]) -> None:
     found = labels(service_tier=tier, priority=priority)
-    assert (found.priority_class, found.service_tier) == expected
+    assert (found.priority, found.about.service_tier) == expected
 
 
 @pytest.mark.parametrize(("tier", "priority"), [("default", "batch"), ("flex", "standard"), ("priority", "standard")])
@@ -256,26 +217,6 @@ def test_only_values_that_ask_for_something_are_without_effect() -> None:
         "prompt_cache_key",
         "prompt_cache_retention",
     )
-
-
-WRONG: dict[str, list[Any]] = {
-    "user": [5, {}, "x" * 513],
-    "safety_identifier": [5, ["x"], "x" * 513],
-    "metadata": ["x", [], {str(n): "" for n in range(17)}, {"": "x"}, {"k" * 65: "x"}],
-    "service_tier": ["scale", "standard", "", 1],
-    "store": ["true", 1],
-    "prompt_cache_key": [1, "x" * 513],
-    "prompt_cache_retention": ["1h", 24],
-    "prompt_cache_options": ["x", []],
-    "prediction": ["x", []],
-}
-
-
-async def test_a_label_of_the_wrong_form_is_refused(server: RunningGateway) -> None:
-    for path in PATHS:
-        for name in WRONG:
-            for value in WRONG[name]:
-                await check(server, path, {**PATHS[path], name: value}, 400, name, name)
 
 
 async def test_a_value_of_metadata_is_a_short_string(server: RunningGateway) -> None:
@@ -342,34 +283,3 @@ async def test_the_log_has_the_hash_of_the_user_and_never_the_user(
         if await gateway.gateway.broker.client.type(key) == b"hash":
             stored = await gateway.gateway.broker.client.hgetall(key)
             assert "someone@example.org" not in json.dumps([str(value) for value in stored.values()])
-
-
-async def test_the_openai_sdk_labels_its_calls(gateway: RunningGateway) -> None:
-    async with gateway.worker(emit(tokens("an answer"), "stop")), gateway.openai() as client:
-        raw = await client.chat.completions.with_raw_response.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "Hello"}],
-            user="someone",
-            safety_identifier="hash of someone",
-            metadata=METADATA,
-            store=True,
-            service_tier="priority",
-            prompt_cache_key="conversation 7",
-            prompt_cache_retention="24h",
-            extra_headers={"X-Request-Id": "call-7"},
-        )
-        answer = raw.parse()
-        assert (answer.service_tier, answer.choices[0].message.content) == ("priority", "an answer")
-        assert answer.to_dict()["metadata"] == METADATA
-        assert raw.headers[NO_EFFECT] == "store, prompt_cache_key, prompt_cache_retention"
-        assert answer._request_id == "call-7"
-        completion = await client.completions.create(model=MODEL, prompt="Hello", user="someone")
-        assert completion.choices[0].text == "an answer"
-
-
-async def test_a_repeated_call_gets_the_labels_of_the_first(gateway: RunningGateway) -> None:
-    body = chat_body(metadata=METADATA, service_tier="default")
-    async with gateway.worker(emit(tokens("a"), "stop")):
-        first, second = [await gateway.post(CHATS, body, Idempotency_Key="labels") for _ in range(2)]
-    assert first.json == second.json
-    assert second.json["metadata"] == METADATA

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llguidance import LLTokenizer
 
 from quire.gateway.api.tools import check_choice, read_tool_choice, read_tools, schema_size
 from quire.gateway.errors.api_errors import InvalidRequest
-from quire.gateway.output.formats import FORMATS
+from quire.gateway.features.tools.formats import FORMATS
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.config.validators import InvalidValue
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
-from quire.shared.text.grammar import matcher, special_tokens
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Script, Steps
 from tests.support.gateway.running import Event, RunningGateway, tokens, write_model
@@ -112,28 +110,6 @@ async def test_an_answer_has_reasoning_content_and_calls(tools_gateway: RunningG
     assert first["id"] != second["id"]
 
 
-@pytest.mark.parametrize("step", [1, 1000])
-async def test_every_event_of_a_stream_leads_to_the_rest_of_it(start_gateway: Start, folder: Path, step: int) -> None:
-    """The portions in which tokens come change neither events nor ids."""
-    settings = {"model": str(folder), "tool_call_format": "hermes", "reasoning_format": "think"}
-    here, there = await start_gateway(**settings), await start_gateway(**settings)
-    text = f"<think>why</think>Well 😀{CALL}"
-    path, call = CHAT, body(stream=True, stream_options={"include_usage": True})
-    async with here.worker(answering(text, step)):
-        events = await here.events(path, call)
-        assert streamed(events)["content"] == "Well 😀"
-        resume = f"{path}/{events[0].data['id']}/stream"
-        for at, event in enumerate(events):
-            async with there.stream(resume, Last_Event_ID=str(event.id)) as stream:
-                assert await stream.rest() == events[at + 1 :], event.id
-        async with there.stream(resume) as stream:
-            assert await stream.rest() == events
-        again = await here.events(path, call)
-    # Another request has other ids for its calls, and the same event ids.
-    assert [event.id for event in again] == [event.id for event in events]
-    assert streamed(again)["tool_calls"][0]["id"] != streamed(events)["tool_calls"][0]["id"]
-
-
 @pytest.mark.parametrize(("end", "reason"), [(CALL, "tool_calls"), (" <tool", "stop")])
 async def test_a_stream_adds_up_to_the_whole_answer(tools_gateway: RunningGateway, end: str, reason: str) -> None:
     """Also if it ends with what may be the beginning of a call."""
@@ -149,15 +125,6 @@ async def test_a_stream_adds_up_to_the_whole_answer(tools_gateway: RunningGatewa
     assert sum_ == {name: message[name] for name in ("content", "reasoning_content", "tool_calls")}
     assert message["content"] == ("one" if end == CALL else f"one{end}")
     assert events[-2].data["choices"][0]["finish_reason"] == reason
-
-
-async def test_the_calls_of_a_repeated_call_have_the_same_ids(tools_gateway: RunningGateway) -> None:
-    """So a client that retries after a lost answer does not run a tool twice."""
-    async with tools_gateway.worker(answering(CALL)) as worker:
-        first, second = [await tools_gateway.post(CHAT, body(), Idempotency_Key="k") for _ in range(2)]
-    ids = [reply.json["choices"][0]["message"]["tool_calls"][0]["id"] for reply in (first, second)]
-    assert ids[0] == ids[1]
-    assert len(worker.claimed) == 1
 
 
 async def test_a_call_that_is_cut_off_is_no_reason_to_stop(tools_gateway: RunningGateway) -> None:
@@ -192,21 +159,6 @@ async def test_with_none_the_model_is_not_told_about_tools(tools_gateway: Runnin
     assert reply.json["choices"][0]["message"]["content"] == CALL
 
 
-async def test_calls_and_results_are_rendered(tools_gateway: RunningGateway) -> None:
-    asked = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    messages = [
-        USER,
-        {"role": "assistant", "content": None, "tool_calls": [asked], "reasoning_content": "hm"},
-        {"role": "tool", "tool_call_id": "call_1", "content": "2"},
-    ]
-    async with tools_gateway.worker(answering("It is 2.")) as worker:
-        reply = await tools_gateway.post(CHAT, body(messages=messages))
-    assert reply.json["choices"][0]["finish_reason"] == "stop"
-    prompt = prompt_of(worker.claimed[0])
-    assert '<|im_start|>assistant\n<tool_call>add{"a": 1}</tool_call><|im_end|>' in prompt
-    assert "<|im_start|>tool\n2<|im_end|>" in prompt
-
-
 async def test_a_prompt_that_ends_in_reasoning_begins_the_answer_there(tools_gateway: RunningGateway) -> None:
     async with tools_gateway.worker(answering("because</think>yes")):
         reply = await tools_gateway.post(
@@ -214,69 +166,6 @@ async def test_a_prompt_that_ends_in_reasoning_begins_the_answer_there(tools_gat
         )
     message = reply.json["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("because", "yes")
-
-
-# Grammars of three kinds, with an answer that follows each.
-CONTENTS: list[tuple[dict[str, Any], str]] = [
-    ({"response_format": {"type": "json_object"}}, '{"a": 1}'),
-    ({"structured_outputs": {"regex": "x+"}}, "xx"),
-    ({"structured_outputs": {"grammar": 'root ::= "(" root? ")"'}}, "(())"),
-]
-
-
-def allowed_by(worker: Any, text: str) -> bool:
-    """True if the grammar of the last request allows a whole answer."""
-    tokenizer = byte_level()
-    made = matcher(
-        worker.claimed[-1].sampling.grammar,
-        LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=[2]),
-        special_tokens(tokenizer),
-    )
-    return bool(made.consume_tokens(tokens(text)) and made.is_accepting())
-
-
-@pytest.mark.parametrize(("grammar", "answer"), CONTENTS)
-async def test_a_grammar_holds_after_the_reasoning(
-    tools_gateway: RunningGateway, grammar: dict[str, Any], answer: str
-) -> None:
-    call = {"model": "test-model", "messages": [USER], **grammar}
-    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
-    async with tools_gateway.worker(answering(f"because</think>\n\n{answer}")) as worker:
-        reply = await tools_gateway.post(CHAT, call | thinking)
-        message = reply.json["choices"][0]["message"]
-        assert (message["reasoning_content"], message["content"]) == ("because", answer)
-        assert allowed_by(worker, f"because {{</think>\n\n{answer}")
-        assert not allowed_by(worker, answer)  # the reasoning goes on
-        assert not allowed_by(worker, "because</think>no")
-
-
-@pytest.mark.parametrize(("grammar", "answer"), CONTENTS)
-async def test_a_model_chooses_whether_it_reasons_before_a_grammar(
-    tools_gateway: RunningGateway, grammar: dict[str, Any], answer: str
-) -> None:
-    """The prompt does not begin the reasoning: the answer may."""
-    call = {"model": "test-model", "messages": [USER], **grammar}
-    async with tools_gateway.worker(answering(f"<think>why</think>{answer}")) as worker:
-        message = (await tools_gateway.post(CHAT, call)).json["choices"][0]["message"]
-        assert (message["reasoning_content"], message["content"]) == ("why", answer)
-        assert allowed_by(worker, answer)
-        assert allowed_by(worker, f"<think>why</think>\n{answer}")
-        assert not allowed_by(worker, "no")
-        assert not allowed_by(worker, "<think>why</think>no")
-
-
-async def test_a_grammar_holds_at_once_where_no_reasoning_can_come(tools_gateway: RunningGateway) -> None:
-    grammar, answer = CONTENTS[1]
-    call = {"model": "test-model", "messages": [USER], **grammar}
-    begun = {"role": "assistant", "content": "I say x"}
-    async with tools_gateway.worker(answering(answer)) as worker:
-        for more in (
-            {"chat_template_kwargs": {"enable_thinking": False}},  # this template closes the reasoning
-            {"messages": [USER, begun], "continue_final_message": True, "add_generation_prompt": False},
-        ):
-            reply = await tools_gateway.post(CHAT, call | more)
-            assert reply.json["choices"][0]["message"]["content"] == answer
-            assert json.loads(worker.claimed[-1].sampling.grammar) == {"regex": "x+"}
 
 
 async def test_a_schema_of_the_answer_allows_calls(tools_gateway: RunningGateway) -> None:

@@ -18,20 +18,18 @@ from hypothesis import strategies as st
 from quire.gateway.api import chat, completions
 from quire.gateway.api.call import Call
 from quire.gateway.api.logprobs import LEAST, ScoredTokens, generated_rows, of_chat, of_completion
-from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import COMPLETIONS as COMPLETION_PARAMETERS
+from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.stream.buffer import MAX_WAITING
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, StepItem
-from tests.gateway.api.test_resume import model, resumed, stream_path
+from tests.gateway.api.test_resume import model
 from tests.gateway.conftest import Start
-from tests.gateway.stream.test_buffer import Log, open_one
 from tests.support.gateway.fake_worker import Script, Steps
 from tests.support.gateway.refusals import check
 from tests.support.gateway.running import (
@@ -105,6 +103,10 @@ def choices_of(events: Sequence[Event], choice: int) -> list[dict[str, Any]]:
     return [
         one for event in events if event.data != "[DONE]" for one in event.data["choices"] if one["index"] == choice
     ]
+
+
+def text_of(choices: Sequence[dict[str, Any]]) -> str:
+    return "".join(one["delta"].get("content") or "" if "delta" in one else one["text"] for one in choices)
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
@@ -214,34 +216,6 @@ async def test_the_events_of_a_stream_have_what_the_whole_answer_has(gateway: Ru
             assert numbers == [EventId(at) for at in range(1, n * len(tokens(TEXT)) + 1)]
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_every_event_id_of_a_stream_gives_the_rest_of_them(start_gateway: Start, path: str) -> None:
-    """The stream is running at first and has ended later; both gateways are asked."""
-    here, there = await start_gateway(), await start_gateway()
-    go_on = asyncio.Event()
-    asks = body(path, n=2, stop="<stop>", stream=True)
-    async with here.worker(emit(halt_at=4, go_on=go_on)), here.stream(path, asks) as stream:
-        begun = [await stream.next()]
-        while begun[-1].id < EventId(8):
-            begun.append(await stream.next())
-        target = stream_path(path, begun[0])
-        places = [BEGINNING, *(event.id for event in begun)]
-        calls = [
-            asyncio.create_task(resumed((here, there)[index % 2], target, place)) for index, place in enumerate(places)
-        ]
-
-        async def listening() -> bool:
-            return here.gateway.router.calls + there.gateway.router.calls == 1 + len(calls)
-
-        await until(listening)
-        go_on.set()
-        whole = begun + await stream.rest()
-        for place, call in zip(places, calls, strict=True):
-            assert await call == [event for event in whole if event.id > place], place
-    for index, place in enumerate([BEGINNING, *(event.id for event in whole)]):
-        assert await resumed((here, there)[index % 2], target, place) == [event for event in whole if event.id > place]
-
-
 def portions(cuts: list[int], n: int) -> list[StepItem]:
     """Return all tokens, alternating between the choices, in items that end at `cuts`."""
     ids = tokens(TEXT)
@@ -283,26 +257,9 @@ def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
     for choice in range(n):
         whole = joined(choices_of(first, choice))
         assert joined(choices_of(first[:left] + rest, choice)) == whole
+        assert text_of(choices_of(first[:left] + rest, choice)) == text_of(choices_of(first, choice)) == TEXT
         entries = whole["content"] if is_chat else whole["tokens"]
         assert len(entries) == len(tokens(TEXT))
-
-
-async def test_a_slow_client_is_kept_as_little_as_of_plain_tokens() -> None:
-    """20 alternatives are two kilobytes of text. The waiting tokens together weigh at most MAX_WAITING plain tokens."""
-    steps = [StepItem("r", at, (scored(0, [5], 20),), None) for at in range(400)]
-    fanout, outputs = open_one([])
-    for item in steps:
-        fanout.feed([item], 0.0)
-    waiting = len(outputs.take())
-    assert 0 < waiting <= MAX_WAITING // 21 + 1
-    # The log has the remaining tokens, and the buffer reads them in portions of at most the same size.
-    outputs._broker = Log(steps)
-    outputs.accept(None, is_logged=True)
-    given_ = waiting
-    while given_ < len(steps):
-        items = await outputs.next()
-        assert len(items) <= MAX_WAITING // 21 + 1
-        given_ += len(items)
 
 
 # --- answers in one piece ---------------------------------------------------------------------------------------------
@@ -379,8 +336,8 @@ def test_what_would_not_fit_into_one_message_is_refused() -> None:
     limits = RequestLimits(MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults={}, **counts, **tools)
 
     def call(**asked: Any) -> None:
-        options = read_options({"model": MODEL, "prompt": "x", **asked}, COMPLETION_PARAMETERS, {})
-        Call.of(options, [("prompt", [5])], limits, None)
+        given = read({"model": MODEL, "prompt": "x", **asked}, COMPLETION_PARAMETERS)
+        Call.of(given, {}).with_prompts([("prompt", [5])], limits, None)
 
     ranked = {"n": 4, "best_of": 5, "logprobs": 20}
     call(**ranked, max_tokens=99_000)

@@ -12,63 +12,20 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from quire.gateway.api import parameters
-from quire.gateway.api.call import Call, Options
+from quire.gateway.api.call import Call
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import read_prompts
-from quire.gateway.api.labels import Labels
-from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_schemas import MESSAGES, PROMPT
-from quire.gateway.api.token_requests import read_detokenize, read_tokenize
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, body
-from quire.gateway.features.batches.batch_parameters import BATCHES, MAX_WINDOW_S, expires_after, window_s
-from quire.gateway.model.prompt_form import PromptForm
-from quire.gateway.stream.answer_options import AnswerOptions
-from quire.shared.protocol.messages import GenerationRequest, SamplingParams
+from quire.gateway.features.batches.batch_parameters import BATCHES, MAX_WINDOW_S, window_s
+from quire.gateway.features.tokenization.token_requests import read_detokenize, read_tokenize
+from quire.shared.protocol.messages import GenerationRequest
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.refusals import CHAT, COMPLETIONS, USER, check
 from tests.support.gateway.running import MODEL, RunningGateway, chat_body
 
 # --- Values of parameters: the wrong type, out of range, unknown or not honoured, is a 400 that names the -------------
-
-
-WRONG: dict[str, list[Any]] = {
-    "temperature": ["hot", -0.1, 2.1, 1e308, True, [], {}, 10**30],
-    "top_p": ["x", -1, 1.1],
-    "top_k": [1.5, -2, 2**31, "x"],
-    "min_p": [-0.1, 1.1],
-    "seed": [1.5, "x", 2**64, -(2**63) - 1, True],
-    "n": [0, -1, 129, 1.0, "1", True],
-    "max_tokens": [0, -1, 1.5, "x", 10**18, True],
-    "max_completion_tokens": [0, "x"],
-    "min_tokens": [-1, 1.5],
-    "ignore_eos": [1, "true"],
-    "presence_penalty": [-2.1, 2.1, "x"],
-    "frequency_penalty": [-2.1, 2.1, None.__class__.__name__],
-    "repetition_penalty": [0, -1, 101],
-    "stream": ["true", 1],
-    "stop": [1, [1], [""], "", ["x"] * 17, ["x" * 1025], {}, [["x"]]],
-    "model": [1, [], {}],
-    "bad_words": ["x", [""], [" "], ["x"] * 65, ["x" * 257], [5], [None], {}, 1],
-    "include_stop_str_in_output": [1, "true", []],
-    "best_of": [0, -1, 129, 1.0, "2", True],
-    "use_beam_search": [1, "true", []],
-    "beam_width": [1, 0, -1, 129, 4.0, "4", True],
-    "length_penalty": [-10.5, 10.5, "x", True, [], 1e308],
-    "early_stopping": ["true", "Never", "", 1, 0, [], {}],
-    "background": [1, "true", []],
-    "priority": ["urgent", "", 0.5, 2**63, True, ["batch"]],
-    "timeout": [0, -1, 3601, 1e308, "1", True, [], {}],
-    "cache_salt": ["", "x" * 257, 1, True, ["x"], {}],
-}
-
-
-async def test_values_of_the_wrong_type_or_range(server: RunningGateway) -> None:
-    for path in [CHAT, COMPLETIONS]:
-        for name in WRONG:
-            base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-            for value in WRONG[name]:
-                await check(server, path, {**base, name: value}, 400, name, name)
 
 
 UNSUPPORTED: dict[str, Any] = {
@@ -97,41 +54,16 @@ async def test_what_is_not_honoured_is_refused_by_name(server: RunningGateway) -
         await check(server, path, {**base, name: UNSUPPORTED[name]}, 400, name, f"{name} is not supported")
 
 
-BIASES: dict[str, tuple[Any, str, str]] = {
-    "an array": ([[1, 2]], "logit_bias", "an object"),
-    "a word": ({"hello": 1}, "logit_bias", "token ids as its keys"),
-    "a fraction": ({"1.0": 1}, "logit_bias", "token ids as its keys"),
-    "a digit of another script": ({"\u0665": 1}, "logit_bias", "token ids as its keys"),
-    "below zero": ({"-1": 1}, "logit_bias", "token ids as its keys"),
-    "behind the last one": ({"2147483647": 1}, "logit_bias", "the last one of the model"),
-    "too large for anybody": ({"9999999999": 1}, "logit_bias", "the last one of the model"),
-    "too much": ({"5": 101}, "logit_bias.5", "a number from -100 to 100"),
-    "no number": ({"5": None}, "logit_bias.5", "a number from -100 to 100"),
-    "too many": ({str(token_id): 1 for token_id in range(1025)}, "logit_bias", "at most 1024 tokens"),
-}
-
-
-async def test_a_bias_of_no_token_or_of_no_size(server: RunningGateway) -> None:
-    for path in [CHAT, COMPLETIONS]:
-        for name in BIASES:
-            value, param, says = BIASES[name]
-            base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-            await check(server, path, {**base, "logit_bias": value}, 400, param, says)
-
-
-async def test_a_stop_token_that_is_none(server: RunningGateway) -> None:
-    for path in [CHAT, COMPLETIONS]:
-        for value, says in [
-            (5, "an array of at most 64 token ids"),
-            (["5"], "an array of at most 64 token ids"),
-            ([True], "an array of at most 64 token ids"),
-            ([-1], "an array of at most 64 token ids"),
-            ([2147483647], "the last one of the model"),
-            ([10**30], "the last one of the model"),
-            ([1] * 65, "at most 64 token ids"),
-        ]:
-            base = chat_body() if path == CHAT else {"model": MODEL, "prompt": "x"}
-            await check(server, path, {**base, "stop_token_ids": value}, 400, "stop_token_ids", says)
+async def test_a_token_that_the_model_does_not_have(server: RunningGateway) -> None:
+    for path, base in ((CHAT, chat_body()), (COMPLETIONS, {"model": MODEL, "prompt": "x"})):
+        for name, value in (
+            ("logit_bias", {"2147483647": 1}),
+            ("logit_bias", {"9999999999": 1}),
+            ("stop_token_ids", [2147483647]),
+            ("stop_token_ids", [10**30]),
+        ):
+            await check(server, path, {**base, name: value}, 400, name, "the last one of the model")
+        await check(server, path, {**base, "logit_bias": {"5": None}}, 400, "logit_bias.5")
 
 
 async def test_a_beam_search_knows_no_stop_tokens(server: RunningGateway) -> None:
@@ -261,7 +193,14 @@ def refused(act: Callable[[], object]) -> dict[str, Any] | None:
 @given(st.dictionaries(names, values, max_size=5))
 def test_any_parameters_are_accepted_or_refused_by_name(given_values: dict[str, Any]) -> None:
     for table in (parameters.CHAT, parameters.COMPLETIONS):
-        refusal = refused(lambda table=table: read_options(given_values, table, {}))
+        refusal = refused(lambda table=table: Call.of(read(given_values, table), {}))
+        assert refusal is None or refusal["param"] is not None
+
+
+@given(values)
+def test_any_messages_and_prompts_are_accepted_or_refused_by_name(value: Any) -> None:
+    for reading in (read_messages, lambda prompt: read_prompts(prompt, 8, 100)):
+        refusal = refused(lambda reading=reading: reading(value))
         assert refusal is None or refusal["param"] is not None
 
 
@@ -283,17 +222,17 @@ def test_any_parameters_are_accepted_or_refused_by_name(given_values: dict[str, 
     )
 )
 def test_what_is_accepted_can_be_ranked_and_streamed_as_asked(given_values: dict[str, Any]) -> None:
-    def read() -> Options:
-        return read_options(given_values, parameters.COMPLETIONS, {})
+    def read() -> Call:
+        return Call.of(parameters.read(given_values, parameters.COMPLETIONS), {})
 
     if (refusal := refused(read)) is not None:
         assert refusal["param"] in given_values
         return
-    options = read()
-    sampling = options.sampling
+    accepted = read()
+    sampling = accepted.common
     assert sampling.num_sequences >= sampling.n == given_values.get("n", 1)
-    assert sampling.num_sequences == max(options.counts.values())
-    assert sampling.is_streamed or not options.stream
+    assert sampling.num_sequences == max(accepted.counts.values())
+    assert sampling.is_streamed or not accepted.stream
     assert bool(sampling.beam_width) == given_values.get("use_beam_search", False)
     assert not sampling.beam_width or (sampling.temperature, sampling.stop, sampling.best_of) == (0.0, (), 0)
     request = GenerationRequest("r", "m", (1,), sampling)
@@ -346,77 +285,10 @@ def test_the_first_three_are_required(name: str) -> None:
     assert caught.value.param == name
 
 
-def test_an_expiry_is_a_number_of_seconds() -> None:
-    assert expires_after("x", {"anchor": "created_at", "seconds": 2_592_000}) == 2_592_000
-
-
-# --- A call becomes one request per prompt, and metadata from which another gateway can render the answer -------------
-
-
-def call(**sampling: object) -> Call:
-    params = SamplingParams(max_tokens=8, **sampling)  # type: ignore[arg-type]
-    options = Options(
-        model="m",
-        stream=True,
-        include_usage=True,
-        cache_salt="salt",
-        background=False,
-        priority="standard",
-        timeout_s=None,
-        max_tokens=8,
-        seed=None,
-        sampling=params,
-        answer=AnswerOptions(echo=True),
-        form=PromptForm(),
-        labels=Labels(metadata=(("a", "b"),), service_tier="flex", prompt_cache_key="k"),
-    )
-    return Call(options, ((1, 2, 3), (4,)), (params, params))
-
-
-def test_each_prompt_is_one_request_and_the_first_has_the_id_of_the_call() -> None:
-    first, second = call().requests("abc")
-    assert (first.id, first.prompt, first.cache_salt) == ("abc", (1, 2, 3), "salt")
-    assert second.id != "abc"
-    assert second.prompt == (4,)
-
-
-def test_metadata_says_what_another_gateway_needs() -> None:
-    metadata = call(stop=("x",), include_stop_str_in_output=True).metadata("chat", 7)
-    assert (metadata.dialect, metadata.created, metadata.requests, metadata.prompt_tokens) == ("chat", 7, 2, 4)
-    assert metadata.answer == AnswerOptions(echo=True)
-    assert (metadata.include_usage, metadata.stop, metadata.include_stop_str_in_output) == (True, ("x",), True)
-    labels = (metadata.metadata, metadata.service_tier, metadata.prompt_cache_key)
-    assert labels == ((("a", "b"),), "flex", "k")
-
-
-def test_counts_name_the_parameters_that_choose_a_number_of_sequences() -> None:
-    assert call(n=2).options.counts == {"n": 2}
-    assert call(n=2, best_of=4).options.counts == {"n": 2, "best_of": 4}
-
-
 # --- The bodies of `/tokenize` and `/detokenize`: defaults and refusals -----------------------------------------------
 
 
 TOKEN_REQUESTS_MESSAGES = [{"role": "user", "content": "x"}]
-
-
-def test_special_tokens_are_by_default_for_prompts_only() -> None:
-    assert read_tokenize({"prompt": "x"}).form.add_special_tokens is None
-    assert read_tokenize({"prompt": "x", "add_special_tokens": False}).form.add_special_tokens is False
-    chat = read_tokenize({"messages": TOKEN_REQUESTS_MESSAGES, "prompt": None})
-    assert (chat.form.add_generation_prompt, chat.return_token_strs) == (True, False)
-    assert chat.conversation is not None
-    assert chat.conversation.messages == TOKEN_REQUESTS_MESSAGES
-
-
-def test_a_conversation_has_tools_and_variables() -> None:
-    tool = {"type": "function", "function": {"name": "add"}}
-    found = read_tokenize(
-        {"messages": TOKEN_REQUESTS_MESSAGES, "tools": [tool], "chat_template_kwargs": {"loud": True}}
-    )
-    assert found.conversation is not None
-    assert [one.name for one in found.conversation.callable_tools] == ["add"]
-    assert found.conversation.template_variables == {"loud": True}
 
 
 @pytest.mark.parametrize(
@@ -461,11 +333,6 @@ def test_tokens_are_those_of_the_vocabulary(tokens: Any) -> None:
     assert caught.value.param.startswith("tokens")
 
 
-def test_any_number_of_tokens_will_do() -> None:
-    assert read_detokenize({"tokens": []}, 100) == ("", [])
-    assert read_detokenize({"tokens": [0, 99], "model": "m"}, 100) == ("m", [0, 99])
-
-
 # --- Schemas of parameters with readers of their own, against the readers of a gateway --------------------------------
 
 
@@ -502,54 +369,78 @@ GOOD_MESSAGES: list[Any] = [
     schema_call(function={"name": "f", "arguments": '{"a": "cut'}),
     [{"role": "assistant", "tool_calls": [{"id": "1", "function": CALL["function"]}] * 128}],
 ]
-BAD_MESSAGES: list[Any] = [
-    None,
-    "x",
-    [],
-    ["x"],
-    [{"role": "robot", "content": "x"}],
-    [{"role": "user"}],
-    [{"role": "user", "content": []}],
-    [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}],
-    [{"role": "user", "content": [{"type": "text"}]}],
-    [{**USER_MESSAGE, "name": ""}],
-    [{**USER_MESSAGE, "name": "x" * 257}],
-    [{**USER_MESSAGE, "content": [{"type": "text", "text": "x", "other": 1}]}],
-    [{**USER_MESSAGE, "refusal": "no"}],
-    [{**USER_MESSAGE, "reasoning_content": "r"}],
-    [{**USER_MESSAGE, "tool_calls": [CALL]}],
-    [{**USER_MESSAGE, "tool_call_id": "call_1"}],
-    [{**USER_MESSAGE, "other": []}],
-    [ASSISTANT],
-    [{**ASSISTANT, "tool_calls": []}],
-    [{**ASSISTANT, "reasoning_content": ""}],
-    [{**ASSISTANT, "content": "x", "reasoning_content": 5}],
-    [{"role": "assistant", "tool_calls": [CALL] * 129}],
-    schema_call(id=""),
-    schema_call(type=None),
-    schema_call(other=None),
-    schema_call(function=None),
-    schema_call(function={"name": "f"}),
-    schema_call(function={"name": "a b", "arguments": "{}"}),
-    schema_call(function={"name": "f", "arguments": {}}),
-    schema_call(function={"name": "f", "arguments": "{}", "other": None}),
-    [{**RESULT, "tool_call_id": None}],
-    [{**RESULT, "content": None}],
-    [{"role": "tool", "content": "x"}],
+FIRST, PART, FIRST_CALL = "messages[0]", "messages[0].content[0]", "messages[0].tool_calls[0]"
+# What is refused, and the name of the value at fault.
+BAD_MESSAGES: list[tuple[Any, str]] = [
+    (None, "messages"),
+    ("x", "messages"),
+    ({"role": "user"}, "messages"),
+    ([], "messages"),
+    (["x"], FIRST),
+    ([USER_MESSAGE, "x"], "messages[1]"),
+    ([{"content": "x"}], f"{FIRST}.role"),
+    ([{"role": "robot", "content": "x"}], f"{FIRST}.role"),
+    ([{"role": ["user"], "content": "x"}], f"{FIRST}.role"),
+    ([{"role": "user"}], f"{FIRST}.content"),
+    ([{"role": "user", "content": 5}], f"{FIRST}.content"),
+    ([{"role": "user", "content": []}], f"{FIRST}.content"),
+    ([{"role": "user", "content": ["x"]}], PART),
+    ([{"role": "user", "content": [{"type": "image_url", "text": "x"}]}], f"{PART}.type"),
+    ([{"role": "user", "content": [{"type": "text"}]}], f"{PART}.text"),
+    ([{**USER_MESSAGE, "content": [{"type": "text", "text": "x", "other": 1}]}], f"{PART}.other"),
+    ([{**USER_MESSAGE, "name": ""}], f"{FIRST}.name"),
+    ([{**USER_MESSAGE, "name": "x" * 257}], f"{FIRST}.name"),
+    ([{**USER_MESSAGE, "name": 1}], f"{FIRST}.name"),
+    ([{**USER_MESSAGE, "refusal": "no"}], f"{FIRST}.refusal"),
+    ([{**USER_MESSAGE, "reasoning_content": "r"}], f"{FIRST}.reasoning_content"),
+    ([{**USER_MESSAGE, "tool_calls": [CALL]}], f"{FIRST}.tool_calls"),
+    ([{**USER_MESSAGE, "tool_call_id": "call_1"}], f"{FIRST}.tool_call_id"),
+    ([{**USER_MESSAGE, "other": []}], f"{FIRST}.other"),
+    ([{**USER_MESSAGE, "provider_specific_fields": {}}], f"{FIRST}.provider_specific_fields"),
+    ([ASSISTANT], f"{FIRST}.content"),
+    ([USER_MESSAGE, ASSISTANT], "messages[1].content"),
+    ([{**ASSISTANT, "tool_calls": []}], f"{FIRST}.content"),
+    ([{**ASSISTANT, "reasoning_content": ""}], f"{FIRST}.content"),
+    ([{**ASSISTANT, "content": "x", "reasoning_content": 5}], f"{FIRST}.reasoning_content"),
+    ([{**ASSISTANT, "content": "x", "provider_specific_fields": ["x"]}], f"{FIRST}.provider_specific_fields"),
+    (
+        [{**ASSISTANT, "content": "x", "provider_specific_fields": {"refusal": None, "content": "y"}}],
+        f"{FIRST}.provider_specific_fields",
+    ),
+    ([{**ASSISTANT, "tool_calls": CALL}], f"{FIRST}.tool_calls"),
+    ([{"role": "assistant", "tool_calls": [CALL] * 129}], f"{FIRST}.tool_calls"),
+    ([{**ASSISTANT, "tool_calls": ["f"]}], FIRST_CALL),
+    (schema_call(id=""), f"{FIRST_CALL}.id"),
+    (schema_call(id=None), f"{FIRST_CALL}.id"),
+    (schema_call(type=None), f"{FIRST_CALL}.type"),
+    (schema_call(type="custom"), f"{FIRST_CALL}.type"),
+    (schema_call(other=None), f"{FIRST_CALL}.other"),
+    (schema_call(function=None), f"{FIRST_CALL}.function"),
+    (schema_call(function={"name": "f"}), f"{FIRST_CALL}.function.arguments"),
+    (schema_call(function={"arguments": "{}"}), f"{FIRST_CALL}.function.name"),
+    (schema_call(function={"name": "a b", "arguments": "{}"}), f"{FIRST_CALL}.function.name"),
+    (schema_call(function={"name": "f", "arguments": {}}), f"{FIRST_CALL}.function.arguments"),
+    (schema_call(function={"name": "f", "arguments": "{}", "other": None}), f"{FIRST_CALL}.function.other"),
+    ([{**RESULT, "tool_call_id": None}], f"{FIRST}.tool_call_id"),
+    ([{**RESULT, "content": None}], f"{FIRST}.content"),
+    ([{"role": "tool", "content": "x"}], f"{FIRST}.tool_call_id"),
 ]
 GOOD_PROMPTS: list[Any] = ["x", [1, 2], ["x", "y"], [[1], "x"]]
 BAD_PROMPTS: list[Any] = [None, "", 5, [], [""], [[]], [-1], [[1.5]], [{}], [None]]
 
 
-@pytest.mark.parametrize("value", GOOD_MESSAGES + BAD_MESSAGES)
-def test_messages(value: Any) -> None:
-    good = value in GOOD_MESSAGES
-    assert Draft202012Validator(MESSAGES).is_valid(value) == good
-    if good:
+@pytest.mark.parametrize("value", GOOD_MESSAGES)
+def test_messages_that_are_accepted(value: Any) -> None:
+    assert Draft202012Validator(MESSAGES).is_valid(value)
+    read_messages(value)
+
+
+@pytest.mark.parametrize(("value", "param"), BAD_MESSAGES)
+def test_messages_that_are_refused_by_name(value: Any, param: str) -> None:
+    assert not Draft202012Validator(MESSAGES).is_valid(value)
+    with pytest.raises(InvalidRequest) as caught:
         read_messages(value)
-    else:
-        with pytest.raises(InvalidRequest):
-            read_messages(value)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize("value", GOOD_PROMPTS + BAD_PROMPTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,8 @@ from aiohttp.test_utils import make_mocked_request
 from quire.gateway.api.logprobs import PROMPT_PORTION
 from quire.gateway.api.paging import PageQuery, read_page_query
 from quire.gateway.api.prompt_parameters import MAX_PROMPT_VALUES, MAX_STREAMED_VALUES, check_prompt_size
-from quire.gateway.api.prompts import read_prompts
 from quire.gateway.errors.api_errors import InvalidRequest
-from quire.gateway.stream.answer_options import AnswerOptions
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.shared.protocol.messages import BY_TOKEN, Delta, GenerationRequest, Outcome, PromptReport
 from quire.shared.protocol.messages.codec import pack_token_ids
@@ -381,19 +381,20 @@ async def test_what_cannot_be_honoured_is_refused_by_name(gateway: RunningGatewa
 
 def test_the_prompts_of_an_answer_are_bounded() -> None:
     length = MAX_PROMPT_VALUES // 23
-    scored_20 = AnswerOptions(prompt_logprobs=20)
-    check_prompt_size(scored_20, 1, [[1] * length], is_stream=False)
-    check_prompt_size(AnswerOptions(), 128, [[1] * MAX_PROMPT_VALUES], is_stream=True)
+    about = CallMetadata("completion", 0, 1, False, (), 0, 0, False)
+    scored_20 = replace(about, prompt_logprobs=20)
+    check_prompt_size(scored_20, [[1] * length], is_stream=False)
+    check_prompt_size(replace(about, n=128), [[1] * MAX_PROMPT_VALUES], is_stream=True)
     for n, prompts in ((2, [[1] * length]), (1, [[1] * length, [1] * 99])):
         with pytest.raises(InvalidRequest, match="shorter or fewer") as refusal:
-            check_prompt_size(scored_20, n, prompts, is_stream=False)
+            check_prompt_size(replace(scored_20, n=n), prompts, is_stream=False)
         assert refusal.value.param == "prompt_logprobs"
-    echoed = AnswerOptions(echo=True, logprobs=0)
+    echoed = replace(about, echoes_prompt=True, logprobs=0)
     length = MAX_STREAMED_VALUES // 3
-    check_prompt_size(echoed, 1, [[1] * length], is_stream=True)
-    check_prompt_size(echoed, 1, [[1] * (length + 1)], is_stream=False)
+    check_prompt_size(echoed, [[1] * length], is_stream=True)
+    check_prompt_size(echoed, [[1] * (length + 1)], is_stream=False)
     with pytest.raises(InvalidRequest, match="in a stream"):
-        check_prompt_size(echoed, 1, [[1] * (length + 1)], is_stream=True)
+        check_prompt_size(echoed, [[1] * (length + 1)], is_stream=True)
 
 
 async def test_texts_are_as_without_echo_after_the_prompt(gateway: RunningGateway) -> None:
@@ -401,41 +402,6 @@ async def test_texts_are_as_without_echo_after_the_prompt(gateway: RunningGatewa
         plain = await gateway.events(COMPLETIONS, asks(echo=False, stream=True))
         echoed = await gateway.events(COMPLETIONS, asks(stream=True))
     assert texts(echoed, 0) == ["Once 😀", *texts(plain, 0)]
-
-
-# --- Prompts have three forms, and an error names the prompt and the parameter ----------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("a", [("input", "a")]),
-        ([5, 6], [("input", [5, 6])]),
-        (["a"], [("input[0]", "a")]),
-        ([[5], "b"], [("input[0]", [5]), ("input[1]", "b")]),
-    ],
-)
-def test_each_form_is_read(value: Any, expected: list[tuple[str, Any]]) -> None:
-    assert read_prompts(value, 2, 10, "input") == expected
-
-
-@pytest.mark.parametrize(
-    ("value", "param", "says"),
-    [
-        (5, "prompt", "must be a string"),
-        ("", "prompt", "prompt is empty"),
-        ([], "prompt", "prompt is empty"),
-        (["a", ""], "prompt[1]", r"prompt\[1\] is empty"),
-        (["a"] * 3, "prompt", "prompt has 3 elements; this server allows at most 2"),
-        ([10], "prompt[0]", "a token id from 0 to 9, not 10"),
-        ([["a"]], "prompt[0][0]", "a token id from 0 to 9"),
-        ([None], "prompt[0]", "must be a string or an array of token ids"),
-    ],
-)
-def test_an_error_names_the_prompt(value: Any, param: str, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says) as caught:
-        read_prompts(value, 2, 10)
-    assert caught.value.param == param
 
 
 # --- The query of a list ----------------------------------------------------------------------------------------------

@@ -9,22 +9,16 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.api import resume as joining
-from quire.gateway.api.completions import CompletionAnswer
 from quire.gateway.model.served_model import ServedModel, load_model
-from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import BEGINNING, EventId
-from quire.gateway.stream.transcript import Transcript
-from quire.gateway.stream.writer import EventRenderer
-from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, StepItem
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Script, Steps, emit, endless
-from tests.support.gateway.running import MODEL, Event, RunningGateway, chat_body, parse_events, texts, tokens, until
+from tests.support.gateway.running import MODEL, Event, RunningGateway, chat_body, tokens, until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # The text has an emoji of several tokens in the middle, and ends with a prefix of the stop string.
@@ -65,41 +59,6 @@ async def resumed(gateway: RunningGateway, path: str, after: EventId | str, by: 
         return await stream.rest()
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_every_event_id_of_a_stream_gives_the_events_after_it(start_gateway: Start, path: str, n: int) -> None:
-    """The stream is running at first, with its first client connected, and has ended later; both gateways are asked."""
-    here, there = await start_gateway(), await start_gateway()
-    go_on = asyncio.Event()
-    halt = 6
-    async with here.worker(halting(halt, go_on)), here.stream(path, body(path, n=n)) as stream:
-        begun = [await stream.next()]
-        while begun[-1].id < EventId(halt * n - 2):
-            begun.append(await stream.next())
-        target = stream_path(path, begun[0])
-        places = [BEGINNING, *(event.id for event in begun)]
-        calls = [
-            asyncio.create_task(resumed(gateway, target, place, by))
-            for place, gateway, by in zip(places, [here, there] * 20, ["header", "query", "query"] * 20, strict=False)
-        ]
-
-        async def listening() -> bool:
-            return here.gateway.router.calls + there.gateway.router.calls == 1 + len(calls)
-
-        await until(listening)
-        go_on.set()
-        whole = begun + await stream.rest()
-        assert whole[-1].data == "[DONE]"
-        assert "".join(texts(whole)) == "a😀b <sto"
-        assert n == 1 or "".join(texts(whole, 1)) == "two <s"
-        for place, call in zip(places, calls, strict=True):
-            assert await call == [event for event in whole if event.id > place], place
-    # The request has ended now, and the worker has stopped.
-    for index, place in enumerate([BEGINNING, *(event.id for event in whole)]):
-        assert await resumed((here, there)[index % 2], target, place) == [event for event in whole if event.id > place]
-    assert here.gateway.router.calls == there.gateway.router.calls == 0
-
-
 async def test_the_sdk_reads_a_stream_that_is_taken_up_again(gateway: RunningGateway) -> None:
     async with gateway.worker(emit(tokens("Hello 😀"), "stop")), gateway.openai() as client:
         events = await gateway.events(CHAT, chat_body(stream=True))
@@ -112,29 +71,6 @@ async def test_the_sdk_reads_a_stream_that_is_taken_up_again(gateway: RunningGat
         chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello 😀"
     assert chunks[-1].choices[0].finish_reason == "stop"
-
-
-@pytest.mark.parametrize(
-    ("outcome", "code"),
-    [
-        (Outcome("error", "the engine broke"), "generation_failed"),
-        (Outcome("deadline", "too late"), "deadline_exceeded"),
-        (Outcome("quarantined", "it kills"), "quarantined"),
-    ],
-    ids=lambda value: value.name if isinstance(value, Outcome) else "",
-)
-async def test_what_failed_fails_the_same_way_again(start_gateway: Start, outcome: Outcome, code: str) -> None:
-    here, there = await start_gateway(), await start_gateway()
-
-    async def script(request: GenerationRequest) -> Steps:
-        yield (Delta(0, tuple(tokens("begun"))),), None
-        yield (), outcome
-
-    async with here.worker(script):
-        whole = await here.events(COMPLETIONS, body(COMPLETIONS))
-    assert whole[-1].data["error"]["code"] == code
-    again = await resumed(there, stream_path(COMPLETIONS, whole[0]), BEGINNING)
-    assert again == whole
 
 
 async def test_what_cannot_be_had_gives_no_hint_why(gateway: RunningGateway) -> None:
@@ -208,7 +144,7 @@ async def test_a_place_that_a_running_stream_has_not_reached_is_refused_after_a_
             async with there.stream(target, Last_Event_ID=place) as other:
                 assert other.response.status == 400
                 assert place in (await other.response.json())["error"]["message"]
-        await there.gateway.submission.canceller._idle.wait()
+        await there.cancellations()
         go_on.set()
         assert (await stream.rest())[-1].data == "[DONE]"
 
@@ -314,7 +250,7 @@ async def test_a_gateway_leaves_alone_what_another_one_has_taken_over(start_gate
             return here.gateway.router.calls == 0
 
         await until(left)
-        await here.gateway.submission.canceller._idle.wait()
+        await here.cancellations()
         await stream.take(200)
         assert worker.cancelled.empty()
         await second.__aexit__(None, None, None)
@@ -333,7 +269,7 @@ async def test_who_leaves_one_gateway_takes_nothing_from_who_listens_at_another(
                 return there.gateway.router.calls == 0
 
             await until(left)
-            await there.gateway.submission.canceller._idle.wait()
+            await there.cancellations()
 
             async def heard() -> bool:
                 """Return whether this gateway receives published items again, and no longer reads the log."""
@@ -348,25 +284,6 @@ async def test_who_leaves_one_gateway_takes_nothing_from_who_listens_at_another(
             await until(heard)
             await first.take(200)
             assert worker.cancelled.empty()
-        await asyncio.wait_for(worker.cancelled.get(), 60)
-
-
-async def test_who_joins_by_key_and_leaves_takes_nothing_from_the_first(start_gateway: Start) -> None:
-    here, there = await start_gateway(), await start_gateway()
-    async with here.worker(endless(65)) as worker:
-        async with here.stream(COMPLETIONS, body(COMPLETIONS), Idempotency_Key="key") as first:
-            await first.next()
-            async with there.stream(COMPLETIONS, body(COMPLETIONS), Idempotency_Key="key") as second:
-                await second.next()
-
-            async def left() -> bool:
-                return there.gateway.router.calls == 0
-
-            await until(left)
-            await there.gateway.submission.canceller._idle.wait()
-            await first.take(200)
-            assert worker.cancelled.empty()
-            assert len(worker.claimed) == 1
         await asyncio.wait_for(worker.cancelled.get(), 60)
 
 
@@ -404,7 +321,7 @@ async def test_who_leaves_while_it_comes_back_does_not_keep_a_request_alive(
             second = asyncio.create_task(gateway.get(target))
             await reached.wait()
         await calls(1)
-        await gateway.gateway.submission.canceller._idle.wait()
+        await gateway.cancellations()
         assert worker.cancelled.empty()
         second.cancel()
         await asyncio.wait_for(worker.cancelled.get(), 60)
@@ -449,36 +366,6 @@ async def test_when_redis_fails_while_a_stream_is_taken_up_nothing_is_cancelled(
         assert worker.cancelled.empty()
 
 
-async def test_in_the_background_a_request_runs_on_without_a_client(
-    start_gateway: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    here, there = await start_gateway(), await start_gateway()
-    go_on = asyncio.Event()
-    async with here.worker(halting(2, go_on)) as worker:
-        async with here.stream(COMPLETIONS, body(COMPLETIONS, background=True)) as stream:
-            begun = await stream.take(1)
-        target = stream_path(COMPLETIONS, begun[0])
-        async with there.stream(target) as stream:  # a client that joins and leaves does not cancel the request either
-            await stream.next()
-
-        async def alone() -> bool:
-            return here.gateway.router.calls + there.gateway.router.calls == 0
-
-        await until(alone)
-        go_on.set()
-
-        async def ended() -> bool:
-            return (await there.gateway.broker.read_totals()).get("length") == 1
-
-        await until(ended)
-        assert worker.cancelled.empty()
-    assert "".join(texts(await resumed(there, target, BEGINNING))) == "a😀b <sto"
-    lines = [record.getMessage() for record in caplog.records if record.name == "gateway.access"]
-    assert any(line.startswith("POST") and line.endswith(" background") for line in lines)
-    assert any(line.startswith("GET") and line.endswith(" background joined") for line in lines)
-
-
 async def test_only_streams_may_run_in_the_background(gateway: RunningGateway) -> None:
     reply = await gateway.chat(background=True)
     assert (reply.status, reply.error["param"]) == (400, "background")
@@ -493,72 +380,7 @@ async def test_a_log_that_is_gone_while_its_request_is_done_is_an_error_and_no_w
     assert "lost" in event.data["error"]["message"]
 
 
-async def test_a_corrupt_note_about_a_call_is_counted_and_said_once(
-    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with gateway.worker(emit(tokens("abc"))):
-        whole = await gateway.events(COMPLETIONS, body(COMPLETIONS))
-    broker = gateway.gateway.broker
-    await broker.client.hset(broker.keys.request(whole[0].data["id"].removeprefix("cmpl-")), "metadata", b"\xc1")
-    for _ in range(3):
-        assert (await gateway.get(stream_path(COMPLETIONS, whole[0]))).status == 404
-    assert gateway.gateway.meters.corrupt_metadata == 3
-    assert caplog.text.count("is corrupt") == 1
-
-
 # --- ids do not depend on how tokens came -----------------------------------------------------------------------------
-
-
-def portions(cuts: list[int], n: int) -> list[StepItem]:
-    """Return all tokens, alternating between both choices, in items that end at `cuts`. The outcome is an item."""
-    ends = {0: len(FIRST) - 1, 1: len(SECOND) - 1}
-    flat = [
-        Delta(choice, (ids[index],), "length" if index == ends[choice] else None)
-        for index in range(len(FIRST))
-        for choice, ids in ((0, FIRST), (1, SECOND))[:n]
-        if index <= ends[choice]
-    ]
-    items, start = [], 0
-    for end in [*sorted({cut for cut in cuts if 0 < cut < len(flat)}), len(flat)]:
-        deltas: list[Delta] = []
-        for delta in flat[start:end]:
-            if deltas and deltas[-1].choice == delta.choice:
-                delta = delta._replace(token_ids=deltas.pop().token_ids + delta.token_ids)
-            deltas.append(delta)
-        items.append(StepItem("r", start, tuple(deltas)))
-        start = end
-    return [*items, StepItem("r", start, (), Outcome("length"))]
-
-
-def contents(events: list[tuple[EventId, Any]]) -> tuple[list[str], list[Any]]:
-    """Return the text of each choice, and every other field with its event id."""
-    found, others = ["", ""], []
-    for event_id, data in events:
-        choices = data["choices"] if isinstance(data, dict) else []
-        for choice in choices:
-            found[choice["index"]] += choice["text"]
-        if not choices or choices[0]["finish_reason"]:
-            others.append((event_id, data))
-    return found, others
-
-
-@given(st.lists(st.integers(0, 24)), st.lists(st.integers(0, 24)), st.integers(1, 2), st.data())
-def test_a_stream_goes_on_though_its_tokens_now_come_in_other_portions(
-    model_folder: Path, before: list[int], after: list[int], n: int, data: st.DataObject
-) -> None:
-    """After Redis lost the end of a log, a worker logs the tokens again, in other portions than a client has seen."""
-    metadata = CallMetadata("completion", 0, n, True, ("<stop>",), 1, 1, False)
-
-    def events(cuts: list[int], last: EventId) -> list[tuple[EventId, Any]]:
-        dialect = CompletionAnswer("r", model(model_folder), metadata)
-        events = EventRenderer(Transcript(metadata, model(model_folder), ["r"]), dialect, {}, last)
-        text = events.feed(portions(cuts, n))
-        return [(event.id, event.data) for event in parse_events(text)] if text else []
-
-    first = events(before, BEGINNING)
-    left = data.draw(st.integers(0, len(first)))
-    rest = events(after, first[left - 1][0] if left else BEGINNING)
-    assert contents(first[:left] + rest) == contents(first)
 
 
 @cache

@@ -14,15 +14,13 @@ from tokenizers import Tokenizer
 
 from quire.gateway.model import model_trial
 from quire.gateway.model.pooling import read_pooling
-from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.served_model import load_model
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.model.tokenizer_info import tokenizer_info
 from quire.shared.model.files import ModelError
 from quire.shared.model.naming import served_name
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit
-from tests.support.gateway.running import MODEL, TEMPLATE, RunningGateway, chat_body, tokens, write_model
+from tests.support.gateway.running import MODEL, RunningGateway, chat_body, tokens, write_model
 from tests.support.tokenizers import byte_fallback, byte_level
 
 # --- Loads a model: tokenizer, special tokens, and sampling defaults from generation_config.json ----------------------
@@ -132,10 +130,6 @@ async def test_generation_config_none_ignores_the_file(start_gateway: Start, fol
     gateway = await start_gateway(model=str(folder), generation_config="none")
     assert await sampled_with(gateway, "/v1/chat/completions", chat_body()) == WITHOUT_FILE
     assert (await gateway.get("/v1/models")).json["data"][0]["sampling_defaults"] == WITHOUT_FILE
-
-
-async def test_a_model_without_the_file_has_the_defaults_of_the_api(gateway: RunningGateway) -> None:
-    assert await sampled_with(gateway, "/v1/chat/completions", chat_body()) == WITHOUT_FILE
 
 
 async def test_the_list_of_models_shows_them(start_gateway: Start, folder: Path) -> None:
@@ -274,29 +268,6 @@ def test_a_broken_list_names_the_file(content: str, tmp_path: Path) -> None:
 # --- A prompt that is too long loses tokens on one side ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("length", "side", "room", "expected"),
-    [
-        (None, "left", 2, [1, 2, 3, 4, 5]),
-        (3, "left", 2, [3, 4, 5]),
-        (3, "right", 2, [1, 2, 3]),
-        (5, "left", 2, [1, 2, 3, 4, 5]),
-        (9, "right", 2, [1, 2, 3, 4, 5]),
-        (-1, "left", 2, [4, 5]),
-        (-1, "right", 2, [1, 2]),
-        (-1, "left", 7, [1, 2, 3, 4, 5]),
-        (-1, "left", 0, []),
-        (-1, "left", -3, []),
-        (-1, "right", -3, []),
-    ],
-)
-def test_a_longer_prompt_loses_tokens_on_one_side(
-    length: int | None, side: str, room: int, expected: list[int]
-) -> None:
-    form = PromptForm(truncate_prompt_tokens=length, truncation_side=side)
-    assert form.truncated([1, 2, 3, 4, 5], room) == expected
-
-
 # --- The text and the bytes of single tokens --------------------------------------------------------------------------
 
 
@@ -320,37 +291,6 @@ def test_tokens_that_the_tokenizer_lacks_and_special_ones_have_a_text() -> None:
     assert texts[10**6] == ('""', '""', "[]")
     special = byte_level().token_to_id("<|im_end|>")
     assert json.loads(texts[special].text) == json.loads(texts[special].name) == "<|im_end|>"
-
-
-# --- `/tokenizer_info` shows the tokenizer's configuration with the template in use, and no path of the machine -------
-
-
-def info(folder: Path, **config: Any) -> dict[str, Any]:
-    return tokenizer_info(load_model(str(write_model(folder, **config)), "model"))
-
-
-def test_the_fields_of_the_file_without_paths(tmp_path: Path) -> None:
-    paths = dict.fromkeys(("name_or_path", "vocab_file", "merges_file", "tokenizer_file"), "/home/someone/model")
-    end = {"__type": "AddedToken", "content": "<|im_end|>", "special": True}
-    found = info(tmp_path / "a", **paths, eos_token=end, model_max_length=512, tokenizer_class="Qwen2Tokenizer")
-    assert found == {
-        "bos_token": "<s>",
-        "eos_token": "<|im_end|>",
-        "model_max_length": 512,
-        "tokenizer_class": "Qwen2Tokenizer",
-        "chat_template": TEMPLATE,
-    }
-    assert info(tmp_path / "b")["tokenizer_class"] == "PreTrainedTokenizerFast"
-
-
-def test_the_template_is_the_one_in_use(tmp_path: Path) -> None:
-    """That of a file of its own, or the default of several; a model without a template has no such field."""
-    several = [{"name": "default", "template": "{{ messages }}"}, {"name": "rag", "template": "x"}]
-    assert info(tmp_path / "several", chat_template=several)["chat_template"] == "{{ messages }}"
-    assert "chat_template" not in info(tmp_path / "none", chat_template=None)
-    folder = write_model(tmp_path / "file")
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    assert tokenizer_info(load_model(str(folder), "model"))["chat_template"] == "{{ messages[0].content }}"
 
 
 # --- The trial of model files in a process with limits ----------------------------------------------------------------

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.gateway.output.formats import FORMATS, REASONING_FORMATS
-from quire.gateway.output.growing_text import (
+from quire.gateway.features.tools.formats import FORMATS, REASONING_FORMATS
+from quire.gateway.features.tools.growing_text import (
     GrowingText,
     MalformedCall,
     begun,
@@ -20,7 +20,8 @@ from quire.gateway.output.growing_text import (
     plain_text,
     without_spaces,
 )
-from quire.gateway.output.output_spec import MAX_SPEC_LENGTH, OutputSpec, read_spec
+from quire.gateway.features.tools.python_literals import PythonArguments, read_literal
+from quire.gateway.features.tools.reasoning import Reasoning, ReasoningFormat, ReasoningParser
 from quire.gateway.output.parts import (
     AnswerPart,
     OutputParser,
@@ -31,9 +32,8 @@ from quire.gateway.output.parts import (
     is_complete,
     merged,
 )
-from quire.gateway.output.python_literals import PythonArguments, read_literal
-from quire.gateway.output.reasoning import Reasoning, ReasoningFormat, ReasoningParser
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+from quire.gateway.stream.output_spec import MAX_SPEC_LENGTH, OutputSpec, read_spec
 from quire.shared.config.validators import InvalidValue
 from quire.shared.text.grammar import special_tokens
 from quire.shared.text.grammar_error import GrammarError
@@ -53,13 +53,6 @@ from tests.support.gateway.output_cases import CASES, Case
 
 
 CONTENT, REASONING, CALL, ARGUMENTS = PartKind
-
-
-def test_plain_text_is_content() -> None:
-    parser = PlainText()
-    assert parser.push("some text") == [AnswerPart(PartKind.CONTENT, "some text", -1)]
-    assert parser.push("") == []
-    assert parser.finish() == []
 
 
 def test_the_id_of_a_tool_call_tells_request_choice_and_position_apart() -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
-from tests.support.gateway.agents import WEATHER, body, saying, stream_events
-from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request, tokens
+from tests.support.gateway.agents import WEATHER, body, saying
+from tests.support.gateway.running import MODEL, Reply, RunningGateway, raw_request
 
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -143,39 +142,6 @@ async def test_the_sdk_raises_the_class_of_each_error(server: RunningGateway) ->
     assert wrong.value.type == "invalid_request_error"
     assert wrong.value.api_message == "max_tokens must be an integer from 0 to 2000000, not -1."
     assert wrong.value.request_id
-
-
-OUTCOMES = {
-    Outcome("error", "the engine broke"): (500, "api_error", anthropic.InternalServerError),
-    Outcome("deadline", "too late"): (504, "timeout_error", anthropic.APIStatusError),
-    Outcome("cancelled", "by an operator"): (499, "api_error", anthropic.APIStatusError),
-}
-
-
-@pytest.mark.parametrize(("outcome", "expected"), OUTCOMES.items(), ids=lambda value: getattr(value, "name", ""))
-async def test_a_failure_ends_the_stream_with_an_error_and_no_message_stop(
-    gateway: RunningGateway, outcome: Outcome, expected: tuple[int, str, type[anthropic.APIStatusError]]
-) -> None:
-    status, kind, cls = expected
-
-    async def script(request: GenerationRequest) -> Any:
-        yield (Delta(0, tuple(tokens("begun"))),), None
-        yield (), outcome
-
-    async with gateway.worker(script):
-        reply = await gateway.post(PATH, body())
-        events = await stream_events(gateway, PATH, body(stream=True))
-        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="x", max_retries=0, timeout=60) as client:
-            with pytest.raises(anthropic.APIStatusError) as caught:
-                async with client.messages.stream(model=MODEL, max_tokens=9, messages=body()["messages"]) as stream:
-                    await stream.until_done()
-            with pytest.raises(cls):
-                await client.messages.create(model=MODEL, max_tokens=9, messages=body()["messages"])
-    assert (reply.status, error_of(reply)["type"], error_of(reply)["message"]) == (status, kind, outcome.detail)
-    assert [event.name for event in events][-2:] == ["content_block_delta", "error"]
-    assert events[-1].data["error"]["type"] == kind
-    assert events[-1].data["request_id"] == events[0].data["message"]["id"].removeprefix("msg_")
-    assert caught.value.type == kind
 
 
 async def test_the_headers_of_an_answer(gateway: RunningGateway) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import BaseModel
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import TEMPLATE, answering
 from tests.gateway.conftest import Start
-from tests.support.gateway.fake_worker import Steps, emit
+from tests.support.gateway.fake_worker import Steps
 from tests.support.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, prompt, raw_events
 from tests.support.gateway.running import MODEL, RunningGateway, raw_request, tokens, write_model
 
@@ -135,50 +134,6 @@ async def test_events_are_numbered_and_typed(gateway: RunningGateway, client: An
         assert "".join(deltas) == getattr(end, done)
     assert events[0].response.status == "in_progress"
     assert events[0].response.output == []
-
-
-async def test_a_response_that_reaches_its_largest_length_is_incomplete(gateway: RunningGateway, client: Any) -> None:
-    cut = tokens(WHOLE)[:-20]
-    async with gateway.worker(emit(cut, "length")) as worker:
-        stream = await client.responses.create(
-            model=MODEL, input="Hello", tools=[TOOL], stream=True, max_output_tokens=len(cut)
-        )
-        *_, last = await events_of(stream)
-    assert worker.claimed[0].sampling.max_tokens == len(cut)
-    assert last.type == "response.incomplete"
-    assert last.response.status == "incomplete"
-    assert last.response.incomplete_details.reason == "max_output_tokens"
-    assert [item.status for item in last.response.output] == ["completed", "completed", "completed", "incomplete"]
-
-
-async def test_log_probabilities(gateway: RunningGateway, client: Any) -> None:
-    async def script(request: GenerationRequest) -> Steps:
-        assert (request.sampling.logprobs, request.sampling.top_logprobs) == (True, 1)
-        ids = tokens("<think>a</think>😀!")
-        for index, token in enumerate(ids):
-            record = struct.pack("<f", -0.5 - index) + struct.pack("<if", token, -0.5 - index)
-            last = index == len(ids) - 1
-            yield (
-                (Delta(0, (token,), "length" if last else None, logprobs=record),),
-                Outcome("length") if last else None,
-            )
-
-    async with gateway.worker(script):
-        asked: Any = {
-            "model": MODEL,
-            "input": "Hello",
-            "top_logprobs": 1,
-            "include": ["message.output_text.logprobs"],
-        }
-        whole = await client.responses.create(**asked)
-        events = await events_of(await client.responses.create(**asked, stream=True))
-    found = whole.output[1].content[0].logprobs
-    assert found is not None
-    assert len(found) == len(tokens("😀!"))
-    assert all(len(one.top_logprobs) == 1 for one in found)
-    deltas = [event for event in events if event.type == "response.output_text.delta"]
-    assert [event.delta for event in deltas] == ["😀", "!"]
-    assert [one.logprob for event in deltas for one in event.logprobs] == [one.logprob for one in found]
 
 
 async def test_parse_with_a_text_format(gateway: RunningGateway, client: Any) -> None:
@@ -306,12 +261,6 @@ async def test_what_has_no_effect_is_a_warning(gateway: RunningGateway) -> None:
     assert [one["param"] for one in reply.json["warnings"]] == names
     assert reply.headers["x-quire-no-effect"] == ", ".join(names)
     assert stream[-1]["response"]["warnings"] == reply.json["warnings"]
-
-
-async def test_a_strict_function_is_named_with_its_place_among_all_tools(gateway: RunningGateway) -> None:
-    tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": HARD_SCHEMA, "strict": True}]
-    reply = await gateway.post(PATH, {"model": MODEL, "input": "Hello", "tools": tools})
-    assert (reply.status, reply.error["param"]) == (400, "tools[1].parameters")
 
 
 async def test_store_is_checked_also_where_nothing_is_stored(gateway: RunningGateway) -> None:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.gateway.server.http_server import MAX_HEADER_BYTES, MAX_HEADERS, HttpServer
+from quire.gateway.server.http_server import MAX_HEADER_BYTES, MAX_HEADERS
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import MODEL, RunningGateway, chat_body, raw_request, read_reply, tokens
-
-
-async def test_connections_are_those_of_the_gateways_server(gateway: RunningGateway) -> None:
-    assert gateway._runner is not None
-    assert type(gateway._runner.server) is HttpServer
 
 
 async def test_every_response_has_the_common_headers(gateway: RunningGateway) -> None:
@@ -28,13 +23,6 @@ async def test_a_head_that_is_too_large_is_refused_and_counted(gateway: RunningG
         assert (reply.status, reply.error["code"]) == (431, "headers_too_large")
     meters = gateway.gateway.meters
     assert meters.http["other", "431"] == meters.refusals["headers_too_large"] == 2
-
-
-async def test_an_unknown_expectation_is_an_error_with_the_id_of_the_request(gateway: RunningGateway) -> None:
-    reply = await gateway.send(raw_request("GET", "/healthz", headers={"Expect": "a-miracle"}))
-    assert (reply.status, reply.error["code"]) == (417, "expectation_failed")
-    assert len(reply.headers["x-request-id"]) == 32
-    assert gateway.gateway.meters.refusals["expectation_failed"] == 1
 
 
 async def test_a_slash_at_the_end_of_a_path_does_not_count(gateway: RunningGateway) -> None:
@@ -64,11 +52,3 @@ async def test_a_client_that_waits_for_100_gets_it(gateway: RunningGateway) -> N
     reply = await asyncio.wait_for(read_reply(reader), 60)
     writer.close()
     assert (reply.status, reply.json["count"]) == (200, 1)
-
-
-async def test_an_unknown_expectation_is_refused_for_every_path_and_method(gateway: RunningGateway) -> None:
-    for method, path in (("POST", "/v1/chat/completions"), ("GET", "/nothing"), ("DELETE", "/v1/models/")):
-        reply = await gateway.send(raw_request(method, path, headers={"Expect": "200-ok", "X-Request-Id": "mine"}))
-        assert (reply.status, reply.error["code"]) == (417, "expectation_failed")
-        assert "'200-ok'" in reply.error["message"]
-        assert reply.headers["x-request-id"] == "mine"

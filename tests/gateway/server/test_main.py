@@ -21,19 +21,15 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.features.admin.commands import DEAD_LETTERS
-from quire.gateway.features.keys.commands import KEYS
 from quire.gateway.features.keys.start_check import check_start, make_first_key
-from quire.gateway.features.parking.commands import PARKING
 from quire.gateway.server import commands
 from quire.gateway.server.main import serve
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.accounts.secret import key_id_of
-from quire.shared.config.command_line import Command, CommandError, CommandGroup
+from quire.shared.config.command_line import CommandError
 from quire.shared.config.settings import to_environ
 from quire.shared.process.errors import StartError
-from tests.support.gateway.running import MODEL, RunningGateway
 
 # --- The gateway as a process: how it starts, what it says when it cannot, how it ends, what it never loads -----------
 
@@ -187,12 +183,6 @@ def test_the_redis_url_is_not_shown_to_others() -> None:
 # --- The application: its log, its models, its files ------------------------------------------------------------------
 
 
-async def test_models_are_listed(gateway: RunningGateway) -> None:
-    [card] = (await gateway.get("/v1/models")).json["data"]
-    assert (card["id"], card["object"], card["owned_by"], card["max_model_len"]) == (MODEL, "model", "quire", 512)
-    assert (await gateway.get(f"/v1/models/{MODEL}")).json == card
-
-
 @pytest.mark.parametrize("project", ["pyproject.toml", "gateway/pyproject.toml"])
 def test_every_static_file_is_packaged(project: str) -> None:
     with (PROJECT_ROOT / project).open("rb") as file:
@@ -218,15 +208,6 @@ def test_the_gateway_gets_the_absolute_folder_of_the_model(model_folder: Path, m
 def test_a_folder_without_a_model_is_refused_before_the_gateway_starts(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"config\.json is missing"):
         commands.run_gateway(GatewaySettings(model=str(tmp_path)), {})
-
-
-@pytest.mark.parametrize(
-    "command",
-    [commands.GATEWAY, DEAD_LETTERS, PARKING, KEYS, *KEYS.commands.values()],
-)
-def test_each_example_begins_with_the_program(command: Command[Any] | CommandGroup) -> None:
-    assert command.examples
-    assert all(example.startswith("{prog}") for example in command.examples)
 
 
 # --- A gateway that other machines reach starts only with a key, an admin key, or permission --------------------------

@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quire.gateway.api import resume
 from quire.gateway.model.served_model import load_model
 from quire.gateway.serving import model_directory, service
 from quire.gateway.serving.service import Gateway
@@ -56,21 +55,6 @@ async def started(worker: FakeWorker) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("how", ["closed", "reset"])
-async def test_a_running_request_is_cancelled_within_two_steps(gateway: RunningGateway, stream: bool, how: str) -> None:
-    async with gateway.worker(endless(65)) as worker:
-        _, writer = await gateway.connect(call(stream=stream))
-        await started(worker)
-        if how == "reset":
-            writer.transport.abort()
-        else:
-            writer.close()
-        request_id = await asyncio.wait_for(worker.cancelled.get(), 60)
-        assert request_id == worker.claimed[0].id
-    assert await outcome(gateway, "cancelled") == 1
-
-
-@pytest.mark.parametrize("stream", [True, False])
 async def test_a_waiting_request_is_taken_out_of_the_queue(gateway: RunningGateway, stream: bool) -> None:
     _, writer = await gateway.connect(call(stream=stream))
 
@@ -87,73 +71,6 @@ async def test_a_waiting_request_is_taken_out_of_the_queue(gateway: RunningGatew
     async with gateway.worker(emit(tokens("a"))) as worker:
         assert (await gateway.chat()).status == 200
         assert len(worker.claimed) == 1
-
-
-async def test_every_prompt_of_a_call_is_cancelled(gateway: RunningGateway) -> None:
-    body = json.dumps({"model": MODEL, "prompt": ["a", "b", "c"]}).encode()
-    _, writer = await gateway.connect(raw_request("POST", "/v1/completions", body))
-
-    async def queued() -> bool:
-        return await gateway.queued() == 3
-
-    async def cancelled() -> bool:
-        return await outcome(gateway, "cancelled") == 3
-
-    await until(queued)
-    writer.close()
-    await until(cancelled)
-
-
-async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: RunningGateway) -> None:
-    """Clients leave before the body is complete, during tokenization or submission, in the stream, or after the end."""
-    data = call(stream=True)
-    async with gateway.worker(emit(tokens("The quick brown fox"))) as worker:
-
-        async def leave(index: int) -> None:
-            cut = index % 5 == 4
-            _, writer = await gateway.connect(data[: len(data) // 2] if cut else data)
-            await writer.drain()
-            for _ in range(index % 7):
-                await asyncio.sleep(0)
-            await asyncio.sleep(0.001 * (index % 11))
-            writer.transport.abort()
-
-        await asyncio.gather(*map(leave, range(100)))
-
-        async def settled() -> bool:
-            broker = gateway.gateway.broker
-            totals = await broker.read_totals()
-            accepted = totals.pop("accepted", 0)
-            return accepted == sum(totals.values()) and gateway.gateway.router.calls == 0
-
-        await until(settled)
-        assert await gateway.queued() == 0
-        assert (await gateway.chat()).status == 200
-        assert len(worker.claimed) <= 81
-
-
-@pytest.mark.slow
-async def test_a_client_that_stalls_is_cut_and_its_request_cancelled(start_gateway: Start) -> None:
-    gateway = await start_gateway(write_timeout_s=0.2)
-
-    much = (Delta(0, tuple(tokens("The quick brown fox " * 1000))),)
-
-    async def flood(request: GenerationRequest) -> Steps:
-        while True:
-            yield much, None
-
-    async with gateway.worker(flood) as worker:
-        _, writer = await gateway.connect(call(stream=True))
-        transport: Any = writer.transport
-        transport.pause_reading()
-        assert await asyncio.wait_for(worker.cancelled.get(), 60) == worker.claimed[0].id
-
-        async def cut() -> bool:
-            return not gateway.connections
-
-        await until(cut)
-        transport.abort()
-    assert gateway.gateway.meters.slow_clients == 1
 
 
 async def test_what_is_open_when_the_gateway_ends_is_cancelled_if_its_client_cannot_return(
@@ -268,22 +185,6 @@ async def test_without_time_for_open_streams_a_gateway_ends_at_once(start_gatewa
         await first.gateway.broker.cancel(worker.claimed[0].id)
 
 
-async def test_a_call_in_the_background_is_cancelled_by_its_id(gateway: RunningGateway) -> None:
-    async with (
-        gateway.worker(endless(65)) as worker,
-        gateway.stream(CHAT, chat_body(stream=True, background=True)) as s,
-    ):
-        call_id = (await s.next()).data["id"]
-        await started(worker)
-        reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
-        assert (reply.status, reply.json) == (200, {"id": call_id, "cancelled": True})
-        assert (await s.rest())[-1].data["error"]["code"] == "cancelled"
-        assert await asyncio.wait_for(worker.cancelled.get(), 60) == worker.claimed[0].id
-    assert await outcome(gateway, "cancelled") == 1
-    again = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
-    assert (again.status, again.json["cancelled"]) == (200, False)
-
-
 @pytest.fixture
 def long_silences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no gateway read a log only because a request was silent."""
@@ -312,42 +213,6 @@ async def test_a_resumed_stream_reads_what_is_logged_at_once(gateway: RunningGat
             path = f"{CHAT}/{events[0].data['id']}/stream"
             async with gateway.stream(path, Last_Event_ID=str(events[seen].id)) as again:
                 assert await asyncio.wait_for(again.rest(), 20) == events[seen + 1 :]
-
-
-async def test_a_client_that_resumes_keeps_its_call_alive_and_ends_it_when_it_leaves_while_the_log_is_read(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    catch_up = resume.catch_up
-    reads, may_read = asyncio.Event(), asyncio.Event()
-
-    async def held(*args: Any) -> str:
-        reads.set()
-        await may_read.wait()
-        return await catch_up(*args)
-
-    monkeypatch.setattr(resume, "catch_up", held)
-    async with gateway.worker(endless(65)) as worker:
-        async with gateway.stream(CHAT, chat_body(stream=True)) as stream:
-            call_id = (await stream.next()).data["id"]
-            _, writer = await gateway.connect(raw_request("GET", f"{CHAT}/{call_id}/stream"))
-            await asyncio.wait_for(reads.wait(), 10)
-        await started(worker)
-        [(request_id, steps)] = worker.steps.items()
-
-        async def goes_on() -> bool:
-            return worker.steps[request_id] > steps + 3
-
-        await until(goes_on)
-        assert worker.cancelled.empty(), "another client has come"
-        writer.close()
-        assert await asyncio.wait_for(worker.cancelled.get(), 10) == request_id
-        may_read.set()
-
-
-async def test_what_cannot_be_cancelled_is_not_found(gateway: RunningGateway) -> None:
-    for call_id in ["chatcmpl-" + 32 * "0", "chatcmpl-x", "cmpl-" + 32 * "0", "%2e%2e"]:
-        reply = await gateway.post(f"{CHAT}/{call_id}/cancel", b"")
-        assert (reply.status, reply.error["code"]) == (404, "not_found")
 
 
 async def test_a_call_of_several_prompts_is_cancelled_as_a_whole(gateway: RunningGateway) -> None:
@@ -487,31 +352,3 @@ async def test_a_gateway_ends_although_redis_does_not_answer_its_cancellations(
     other.canceller.cancel(["a" * 32])
     await asyncio.wait_for(asked.wait(), 10)
     await asyncio.wait_for(other.close(), 10)
-
-
-async def test_a_request_without_a_listener_is_cancelled_unless_its_client_may_return(
-    gateway: RunningGateway,
-) -> None:
-    one, cancelled = gateway.gateway, []
-    one.canceller.cancel = cancelled.extend  # type: ignore[method-assign]
-    with one.listening(["a" * 32]) as buffer:
-        buffer.is_responsible = True
-        assert one.router.has("a" * 32)
-    assert not one.router.has("a" * 32)
-    assert cancelled == ["a" * 32]
-    with one.listening(["b" * 32]):
-        pass  # another gateway is responsible
-    one.draining = True
-    with one.listening(["c" * 32], can_return=True) as buffer:
-        buffer.is_responsible = True
-    assert cancelled == ["a" * 32]
-    with one.listening(["d" * 32], can_return=False) as buffer:
-        buffer.is_responsible = True
-    assert cancelled == ["a" * 32, "d" * 32]
-
-
-async def test_problems_are_named(gateway: RunningGateway) -> None:
-    one = gateway.gateway
-    one.worker_registry.redis_answers = False
-    one.subscription.ready.clear()
-    assert one.redis_problems() == ["Redis does not answer", "not subscribed to the workers' output"]

@@ -16,7 +16,6 @@ from quire.gateway.stream.cursor import SILENCE_S, Cursor, cut, split, weight
 from quire.gateway.stream.router import FrameRouter
 from quire.shared.protocol.broker import Claim
 from quire.shared.protocol.messages import BY_TOKEN, Delta, Outcome, StepItem
-from tests.gateway.conftest import Start
 from tests.support.gateway.running import RunningGateway, until
 from tests.support.hand_worker import IDS, TEXT, HandWorker, one_each, run
 
@@ -82,16 +81,6 @@ async def test_a_page_of_the_log_is_taken_as_far_as_there_is_room(monkeypatch: p
     assert count_tokens(await buffer.next()) == 12
     assert count_tokens(await buffer.next()) == 12
     assert buffer.cursors["r"].next == 24
-
-
-async def test_a_sink_that_has_no_room_leaves_it_to_the_task() -> None:
-    router, buffer = open_one([])
-    buffer.sink = lambda: False
-    waiting = asyncio.create_task(buffer.next())
-    await asyncio.sleep(0)
-    [item] = steps(1, 1)
-    router.feed([item], 0.0)
-    assert await asyncio.wait_for(waiting, 60) == [item]
 
 
 async def test_the_end_that_comes_while_the_log_is_read_is_not_slept_through() -> None:
@@ -227,71 +216,6 @@ async def test_a_large_answer_that_comes_at_once_is_taken_in_parts(logprobs: byt
     assert buffer._waiting_tokens == 0
 
 
-async def test_a_large_answer_goes_through_a_sink_in_parts_too() -> None:
-    router, buffer = open_one([])
-    given: list[StepItem] = []
-
-    def sink() -> bool:
-        given.extend(buffer.take())
-        return True
-
-    buffer.sink = sink
-    waiting = asyncio.create_task(buffer.ready())
-    await asyncio.sleep(0)
-    router.feed([StepItem("r", 0, (Delta(0, tuple(range(3000))),))], 0.0)
-    while not given or given[-1].end < 3000:
-        await asyncio.wait_for(waiting, 60)  # the task passes on the remaining parts
-        sink()
-        waiting = asyncio.create_task(buffer.ready())
-    waiting.cancel()
-    assert [item.end for item in given] == [1024, 2048, 3000]
-
-
-async def test_the_end_that_comes_while_others_have_their_turn_is_not_slept_through() -> None:
-    router, buffer = open_one([])
-    given: list[StepItem] = []
-
-    def sink() -> bool:
-        given.extend(buffer.take())
-        return not given[-1].outcome
-
-    buffer.sink = sink
-    router.feed([StepItem("r", 0, (Delta(0, tuple(range(1500))),))], 0.0)
-    await asyncio.sleep(0)
-    assert given[-1].end == module.MAX_TAKEN
-    resting = asyncio.create_task(buffer.ready())
-    router.feed([StepItem("r", 1500, (), Outcome("stop"))], 0.0)
-    await asyncio.sleep(0)
-    assert given[-1].outcome
-    await asyncio.wait_for(resting, 60)  # the task still has to end the answer
-
-
-async def test_what_is_left_of_large_items_is_bounded_while_more_of_them_come() -> None:
-    ids = [f"r{index}" for index in range(4)]
-    log: Any = Log([])
-    router = FrameRouter(log, keepalive_s=60.0)
-    buffer = router.open(ids)
-    buffer.accept(None, is_logged=False)
-    count = 100
-    together = len(ids) * count * (1 + len(SCORED) // 8)
-    for at in range(0, 40 * count, count):
-        token_ids = tuple(range(at, at + count))
-        router.feed([StepItem(one, at, (Delta(0, token_ids, logprobs=SCORED * count),)) for one in ids], 0.0)
-        buffer.take()
-        assert sum(map(weight, buffer._waiting)) <= module.MAX_TAKEN + together
-    assert all(cursor.behind for cursor in buffer.cursors.values())
-
-
-async def test_a_corrupt_log_ends_the_stream_with_an_error(gateway: RunningGateway) -> None:
-    worker = HandWorker(gateway)
-    call = asyncio.create_task(gateway.complete(max_tokens=5))
-    claim = await worker.claim()
-    await worker.broker.client.xadd(worker.broker.keys.output(claim.request_id), {"item": b"\xc1"}, id="1-0")
-    reply = await asyncio.wait_for(call, 60)
-    assert (reply.status, reply.error["code"]) == (500, "generation_failed")
-    assert "corrupt" in reply.error["message"]
-
-
 async def test_what_is_corrupt_is_counted_and_said_once_per_kind(
     gateway: RunningGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -308,22 +232,6 @@ async def test_what_is_corrupt_is_counted_and_said_once_per_kind(
     assert gateway.gateway.subscription.corrupt == 3
     assert caplog.text.count("output log") == 1
     assert caplog.text.count("published frame") == 1
-
-
-async def test_a_client_that_reads_slowly_gets_everything_and_holds_little(
-    start_gateway: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Items that do not fit the client's bounded queue wait in the log."""
-    monkeypatch.setattr(module, "MAX_WAITING", 4)
-    monkeypatch.setattr(module, "PAGE", 8)
-    gateway = await start_gateway()
-
-    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
-        await worker.log(claim, items)
-        await worker.publish(b"".join(item.encode() for item in items))  # far more than fits, at once
-
-    assert await run(gateway, act) == TEXT
-    assert gateway.gateway.router.stats.repairs == 0  # nothing was lost
 
 
 # --- A cursor takes every token once and in order, and cuts items without losing a token ------------------------------
@@ -430,23 +338,6 @@ def the_cursor(gateway: RunningGateway) -> Cursor:
     return cursor
 
 
-async def test_when_the_last_frame_is_lost_silence_reveals_it(gateway: RunningGateway) -> None:
-    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
-        await worker.log(claim, items)
-        for item in items[:-1]:
-            await worker.publish(item.encode())
-
-    assert await run(gateway, act) == TEXT
-    assert gateway.gateway.router.stats.repairs == 1
-
-
-async def test_when_no_frame_comes_at_all_the_log_is_enough(gateway: RunningGateway) -> None:
-    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
-        await worker.log(claim, items)
-
-    assert await run(gateway, act) == TEXT
-
-
 @pytest.mark.slow
 async def test_a_silent_request_is_not_read_and_what_is_lost_after_it_is_found_soon(gateway: RunningGateway) -> None:
 
@@ -493,13 +384,3 @@ async def test_a_call_that_is_over_is_not_fed_and_not_checked() -> None:
     assert buffer.take() == []
     buffer.check = pytest.fail  # type: ignore[method-assign,assignment]
     router.silence._tick(asyncio.get_running_loop().time() + 3600)
-
-
-async def test_a_request_that_redis_forgot_ends_with_an_error(gateway: RunningGateway) -> None:
-    worker = HandWorker(gateway)
-    call = asyncio.create_task(gateway.complete(max_tokens=5))
-    await worker.claim()
-    await worker.broker.client.flushall()
-    reply = await asyncio.wait_for(call, 60)
-    assert (reply.status, reply.error["code"]) == (500, "generation_failed")
-    assert "lost" in reply.error["message"]

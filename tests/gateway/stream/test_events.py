@@ -15,21 +15,18 @@ import pytest
 from redis import Redis
 
 from quire.gateway.stream.buffer import ClosedOutcome
-from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.sse import BEGINNING, EventId, dumps, event, quote, takes_ids
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.protocol.broker import Claim
-from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, StepItem
+from quire.shared.protocol.messages import StepItem
 from quire.shared.redis.clients import pubsub_client
 from quire.shared.redis.lane_client import LaneClient
 from quire.shared.redis.link import Link
-from tests.gateway.conftest import Start
-from tests.gateway.stream.test_buffer import SCORED, Log, open_one, scored_steps, steps
+from tests.gateway.stream.test_buffer import open_one, steps
 from tests.support.broker_calls import recoveries_of
-from tests.support.gateway.fake_worker import Steps, emit, endless
+from tests.support.gateway.fake_worker import emit, endless
 from tests.support.gateway.running import (
-    MODEL,
     RunningGateway,
     chat_body,
     parse_events,
@@ -167,20 +164,6 @@ async def test_a_client_of_http_1_0_gets_the_events_until_its_connection_is_clos
     assert events[-1].data == "[DONE]"
 
 
-async def test_events_without_a_token_are_numbered_behind_the_token_before(gateway: RunningGateway) -> None:
-    """On every gateway in the same way: a client may resume at another one. The end token has no text."""
-
-    async def script(request: GenerationRequest) -> Steps:
-        for token in tokens("abc"):
-            yield (Delta(0, (token,)),), None
-        yield (Delta(0, (2,), "stop"),), Outcome("stop")
-
-    async with gateway.worker(script):
-        asks = chat_body(stream=True, stream_options={"include_usage": True})
-        events = await gateway.events("/v1/chat/completions", asks)
-    assert [str(one.id) for one in events] == ["0.1", "1", "2", "3", "4.1", "4.2", "4.3"]
-
-
 async def test_tokens_that_come_together_with_the_end_of_a_stream_are_written_before_it(
     gateway: RunningGateway,
 ) -> None:
@@ -213,14 +196,6 @@ async def test_headers_come_as_soon_as_the_request_is_accepted(gateway: RunningG
             assert await gateway.queued() == 1
 
 
-async def test_a_silent_stream_gets_comments(start_gateway: Start) -> None:
-    gateway = await start_gateway(keepalive_s=0.1)
-    async with aiohttp.ClientSession() as session:
-        url = gateway.url + "/v1/completions"
-        async with session.post(url, json={"model": MODEL, "prompt": "x", "stream": True}) as response:
-            assert await response.content.readline() == b": keep-alive\n"
-
-
 # --- Every token reaches its client once and in order, whatever pub/sub loses, repeats or reorders --------------------
 
 
@@ -237,36 +212,6 @@ async def test_frames_that_are_lost_are_read_from_the_log(gateway: RunningGatewa
         return await recoveries_of(gateway.gateway.broker) == {"repairs": gateway.gateway.router.stats.repairs}
 
     await until(noted)
-
-
-async def test_frames_that_come_twice_or_in_disorder_change_nothing(gateway: RunningGateway) -> None:
-    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
-        await worker.log(claim, items)
-        for item in [items[2], items[0], items[0], items[1], items[2], *reversed(items), *items]:
-            await worker.publish(item.encode())
-
-    assert await run(gateway, act) == TEXT
-
-
-async def test_frames_of_other_portions_than_the_log_are_cut_to_fit(gateway: RunningGateway) -> None:
-    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
-        await worker.log(claim, items)
-        await worker.publish(items[0].encode() + items[1].encode())
-        await worker.publish(StepItem(claim.request_id, 0, (Delta(0, tuple(IDS[:5])),)).encode())
-        tail = (Delta(0, tuple(IDS[3:]), "stop"),)
-        await worker.publish(StepItem(claim.request_id, 3, tail, Outcome("stop")).encode())
-
-    assert await run(gateway, act) == TEXT
-
-
-async def test_frames_for_requests_that_nobody_waits_for_are_ignored(gateway: RunningGateway) -> None:
-    async def act(worker: HandWorker, claim: Claim, items: list[StepItem]) -> None:
-        await worker.log(claim, items)
-        for item in items:
-            stranger = StepItem("stranger", item.start, item.deltas, item.outcome)
-            await worker.publish(stranger.encode() + item.encode())
-
-    assert await run(gateway, act) == TEXT
 
 
 async def test_frames_that_were_at_hand_together_are_given_together() -> None:
@@ -287,29 +232,6 @@ async def test_frames_that_were_at_hand_together_are_given_together() -> None:
     router.feed([items[3]], 0.0)
     await asyncio.sleep(0)
     assert given == [items[:3], [items[3]]]
-
-
-async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() -> None:
-    """A client that reads has taken all earlier items, so all new items fit the buffer, however many they are."""
-    ids = [f"r{index}" for index in range(64)]
-    log: Any = Log([])
-    router = FrameRouter(log, keepalive_s=60.0)
-    buffer = router.open([*ids, "first"])
-    buffer.accept(None, is_logged=False)
-    router.feed(scored_steps(1, "first"), 0.0)  # the others have no item yet
-    assert len(buffer.take()) == 1
-    for together in zip(*(scored_steps(5, one) for one in ids), strict=True):
-        router.feed(together, 0.0)
-        given = buffer.take()
-        while len(given) < len(ids):
-            await buffer.ready()
-            given += buffer.take()
-        assert given == list(together)
-    # For a client that no longer reads, the buffer keeps one item per prompt.
-    for at in (5, 6):
-        router.feed([StepItem(one, at, (Delta(0, (at,), logprobs=SCORED),)) for one in ids], 0.0)
-    assert len(buffer._waiting) == len(ids)
-    assert all(buffer.cursors[one].behind for one in ids)
 
 
 # --- The subscription of a gateway over a connection that fails it without being closed -------------------------------
@@ -456,29 +378,3 @@ async def test_a_subscription_that_was_cut_is_made_again_and_every_stream_repair
         await until(subscribed)
 
     assert await run(gateway, act) == TEXT
-
-
-async def test_a_stream_survives_while_redis_is_away(gateway: RunningGateway, redis_server: Any) -> None:
-    """Redis stops answering for a while; the stream stays open and goes on."""
-    worker = HandWorker(gateway)
-    async with (
-        aiohttp.ClientSession(headers={"Accept": "text/event-stream"}) as session,
-        session.post(gateway.url + "/v1/completions", json=BODY) as response,
-    ):
-        claim = await worker.claim()
-        items = one_each(claim.request_id)
-        await worker.log(claim, items[:3])
-        await worker.publish(items[0].encode())
-        first = await response.content.readuntil(b"\n\n")
-        # Every connection is cut, and new ones are refused for as long as the limit stands.
-        client = worker.broker.client
-        await client.config_set("maxclients", 1)
-        try:
-            await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-        finally:
-            await client.config_set("maxclients", 1000)
-        await worker.log(claim, items[3:])
-        rest = await asyncio.wait_for(response.content.read(), 60)
-    events = parse_events((first + rest).decode())
-    assert "".join(texts(events)) == TEXT
-    assert events[-1].data == "[DONE]"

@@ -161,20 +161,6 @@ async def test_a_request_that_waits_or_runs_is_only_waited_for_longer(broker: Br
     waiting.cancel()
 
 
-async def test_a_log_that_is_corrupt_ends_its_streams_and_is_told_once(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
-    await start(broker)
-    await broker.client.xadd(KEYS.output("r"), {"item": b"\xc1"}, id="1-0")
-    stats = StreamStats()
-    for number in (1, 2):
-        call = Call(broker, stats=stats)
-        call.buffer.accept(None, is_logged=True)
-        assert (await end_of(call.buffer)).name == OutcomeName.ERROR
-        assert stats.corrupt_logs == number
-    assert caplog.text.count("is corrupt") == 1
-
-
 @pytest.mark.parametrize("is_logged", [True, False])
 async def test_a_request_that_has_ended_or_is_lost_ends_its_stream(broker: Broker, is_logged: bool) -> None:
     claim = await start(broker)

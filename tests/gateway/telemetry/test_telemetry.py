@@ -13,12 +13,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
 from quire.gateway.errors.error_responses import REASON
-from quire.gateway.features.batches.batch_meter import BatchMeter
+from quire.gateway.features.tracing.http_span import MAX_PATH, SPAN
+from quire.gateway.server.access_log import recording
 from quire.gateway.stream.call_metadata import DIALECTS
 from quire.gateway.telemetry import request_meter
-from quire.gateway.telemetry.access_log import recording
 from quire.gateway.telemetry.request_meter import CALL_OUTCOMES, KINDS, RequestMeters
-from quire.gateway.telemetry.tracing import MAX_PATH, SPAN
 from quire.shared.telemetry.trace_context import TraceContext
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import RunningGateway, tokens
@@ -73,16 +72,6 @@ async def test_a_request_is_counted_by_its_route_and_a_call_by_its_outcome(gatew
         "not_found": 1,
         "model_not_found": 1,
     }
-
-
-# --- The counts of batches --------------------------------------------------------------------------------------------
-
-
-def test_windows_add_up() -> None:
-    meter = BatchMeter()
-    meter.ended(5, 1)
-    meter.ended(3, 0)
-    assert (meter.completed, meter.failed) == (8, 1)
 
 
 # --- A call is counted once when it ends; its tokens and times are counted as they are written ------------------------
@@ -245,7 +234,7 @@ async def test_only_requests_of_the_api_are_traced() -> None:
 async def test_an_embedding_call_names_its_operation() -> None:
     tracer: Any = Tracer()
 
-    call: Any = SimpleNamespace(options=SimpleNamespace(model="m"), prompt_tokens=12)
+    call: Any = SimpleNamespace(model="m", about=SimpleNamespace(prompt_tokens=12))
 
     async def handler(request: web.Request) -> web.Response:
         request[SPAN].asks("embeddings", call)

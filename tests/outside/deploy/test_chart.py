@@ -14,8 +14,8 @@ import kubernetes_validate.utils
 import pytest
 import yaml
 
+from quire.gateway.server.access_log import PROBES
 from quire.gateway.settings import GatewaySettings
-from quire.gateway.telemetry.access_log import PROBES
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools import values_schema
 from quire.shared.config.settings import options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.gateway.output import deepseek, harmony, hermes, llama_json, mistral, pythonic
+from quire.gateway.features.tools import deepseek, harmony, hermes, llama_json, mistral, pythonic
 
 IN_PARIS = '{"city": "Paris", "days": 3}'
 

@@ -199,6 +199,15 @@ class RunningGateway:
         assert self._runner is not None
         await self._runner.shutdown()
 
+    async def cancellations(self) -> None:
+        """Wait until the cancellations that this gateway has begun are over."""
+        await self.gateway.submission.canceller._idle.wait()
+
+    @property
+    def app(self) -> Any:
+        assert self._runner is not None
+        return self._runner.app
+
     @property
     def connections(self) -> int:
         """The number of connections that clients have open."""

@@ -1,7 +1,7 @@
 """Trials of grammars and models without the start of an interpreter: a server forks a process for each trial.
 
-The process runs the same `main` under the same limits as the commands of `quire.gateway.model.grammar_check` and
-`quire.gateway.model.model_trial`.
+The process runs the same `main` under the same limits as the commands of
+`quire.gateway.features.grammars.grammar_check` and `quire.gateway.model.model_trial`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pathlib import Path
 
 import pytest
 
+from quire.gateway.features.grammars import grammar_check
 from quire.gateway.features.several_models import registered_model
-from quire.gateway.model import grammar_check, model_trial
+from quire.gateway.model import model_trial
 from quire.shared.text import grammar_trial
 from quire.shared.text.grammar import GrammarVocabulary
 

@@ -8,29 +8,15 @@ from typing import Any
 
 import pytest
 
-from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.shared.protocol.views import CACHED, MAX_NAME_LENGTH, NOBODY, PINNED, View, unpack_table
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.limits import EngineLimits
 from quire.worker.inspect import engine_view
 from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.engine_view import make_view, name_of
 from quire.worker.inspect.snapshot import take_snapshot
 from quire.worker.inspect.step_log import StepLog
 from quire.worker.pinned_prefixes import pin
-from tests.support.mock_model import EOS, MockModel
-
-SIZE = 4
-
-
-def make_engine(num_blocks: int = 64, num_host_blocks: int = 0, **limits: Any) -> Engine:
-    params = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 128, **limits}
-    return Engine(MockModel(), EngineLimits(num_blocks, SIZE, num_host_blocks=num_host_blocks, **params), (EOS,), None)
-
-
-def add(engine: Engine, name: str, prompt: tuple[int, ...], **params: Any) -> None:
-    params = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, **params}
-    engine.add(GenerationRequest(name, "mock", prompt, SamplingParams(**params)))
+from tests.worker.inspect.test_snapshot import add, make_engine
 
 
 def read(engine: Engine, log: StepLog) -> View:

@@ -18,11 +18,12 @@ from quire.worker.models.files.free_memory import FreeMemory
 from quire.worker.models.files.loader import Weights
 from quire.worker.models.files.mapped_files import MappedFiles
 from quire.worker.models.files.weight_reader import WeightReader
-from quire.worker.models.native.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, read_config
+from quire.worker.models.native.config import EMBEDDING, HEAD, ModelConfig, read_config
 from quire.worker.models.native.decoder import Decoder
 from quire.worker.models.native.sharding import NotDivisible, Shard
 from tests.support.checkpoints import make_checkpoint
 from tests.support.resident_memory import resident
+from tests.worker.models.test_decoder import operations
 
 GATE, UP = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
 
@@ -41,27 +42,9 @@ def reader_of(folder: Path, ops: kernels.Ops, bits: int | str = 0) -> WeightRead
     return WeightReader(Weights(folder), Shard(read_config(folder)), ops, ops.dtype, "cpu", bits)
 
 
-def float_ops() -> kernels.CpuOps:
-    try:
-        return kernels.CpuOps(torch.float32)
-    except kernels.KernelsUnavailable as missing:
-        pytest.skip(str(missing))
-
-
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
-def test_weights_keep_16_bits_and_norms_do_not(tmp_path: Path, stored: torch.dtype) -> None:
-    folder = stored_as(make_checkpoint(tmp_path / "llama", "llama"), {}, stored)
-    reader = reader_of(folder, float_ops())
-    packed = reader.gate_up([GATE, UP])
-    elements = packed.in_features * packed.out_features
-    assert 2 * elements <= packed.nbytes < 4 * elements
-    assert reader.embedding(EMBEDDING).dtype is stored
-    assert reader.read(FINAL_NORM).dtype is torch.float32
-
-
 def test_weights_of_two_types_side_by_side_become_activations(tmp_path: Path) -> None:
     folder = stored_as(make_checkpoint(tmp_path / "llama", "llama"), {GATE: torch.float16}, torch.bfloat16)
-    ops, tensors = float_ops(), load_file(folder / "model.safetensors")
+    ops, tensors = operations("cpu"), load_file(folder / "model.safetensors")
     packed = reader_of(folder, ops).linear([GATE, UP])
     x = torch.randn(3, packed.in_features)
     expected = ops.pack_linear(torch.cat([tensors[GATE].float(), tensors[UP].float()]))
@@ -77,7 +60,7 @@ def test_a_type_that_the_kernels_lack_is_converted(tmp_path: Path) -> None:
 def test_quantised_layers_have_few_bits_and_the_head_has_8(tmp_path: Path, bits: int) -> None:
     folder = make_checkpoint(tmp_path / "llama", "llama")
     tensors = load_file(folder / "model.safetensors")
-    for ops in (float_ops(), kernels.ReferenceOps("cpu", torch.float32)):
+    for ops in (operations("cpu"), kernels.ReferenceOps("cpu", torch.float32)):
         reader = reader_of(folder, ops, bits)
         packed = reader.linear([GATE])
         x = torch.randn(3, packed.in_features)
@@ -91,12 +74,12 @@ def test_quantised_layers_have_few_bits_and_the_head_has_8(tmp_path: Path, bits:
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 def test_a_decoder_computes_with_16_bit_weights_as_with_the_same_floats(tmp_path: Path, stored: torch.dtype) -> None:
     short = stored_as(make_checkpoint(tmp_path / "short", "qwen3"), {}, stored)
-    decoder = Decoder.load(short, float_ops(), torch.float32, "cpu")
+    decoder = Decoder.load(short, operations("cpu"), torch.float32, "cpu")
     long = tmp_path / "long"
     long.mkdir()
     for file in short.iterdir():
         (long / file.name).write_bytes(file.read_bytes())
-    exact = Decoder.load(stored_as(long, {}, torch.float32), float_ops(), torch.float32, "cpu")
+    exact = Decoder.load(stored_as(long, {}, torch.float32), operations("cpu"), torch.float32, "cpu")
     assert decoder.weight_bytes < 0.6 * exact.weight_bytes
     hidden = torch.randn(5, decoder.hidden_size)
     assert torch.equal(decoder._logits(hidden), exact._logits(hidden))
@@ -105,7 +88,7 @@ def test_a_decoder_computes_with_16_bit_weights_as_with_the_same_floats(tmp_path
 def test_layers_and_the_head_are_fp8_on_load(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "llama", "llama")
     tensors = load_file(folder / "model.safetensors")
-    for ops in (float_ops(), kernels.ReferenceOps("cpu", torch.float32)):
+    for ops in (operations("cpu"), kernels.ReferenceOps("cpu", torch.float32)):
         reader = reader_of(folder, ops, FP8)
         for packed, name in ((reader.linear([GATE]), GATE), (reader.head("lm_head.weight", None), "lm_head.weight")):
             x = torch.randn(3, packed.in_features)
@@ -241,11 +224,6 @@ def test_ranks_share_a_key_value_head_where_there_are_more_of_them(config: Model
     assert firsts == [0, 0, 0, 0, 16, 16, 16, 16]
     local = Shard(config, 5, 8).local
     assert (local.num_heads, local.num_kv_heads, local.kv_size(0)) == (1, 1, 16)
-
-
-def test_norms_and_embeddings_are_whole_everywhere(config: ModelConfig) -> None:
-    for name in ("model.norm.weight", "model.embed_tokens.weight", f"{LAYER}.input_layernorm.weight"):
-        assert all(Shard(config, rank, 4).part(name) == () for rank in range(4))
 
 
 @pytest.mark.parametrize(

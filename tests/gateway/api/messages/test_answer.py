@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from typing import Any
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire.gateway.api.messages.answer import MessageAnswer
-from quire.gateway.api.messages.events import BlockWriter, blocks, tool_use_id
+from quire.gateway.api.messages.events import BlockWriter, blocks
 from quire.gateway.api.messages.headers import KNOWN_BETAS, MAX_BETAS, check_headers
 from quire.gateway.api.messages.signature import hidden_text, sign
 from quire.gateway.errors.api_errors import InvalidRequest
@@ -26,9 +25,6 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.transcript import Choice
 from quire.shared.protocol.messages import Delta, Outcome
 from tests.support.gateway.agents import (
-    ANSWER,
-    CALL,
-    WEATHER,
     assembled,
     body,
     parse_message_events,
@@ -36,8 +32,7 @@ from tests.support.gateway.agents import (
     saying,
     stream_events,
 )
-from tests.support.gateway.fake_worker import endless
-from tests.support.gateway.running import CONTEXT, MODEL, RunningGateway, byte_level, tokens, until
+from tests.support.gateway.running import CONTEXT, MODEL, RunningGateway, byte_level, tokens
 
 # --- Messages with the `anthropic` SDK, unmodified: whole, streamed, resumed; tools, thinking, stop sequences ---------
 
@@ -62,105 +57,6 @@ async def test_a_message(client: anthropic.AsyncAnthropic, agent_gateway: Runnin
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )
     assert worker.claimed[0].sampling.max_tokens == 50
-
-
-async def test_the_synchronous_client(agent_gateway: RunningGateway) -> None:
-    def ask() -> str:
-        with anthropic.Anthropic(base_url=agent_gateway.url, api_key="unused", max_retries=0, timeout=60) as client:
-            whole = client.messages.create(model=MODEL, max_tokens=50, messages=HELLO)
-            with client.messages.stream(model=MODEL, max_tokens=50, messages=HELLO) as stream:
-                return text_of(whole) + "".join(stream.text_stream)
-
-    async with agent_gateway.worker(saying("Hi.")):
-        assert await asyncio.to_thread(ask) == "Hi.Hi."
-
-
-async def test_the_stream_helper(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
-    async with (
-        agent_gateway.worker(saying(ANSWER, step=3)),
-        client.messages.stream(model=MODEL, max_tokens=200, messages=HELLO, tools=[WEATHER]) as stream,
-    ):
-        events = [event async for event in stream]
-        message = await stream.get_final_message()
-    kinds = [event.type for event in events]
-    assert kinds[0] == "message_start"
-    assert kinds[-1] == "message_stop"
-    assert {"text", "thinking", "signature", "input_json"} <= set(kinds)
-    thinking, text, use = message.content
-    assert thinking.type == "thinking"
-    assert thinking.thinking.strip() == "They ask for the weather."
-    assert thinking.signature
-    assert text.type == "text"
-    assert text.text.strip() == "I look it up."
-    assert use.type == "tool_use"
-    assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
-    assert use.id.startswith("toolu_")
-    assert message.stop_reason == "tool_use"
-
-
-async def test_a_round_trip_of_a_tool(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
-    messages: Any = [{"role": "user", "content": "What is the weather?"}]
-    async with agent_gateway.worker(saying(ANSWER)):
-        asked = await client.messages.create(model=MODEL, max_tokens=200, messages=messages, tools=[WEATHER])
-    use = next(block for block in asked.content if block.type == "tool_use")
-    messages += [
-        {"role": "assistant", "content": asked.content},
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "Rain."}]}],
-        },
-    ]
-    async with agent_gateway.worker(saying("It rains.")) as worker:
-        told = await client.messages.create(model=MODEL, max_tokens=200, messages=messages, tools=[WEATHER])
-    assert [block.type for block in told.content] == ["text"]
-    prompt = prompt_of(worker.claimed[0])
-    assert f"{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nRain.\n</tool_response>" in prompt
-    assert '"name": "get_weather", "description": "Tells the weather of a city."' in prompt
-    assert "<think>\nThey ask for the weather." in prompt
-
-
-@pytest.mark.parametrize("step", [1, 1000])
-async def test_streamed_whole_and_resumed_are_the_same_message(
-    agent_gateway: RunningGateway, start_gateway: Any, agent_model: Any, step: int
-) -> None:
-    """Whole, streamed, and resumed at another gateway after each event: the same tokens give the same message."""
-    other: RunningGateway = await start_gateway(model=str(agent_model))
-    asked = body(tools=[WEATHER], max_tokens=200)
-    async with agent_gateway.worker(saying(ANSWER, step=step)):
-        whole = (await agent_gateway.post("/v1/messages", asked, Idempotency_Key="whole")).json
-        events = await stream_events(agent_gateway, "/v1/messages", {**asked, "stream": True})
-        again = await stream_events(other, "/v1/messages", {**asked, "stream": True}, {"Idempotency-Key": "stream"})
-        joined = await stream_events(
-            agent_gateway, "/v1/messages", {**asked, "stream": True}, {"Idempotency-Key": "stream"}
-        )
-    streamed = assembled(events)
-    identities = ("id", "content")
-    assert {key: streamed[key] for key in streamed if key not in identities} == {
-        key: whole[key] for key in whole if key not in identities
-    }
-    assert without_ids(streamed["content"]) == without_ids(whole["content"])
-    assert again == joined
-    public_id = streamed["id"]
-    for at in range(0, len(events), 5):
-        rest = await stream_events(
-            other, f"/v1/messages/{public_id}/stream", headers={"Last-Event-ID": str(events[at].id)}
-        )
-        assert rest == events[at + 1 :]
-    assert await stream_events(other, f"/v1/messages/{public_id}/stream") == events
-
-
-def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: item for key, item in block.items() if key != "id"} for block in blocks]
-
-
-async def test_the_id_of_a_tool_use_is_the_same_in_every_form_of_one_call(agent_gateway: RunningGateway) -> None:
-    asked = body(tools=[WEATHER], max_tokens=200)
-    async with agent_gateway.worker(saying(ANSWER)) as worker:
-        first = (await agent_gateway.post("/v1/messages", asked, Idempotency_Key="one")).json
-        second = (await agent_gateway.post("/v1/messages", asked, Idempotency_Key="one")).json
-    assert len(worker.claimed) == 1
-    assert first == second
-    assert first["content"][-1]["id"].startswith("toolu_")
 
 
 @pytest.mark.parametrize(
@@ -259,15 +155,6 @@ async def test_thinking_reaches_the_template_and_may_be_hidden(
     ]
 
 
-async def test_json_that_follows_a_schema(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    form: Any = {"format": {"type": "json_schema", "schema": schema}}
-    async with agent_gateway.worker(saying('{"a": 1}')) as worker:
-        message = await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, output_config=form)
-    assert text_of(message) == '{"a": 1}'
-    assert '"integer"' in worker.claimed[0].sampling.grammar
-
-
 async def test_sampling_parameters_reach_the_worker(agent_gateway: RunningGateway) -> None:
     asked = body(temperature=0.5, top_p=0.9, top_k=7, seed=3, cache_salt="s")
     async with agent_gateway.worker(saying("x")) as worker:
@@ -277,28 +164,6 @@ async def test_sampling_parameters_reach_the_worker(agent_gateway: RunningGatewa
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 7, 3)
     assert request.cache_salt == "s"
     assert answer["usage"]["service_tier"] == "priority"
-
-
-async def test_a_call_in_the_background_is_cancelled(agent_gateway: RunningGateway) -> None:
-    async def has_token() -> bool:
-        return agent_gateway.gateway.subscription.frames > 0
-
-    async with agent_gateway.worker(endless(tokens("a")[0])):
-        async with agent_gateway.stream("/v1/messages", body(stream=True, background=True)) as stream:
-            lines = [await stream.response.content.readline() for _ in range(3)]
-            await until(has_token)
-        public_id = parse_message_events(b"".join(lines).decode() + "\n")[0].data["message"]["id"]
-        reply = await agent_gateway.post(f"/v1/messages/{public_id}/cancel", {})
-    assert reply.json == {"id": public_id, "cancelled": True}
-
-
-async def test_the_count_is_that_of_the_prompt(client: anthropic.AsyncAnthropic, agent_gateway: RunningGateway) -> None:
-    asked: Any = {"model": MODEL, "messages": HELLO, "system": "Be kind.", "tools": [WEATHER]}
-    count = await client.messages.count_tokens(**asked)
-    async with agent_gateway.worker(saying("x")):
-        message = await client.messages.create(max_tokens=5, **asked)
-    assert count.input_tokens == message.usage.input_tokens
-    assert await agent_gateway.queued() == 0
 
 
 async def test_a_prompt_longer_than_the_context_is_counted(
@@ -405,25 +270,6 @@ def assembled_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_events_of_an_answer() -> None:
-    writer = BlockWriter()
-    events = data_of([*writer.parts(PARTS), *writer.close()])
-    assert [event.get("delta", event.get("content_block", {})).get("type") for event in events] == [
-        *("thinking", "thinking_delta", "thinking_delta", "signature_delta", None),
-        *("text", "text_delta", None),
-        *("tool_use", "input_json_delta", "input_json_delta", None),
-        *("tool_use", "input_json_delta", None),
-    ]
-    assert events[8]["content_block"] == {
-        "type": "tool_use",
-        "id": "toolu_00ff",
-        "name": "read",
-        "input": {},
-        "caller": {"type": "direct"},
-    }
-    assert writer.close() == []
-
-
 def test_the_whole_message_has_the_same_blocks() -> None:
     writer = BlockWriter()
     events = data_of([*writer.parts(PARTS), *writer.close()])
@@ -435,11 +281,6 @@ def test_the_whole_message_has_the_same_blocks() -> None:
         {"type": "tool_use", "id": "toolu_00ff", "name": "read", "input": {"path": "\u00e9\n"}, **DIRECT},
         {"type": "tool_use", "id": "toolu_00fe", "name": "now", "input": {}, **DIRECT},
     ]
-
-
-def test_a_call_that_the_answer_ended_in_is_not_in_the_whole_message() -> None:
-    cut = merged([*PARTS[:-1], AnswerPart(PartKind.ARGUMENTS, '{"zone": "U', 1)])
-    assert blocks(cut) == blocks(merged(PARTS))[:-1]
 
 
 def test_hidden_thinking_has_its_signature_and_no_text() -> None:
@@ -479,10 +320,6 @@ def test_streamed_and_whole_agree_however_the_parts_are_grouped(parts: list[Answ
     assert assembled_events(data_of(single)) == whole
 
 
-def test_the_id_of_a_tool_use_follows_from_the_id_of_the_call() -> None:
-    assert tool_use_id(AnswerPart(PartKind.CALL, "x", 0, "call_12")) == "toolu_12"
-
-
 # --- The signatures of thinking blocks --------------------------------------------------------------------------------
 
 
@@ -490,10 +327,6 @@ def test_the_id_of_a_tool_use_follows_from_the_id_of_the_call() -> None:
 def test_a_hidden_text_comes_back(text: str) -> None:
     assert hidden_text(sign(text, True)) == text
     assert hidden_text(sign(text, False)) == ""
-
-
-def test_a_shown_text_is_signed_by_its_hash() -> None:
-    assert sign("Hm.", False) == "sha256-" + hashlib.sha256(b"Hm.").hexdigest()
 
 
 @pytest.mark.parametrize("signature", ["", "EqQBCgIYAhIM", "sha256-00"])

@@ -18,7 +18,7 @@ from quire.gateway.api.messages.content import (
     read_messages,
     read_system,
 )
-from quire.gateway.api.messages.parameters import ALL, COUNT_TOKENS, CREATE, REFUSED, WITHOUT_EFFECT
+from quire.gateway.api.messages.parameters import ALL, COUNT_TOKENS, CREATE
 from quire.gateway.api.messages.request import MessageRequest, read_request
 from quire.gateway.api.messages.signature import sign
 from quire.gateway.errors.api_errors import ApiError
@@ -53,12 +53,12 @@ def read(model: ServedModel, /, **parameters: Any) -> MessageRequest:
 
 def test_the_options_of_a_call(model: ServedModel) -> None:
     request = read(model, stop_sequences=["END"], temperature=0.5, stream=True, priority="batch", output_format=FORMAT)
-    options = request.options(MODEL_DEFAULTS)
-    assert options.sampling.stop == ("END",)
-    assert options.sampling.temperature == 0.5
-    assert (options.stream, options.priority, options.max_tokens) == (True, "batch", None)
-    assert '"integer"' in options.sampling.grammar
-    assert options.grammar_parameter == "output_format.schema"
+    call = request.call(MODEL_DEFAULTS)
+    assert call.common.stop == ("END",)
+    assert call.common.temperature == 0.5
+    assert (call.stream, call.priority, call.max_tokens) == (True, "batch", None)
+    assert '"integer"' in call.common.grammar
+    assert call.grammar_parameter == "output_format.schema"
 
 
 def test_the_system_prompt_comes_first(model: ServedModel) -> None:
@@ -104,7 +104,7 @@ def test_what_has_no_effect_is_named_once(model: ServedModel) -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     request = read(model, tools=[search, {**WEATHER, "defer_loading": True}], diagnostics={}, workspace_id="w")
     assert request.no_effect == ("diagnostics", "workspace_id", "tools.web_search_20250305", "tools.defer_loading")
-    assert request.options(MODEL_DEFAULTS).labels.no_effect == request.no_effect
+    assert request.call(MODEL_DEFAULTS).no_effect == request.no_effect
 
 
 def test_old_thinking_is_cleared_if_the_call_asks_for_it(model: ServedModel) -> None:
@@ -118,13 +118,6 @@ def test_old_thinking_is_cleared_if_the_call_asks_for_it(model: ServedModel) -> 
         *(False, False, False),
         *(True, False),
     ]
-
-
-def test_the_answer_continues_a_last_message_of_the_assistant(model: ServedModel) -> None:
-    for messages, continues in ((CONTINUED, True), (CONTINUED[:1], False)):
-        options = read(model, messages=messages).options(MODEL_DEFAULTS)
-        assert options.form.continue_final_message is continues
-        assert options.form.add_generation_prompt is not continues
 
 
 REQUEST_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -172,7 +165,7 @@ REQUEST_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize(("parameters", "param", "code"), REQUEST_REFUSED.values(), ids=REQUEST_REFUSED)
 def test_bodies_that_are_refused(model: ServedModel, parameters: Any, param: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read(model, **parameters).options(MODEL_DEFAULTS)
+        read(model, **parameters).call(MODEL_DEFAULTS)
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
 
 
@@ -510,12 +503,6 @@ def test_what_is_refused(name: str, value: Any, param: str) -> None:
         read_parameters(name, value)
     refusal = caught.value
     assert (refusal.name if isinstance(refusal, InvalidValue) else refusal.param) == param  # type: ignore[attr-defined]
-
-
-def test_a_parameter_is_in_one_list() -> None:
-    lists = [set(CREATE), set(WITHOUT_EFFECT), set(REFUSED)]
-    assert sum(map(len, lists)) == len(set.union(*lists))
-    assert set(COUNT_TOKENS) < set(CREATE)
 
 
 # --- The schemas of tools that clients run themselves -----------------------------------------------------------------

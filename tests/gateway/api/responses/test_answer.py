@@ -11,18 +11,18 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, is_stored
-from quire.gateway.api.responses.events import START, ResponseEvents
-from quire.gateway.api.responses.output_items import ItemStatus, OutputItems, item_place
+from quire.gateway.api.responses.body import ResponseBody
+from quire.gateway.api.responses.events import ResponseEvents
+from quire.gateway.api.responses.output_items import ItemStatus, OutputItems
 from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.api.responses.schemas import ANSWERS
-from quire.gateway.errors.api_errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
+from quire.gateway.api.responses.store import item_place
+from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
-from quire.gateway.stream.transcript import Choice
 from tests.gateway.api.test_conversation import answering
 from tests.gateway.conftest import Start
 from tests.gateway.test_tool_loops import INPUT, TURN
@@ -32,25 +32,6 @@ from tests.support.gateway.running import MODEL, RunningGateway, tokens
 from tests.support.tokenizers import byte_level
 
 # --- Conversations of responses: items sent back, previous responses, references, truncation --------------------------
-
-
-async def test_a_round_trip_with_a_tool(gateway: RunningGateway, client: Any) -> None:
-    """The client sends the output items back, with the result of the tool."""
-    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-    items: list[Any] = [{"role": "user", "content": "Weather?"}]
-    async with gateway.worker(answering(call)):
-        first = await client.responses.create(model=MODEL, input=items, tools=[TOOL], tool_choice="required")
-    [asked] = first.output
-    assert asked.type == "function_call"
-    items += first.output
-    items.append({"type": "function_call_output", "call_id": asked.call_id, "output": "rain"})
-    async with gateway.worker(answering("It rains.")) as worker:
-        second = await client.responses.create(model=MODEL, input=items, tools=[TOOL])
-    assert second.output_text == "It rains."
-    told = prompt(worker.claimed[0])
-    assert "user\nWeather?" in told
-    assert '<tool_call>weather{"city": "K' in told
-    assert "<|im_start|>tool\nrain<|im_end|>" in told
 
 
 async def test_previous_responses_form_a_conversation(start_gateway: Start, folder: Path) -> None:
@@ -170,14 +151,6 @@ def body() -> ResponseBody:
     return ResponseBody("a", served, ABOUT)
 
 
-def test_a_running_response(body: ResponseBody, output: OutputItems) -> None:
-    queued = json.loads(body.running(ResponseStatus.QUEUED))
-    assert (queued["id"], queued["created_at"], queued["status"], queued["output"]) == ("resp_a", 5, "queued", [])
-    assert (queued["store"], queued["user"], queued["usage"]) == (True, None, None)
-    running = json.loads(body.running(ResponseStatus.IN_PROGRESS, output))
-    assert running["output"][0]["status"] == "in_progress"
-
-
 @pytest.mark.parametrize(
     ("reason", "status", "details"),
     [("stop", "completed", None), ("tool_calls", "completed", None), ("length", "incomplete", "max_output_tokens")],
@@ -191,20 +164,6 @@ def test_an_ended_response(
     assert ended["incomplete_details"] == (details and {"reason": details})
     assert ended["usage"]["input_tokens_details"] == {"cached_tokens": 1, "cache_write_tokens": 0}
     assert (ended["usage"]["input_tokens"], ended["usage"]["output_tokens"]) == (3, 2)
-
-
-@pytest.mark.parametrize("error", [Cancelled("c"), DeadlinePassed("late"), GenerationFailed("broken")])
-def test_a_failed_response(body: ResponseBody, output: OutputItems, error: ApiError) -> None:
-    output.fail()
-    failed = json.loads(body.failed(output, error))
-    is_cancelled = isinstance(error, Cancelled)
-    assert failed["status"] == ("cancelled" if is_cancelled else "failed")
-    assert failed["error"] == (None if is_cancelled else {"code": "server_error", "message": error.message})
-    assert failed["output"][0]["status"] == "incomplete"
-
-
-def test_the_metadata_tells_whether_a_response_is_stored() -> None:
-    assert is_stored(ABOUT)
 
 
 # --- Typed events: numbers, and errors that end the response or only its stream ---------------------------------------
@@ -244,29 +203,6 @@ def test_events_are_ascii_with_one_line_of_data(model: ServedModel) -> None:
         found = data(event)
         assert (found["sequence_number"], kind) == (number, f"event: {found['type']}")
         assert line.startswith("data: {")
-
-
-def test_events_up_to_a_number_are_dropped(model: ServedModel) -> None:
-    whole = rendered(ResponseEvents("a" * 32, model, ABOUT_CALL))
-    for after in range(START, len(whole) - 1):
-        assert rendered(ResponseEvents("a" * 32, model, ABOUT_CALL, after)) == whole[after + 1 :]
-
-
-def test_the_last_event_has_the_whole_response(model: ServedModel) -> None:
-    form = ResponseEvents("a" * 32, model, ABOUT_CALL)
-    last = data(rendered(form)[-2])
-    [whole] = ResponseEvents("a" * 32, model, ABOUT_CALL).full([Choice("", "tool_calls", parts=PARTS)], USAGE)
-    assert last["response"] == json.loads(whole)
-
-
-@pytest.mark.parametrize("error", [Cancelled("c"), DeadlinePassed("late"), GenerationFailed("broken")])
-def test_an_error_of_the_call_ends_the_response(model: ServedModel, error: ApiError) -> None:
-    form = ResponseEvents("a" * 32, model, ABOUT_CALL)
-    form.parts(0, PARTS[:1])
-    [event] = form.failure(error)
-    found = data(event)
-    assert found["type"] == "response.failed"
-    assert found["response"]["output"][0]["status"] == "incomplete"
 
 
 def test_an_error_of_the_gateway_ends_only_the_stream(model: ServedModel) -> None:
@@ -391,10 +327,6 @@ def test_an_id_tells_the_place_of_its_item(collected: OutputItems) -> None:
     assert item_place(collected.items[1].id) == ("0" * 32, 1)
     for other in ("", "msg", "msg_", "msg_1", "msg__1", "msg_a_-1", "msg_a_1234567", "msg_a_x"):
         assert item_place(other) is None, other
-
-
-def test_the_texts_of_a_model_are_those_of_its_tokenizer(model_folder: Path) -> None:
-    assert load_model(str(model_folder), "", False).token_texts[tokens("a")[0]].text == '"a"'
 
 
 # --- The schemas of /openapi.json describe real bodies, answers and events of the Responses API -----------------------

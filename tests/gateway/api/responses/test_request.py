@@ -23,7 +23,6 @@ from quire.gateway.api.responses.tools import (
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest
 from quire.gateway.output.tools import ToolMode
 from quire.shared.config.validators import InvalidValue
-from quire.shared.protocol.sampling_params import PARAMETERS
 from tests.gateway.api.test_conversation import answering
 from tests.support.gateway.response_calls import TOOL, create, prompt
 from tests.support.gateway.running import MODEL, RunningGateway
@@ -67,42 +66,6 @@ async def test_a_plain_call_has_no_warnings(gateway: RunningGateway) -> None:
         reply = await create(gateway)
     assert "warnings" not in reply.json
     assert "x-quire-no-effect" not in reply.headers
-
-
-async def test_a_plain_answer_has_every_field_of_the_api(gateway: RunningGateway) -> None:
-    async with gateway.worker(answering("x")):
-        body = (await create(gateway)).json
-    # Fields that clients read without a check for null (Open Responses).
-    expected: dict[str, Any] = {
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "top_logprobs": 0,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "tool_choice": "auto",
-        "truncation": "disabled",
-        "background": False,
-        "service_tier": "default",
-        "tools": [],
-        "parallel_tool_calls": True,
-        "store": True,
-        "metadata": {},
-        "text": {"format": {"type": "text"}},
-    }
-    assert {name: body[name] for name in expected} == expected
-    nulls = {
-        "completed_at",
-        "error",
-        "incomplete_details",
-        "instructions",
-        "max_output_tokens",
-        "max_tool_calls",
-        "previous_response_id",
-        "prompt_cache_key",
-        "safety_identifier",
-        "user",
-    }
-    assert {name for name, value in body.items() if value is None} == nulls
 
 
 async def test_labels_choose_the_class(gateway: RunningGateway) -> None:
@@ -234,13 +197,6 @@ async def test_background_needs_store(gateway: RunningGateway) -> None:
 async def test_obfuscation_is_refused(gateway: RunningGateway) -> None:
     reply = await create(gateway, stream=True, stream_options={"include_obfuscation": True})
     assert (reply.status, reply.error["param"]) == (400, "stream_options.include_obfuscation")
-
-
-def test_each_parameter_of_sampling_is_a_parameter_or_has_a_reason_not_to_be() -> None:
-    """A response is one answer, and a grammar may say where it ends."""
-    left_out = set(PARAMETERS) - set(RESPONSES)
-    assert left_out >= {"n", "best_of", "beam_width", "length_penalty", "early_stopping", "grammar", "max_tokens"}
-    assert {"logprobs", "min_tokens", "ignore_eos"} <= left_out
 
 
 # --- Input items: their form, their refusals, and the messages that they become ---------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import answering
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, endless
-from tests.support.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, raw_events
+from tests.support.gateway.response_calls import PATH, TEXT, create, events_of
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
 
 
@@ -48,57 +47,6 @@ async def test_background_poll_and_read_again(gateway: RunningGateway, client: A
     events = await events_of(stream)
     assert [event.sequence_number for event in events] == list(range(3, 3 + len(events)))
     assert events[-1].type == "response.completed"
-
-
-async def test_a_background_stream_goes_on_without_its_client(gateway: RunningGateway, client: Any) -> None:
-    halted, go_on = asyncio.Event(), asyncio.Event()
-
-    async def script(request: GenerationRequest) -> Steps:
-        for index, token in enumerate(tokens(TEXT)):
-            if index == 5:
-                halted.set()
-                await go_on.wait()
-            yield (Delta(0, (token,)),), None
-        yield (Delta(0, (2,), "stop"),), Outcome("stop")
-
-    async with gateway.worker(script):
-        stream = await client.responses.create(model=MODEL, input="Hello", background=True, stream=True)
-        begun: list[Any] = []
-        async for event in stream:
-            begun.append(event)
-            if event.sequence_number == 6:
-                break
-        await stream.close()
-        assert [event.type for event in begun[:3]] == ["response.created", "response.queued", "response.in_progress"]
-        await halted.wait()
-
-        async def is_alone() -> bool:
-            return gateway.gateway.router.calls == 0
-
-        await until(is_alone)
-        rest = asyncio.create_task(raw_events(gateway, f"{PATH}/{begun[0].response.id}?stream=true&starting_after=6"))
-        go_on.set()
-        events = await rest
-    assert [event["sequence_number"] for event in events] == list(range(7, 7 + len(events)))
-    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
-    assert TEXT.endswith(text)
-    assert text
-    assert events[-1]["response"]["output"][0]["content"][0]["text"] == TEXT
-
-
-async def test_every_place_of_a_stream_gives_the_events_after_it(start_gateway: Start, folder: Path) -> None:
-    given = {"model": str(folder), "tool_call_format": "hermes", "reasoning_format": "think"}
-    here, there = await start_gateway(**given), await start_gateway(**given)
-    async with here.worker(answering(WHOLE, 3)):
-        whole = await raw_events(here, PATH, {"model": MODEL, "input": "Hello", "tools": [TOOL], "stream": True})
-    path = f"{PATH}/{whole[0]['response']['id']}?stream=true"
-    assert await raw_events(there, path) == whole
-    for place in range(len(whole)):
-        found = await raw_events(there, f"{path}&starting_after={place}")
-        assert found == whole[place + 1 :]
-    assert await raw_events(there, path, **{"Last-Event-ID": "4"}) == whole[5:]
-    late = await there.get(f"{path}&starting_after={len(whole)}")
-    assert (late.status, late.error["param"], late.error["code"]) == (400, "starting_after", "invalid_event_id")
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -186,19 +134,6 @@ async def test_a_chat_is_no_response(gateway: RunningGateway) -> None:
         response = (await create(gateway)).json["id"].removeprefix("resp_")
     assert (await gateway.get(f"{PATH}/resp_{chat}")).status == 404
     assert (await gateway.get(f"/v1/chat/completions/chatcmpl-{response}/stream")).status == 404
-
-
-async def test_a_repeated_idempotency_key_gives_the_same_response(gateway: RunningGateway) -> None:
-    for is_stream in [True, False]:
-        body = {"model": MODEL, "input": "Hello", "stream": is_stream}
-        bodies = []
-        async with gateway.worker(answering(TEXT)) as worker:
-            for _ in range(2):
-                async with gateway.stream(PATH, body, Idempotency_Key=f"k{is_stream}") as stream:
-                    bodies.append(await stream.response.text())
-        assert bodies[0] == bodies[1]
-        assert json.dumps(TEXT) in bodies[0]
-        assert len(worker.claimed) == 1
 
 
 async def test_a_repeated_background_call_tells_the_status_now(gateway: RunningGateway) -> None:

@@ -84,15 +84,9 @@ def paths(**settings: Any) -> list[str]:
     return [route.path for route in routes(ModelDirectory.of(Gateway(GatewaySettings(**settings), model)))]
 
 
-def test_the_admin_api_is_off_without_a_key() -> None:
-    assert "/v1/usage" in paths()
-    assert not [path for path in paths() if path.startswith("/admin")]
-    assert {"/admin/adapters", "/admin/keys", "/admin/usage"} < set(paths(admin_key="0123456789abcdef"))
-
-
-def test_a_weak_key_is_refused() -> None:
+async def test_a_weak_key_is_refused(start_gateway: Start) -> None:
     with pytest.raises(StartError, match="--admin-key"):
-        paths(admin_key="weak")
+        await start_gateway(admin_key="weak")
 
 
 # --- The admin API for keys over HTTP, with a real Redis --------------------------------------------------------------
@@ -139,35 +133,6 @@ async def test_a_key_from_its_creation_to_its_end(start_gateway: Start) -> None:
         "create",
     ]
     assert all(secret[26:] not in audit.body.decode() for secret in (key, rotated))
-
-
-PATHS = [
-    ("GET", "/admin/keys"),
-    ("POST", "/admin/keys"),
-    ("GET", "/admin/accounts"),
-    ("GET", "/admin/audit"),
-    ("GET", "/admin/usage"),
-    ("GET", "/admin/keys/0123456789abcdef"),
-    ("DELETE", "/admin/keys/0123456789abcdef"),
-    ("POST", "/admin/keys/0123456789abcdef/rotate"),
-    ("PUT", "/admin/keys/0123456789abcdef/limits"),
-    ("PUT", "/admin/projects/a/b/limits"),
-    ("PUT", "/admin/organisations/a/limits"),
-    ("GET", "/admin/adapters"),
-    ("POST", "/admin/adapters"),
-]
-
-
-@pytest.mark.parametrize(("method", "path"), PATHS)
-async def test_every_path_needs_the_admin_key_and_is_off_without_one(
-    method: str, path: str, start_gateway: Start
-) -> None:
-    gateway = await start_gateway(admin_key=ADMIN)
-    key = (await admin(gateway, "POST", "/admin/keys")).json["key"]
-    for wrong in ("", "x" * 20, key):
-        reply = await admin(gateway, method, path, key=wrong)
-        assert (reply.status, reply.error["code"]) == (401, "invalid_admin_key")
-    assert (await admin(await start_gateway(), method, path)).status == 404
 
 
 @pytest.mark.parametrize(
@@ -247,7 +212,3 @@ async def test_the_usage_is_the_sum_of_the_outcomes(start_gateway: Start) -> Non
 async def test_wrong_queries_are_refused(query: str, start_gateway: Start) -> None:
     gateway = await start_gateway(admin_key=ADMIN)
     assert (await get(gateway, f"/admin/usage?{query}", ADMIN)).status == 400
-
-
-async def test_a_caller_without_a_key_has_no_usage(gateway: RunningGateway) -> None:
-    assert (await gateway.get("/v1/usage")).status == 401

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,9 @@ from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.secret import key_id_of
 from quire.shared.accounts.store import AccountStore
 from quire.shared.config.command_line import CommandError, run_command
-from quire.shared.config.settings import SettingError, load, options
-from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, new_id
-from quire.shared.protocol.keys import PARKING_S, LaneKeys
+from quire.shared.config.settings import options
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.keys import LaneKeys
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
@@ -143,11 +142,6 @@ async def has_open_request(store: AccountStore) -> bool:
 # --- The settings of `quire keys` -------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_is_not_given_is_none() -> None:
-    settings = load(LimitAccount, ("a", "--max-tokens", "0"), {}, prog="quire-keys limit")
-    assert (settings.id, settings.max_tokens, settings.tokens_per_day) == ("a", 0, None)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -176,20 +170,6 @@ def test_only_the_redis_of_the_keys_can_be_set_in_the_environment(capsys: pytest
     assert found == {"", "QUIRE_REDIS_URL"}
     assert run_command("quire-keys", KEYS, ("revoke",), {"QUIRE_KEYS_ID": "a"}) == 2
     assert "QUIRE_KEYS_ID in the environment is not a setting" in capsys.readouterr().err
-
-
-def test_the_help_lists_the_commands_and_each_has_its_own_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command("quire-keys", KEYS, ("--help",), {}) == 0
-    printed = capsys.readouterr().out
-    for name, command in KEYS.commands.items():
-        assert f"\n  {name} " in printed
-        assert run_command("quire-keys", KEYS, (name, "--help"), {}) == 0
-        own = capsys.readouterr().out
-        assert own.startswith(f"usage: quire-keys {name} ")
-        example = own.partition("\nexamples:")[2]
-        assert f"  quire-keys {name}" in example
-        flags = {flag for item in options(command.settings) for flag in item.flags}
-        assert {*re.findall(r" (--[a-z][a-z-]+)", example)} <= flags
 
 
 # --- The dead-letter queue: list, show and drop over several lanes ----------------------------------------------------
@@ -272,20 +252,6 @@ def test_no_redis_is_named_with_the_flag() -> None:
         dead_letters.run(settings("redis://127.0.0.1:1/0", "list"), {})
 
 
-# --- The settings of the dead-letter command --------------------------------------------------------------------------
-
-
-def test_the_action_is_positional_and_lists_by_default() -> None:
-    assert load(DeadLetterSettings, (), {}, prog="quire-dead").action == "list"
-    settings = load(DeadLetterSettings, ("show", "--entry", "1-0"), {}, prog="quire-dead")
-    assert (settings.action, settings.entry) == ("show", "1-0")
-
-
-def test_an_unknown_action_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"list, show, retry or drop"):
-        load(DeadLetterSettings, ("remove",), {}, prog="quire-dead")
-
-
 # --- The command about parked requests: list, park and unpark over several lanes --------------------------------------
 
 
@@ -310,7 +276,7 @@ def at(redis_url: str, lane: str, work: Callable[[Broker], Coroutine[Any, Any, A
 
 
 async def submit(broker: Broker, name: str, pooling: str = "") -> None:
-    await broker.submit(name, body(pooling), gateway="g", cost=3, bounds=BOUNDS)
+    await broker.submit(name, body(pooling), Admission(gateway="g", cost=3, bounds=BOUNDS))
 
 
 @pytest.fixture
@@ -380,11 +346,6 @@ def test_all_requests_of_a_call_are_parked(redis_url: str) -> None:
     assert parked(redis_url, "one") == {"call", "call-1", "call-2"}
 
 
-def test_none_is_said_to_be_parked(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert parked_requests.run(ParkingSettings(redis_url=redis_url), {}) == 0
-    assert capsys.readouterr().err == "no request is parked\n"
-
-
 def test_a_worker_is_named_only_to_park(redis_url: str) -> None:
     with pytest.raises(CommandError, match="--worker belongs to the action `park`"):
         parked_requests.run(ParkingSettings(action="unpark", worker="w", redis_url=redis_url), {})
@@ -393,22 +354,3 @@ def test_a_worker_is_named_only_to_park(redis_url: str) -> None:
 def test_a_redis_that_does_not_answer_is_named_parked_requests() -> None:
     with pytest.raises(CommandError, match=r"no Redis at redis://127\.0\.0\.1:1/0.*--redis-url"):
         parked_requests.run(ParkingSettings(redis_url="redis://127.0.0.1:1/0"), {})
-
-
-# --- The settings of the command about parked requests ----------------------------------------------------------------
-
-
-def test_without_an_action_the_command_lists() -> None:
-    settings = load(ParkingSettings, (), {}, prog="quire-parking")
-    assert (settings.action, settings.id, settings.worker, settings.retention_s) == ("list", "", "", PARKING_S)
-
-
-def test_an_action_has_its_request_or_worker() -> None:
-    settings = load(ParkingSettings, ("park", "--worker", "gpu-7", "--retention-s", "60"), {}, prog="quire-parking")
-    assert (settings.action, settings.worker, settings.retention_s) == ("park", "gpu-7", 60)
-    assert load(ParkingSettings, ("unpark", "--id", "a"), {}, prog="quire-parking").id == "a"
-
-
-def test_other_actions_are_refused() -> None:
-    with pytest.raises(SettingError, match="give list, park or unpark"):
-        load(ParkingSettings, ("drop",), {}, prog="quire-parking")

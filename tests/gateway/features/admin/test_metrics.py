@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -78,18 +77,6 @@ async def test_redis_is_asked_once_for_scrapes_that_come_together(
     monkeypatch.setattr(metrics, "LANE_S", 0.0)
     await of.render()
     assert len(asked) == 2
-
-
-async def test_every_help_text_stands_alone(gateway: RunningGateway) -> None:
-    """Prometheus shows it without those of other metrics: it names its subject, and no two are the same."""
-    text = (await GatewayMetrics(ModelDirectory.of(gateway.gateway)).render()).decode()
-    found = dict(re.findall(r"^# HELP (quire_\w+) (.+)$", text, re.MULTILINE))
-    assert len(found) > 25
-    assert len(set(found.values())) == len(found)
-    for name, help_text in found.items():
-        assert not re.match(
-            r"(The same|Of (these|them)|They|It|These|Those|Their|What|Who|Whether|How)\b", help_text
-        ), name
 
 
 # --- The admin server answers with metrics, and with a 503 while the gateway cannot do its work -----------------------

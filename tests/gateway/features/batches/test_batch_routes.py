@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.errors.api_errors import ApiError, InvalidRequest, ModelNotFound, refused
+from quire.gateway.errors.api_errors import ApiError, InvalidRequest, refused
 from quire.gateway.features.batches import validation
 from quire.gateway.features.batches.batch import Batch
 from quire.gateway.features.batches.batch_store import LinePlace
@@ -21,7 +21,7 @@ from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import CHAT, BatchClient, chat_line, jsonl
 from tests.support.gateway.batch_keys import with_key
 from tests.support.gateway.fake_worker import emit
-from tests.support.gateway.running import MODEL, RunningGateway
+from tests.support.gateway.running import MODEL, RunningGateway, until
 
 # --- /v1/batches: wrong calls, and callers that own nothing of what they ask for --------------------------------------
 
@@ -44,25 +44,6 @@ async def error(client: BatchClient, method: str, path: str, **options: Any) -> 
     return status, json.loads(data)["error"]
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"input_file_id": None}, "input_file_id"),
-        ({"endpoint": "/v1/messages"}, "endpoint"),
-        ({"completion_window": "soon"}, "completion_window"),
-        ({"metadata": []}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
-        ({"priority": "batch"}, "priority"),
-    ],
-    ids=str,
-)
-async def test_a_wrong_parameter_is_named(client: BatchClient, change: dict[str, Any], param: str) -> None:
-    file = await client.upload(jsonl([chat_line(1)]))
-    given = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h", **change}
-    status, found = await error(client, "POST", "/v1/batches", json=given)
-    assert (status, found["param"]) == (400, param)
-
-
 async def test_an_output_file_is_no_input(gateway: RunningGateway, client: BatchClient) -> None:
     async with gateway.worker(emit([ord("a")])):
         batch = await client.ended((await client.create(jsonl([chat_line(1)])))["id"])
@@ -75,17 +56,14 @@ async def test_the_number_of_batches_is_bounded(client: BatchClient) -> None:
     file = await client.upload(jsonl([chat_line(1)]))
     given = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
     first, _ = [await client.json("POST", "/v1/batches", json=given) for _ in range(2)]
-    assert await error(client, "POST", "/v1/batches", json=given) == (
-        429,
-        {
-            "message": "2 batches have not ended, as many as this server's setting --max-batches allows; wait for "
-            "the end of one, or cancel one.",
-            "type": "rate_limit_error",
-            "param": None,
-            "code": "too_many_batches",
-        },
-    )
+    status, found = await error(client, "POST", "/v1/batches", json=given)
+    assert (status, found["type"], found["code"]) == (429, "rate_limit_error", "too_many_batches")
     await client.json("POST", f"/v1/batches/{first['id']}/cancel")
+
+    async def has_room() -> bool:
+        return (await client.call("POST", "/v1/batches", json=given))[0] == 200
+
+    await until(has_room)
 
 
 async def test_output_files_expire_when_the_batch_says(gateway: RunningGateway, client: BatchClient) -> None:
@@ -206,12 +184,6 @@ def batch(lane: str = MODEL, owner: str = "") -> Batch:
     return Batch.read("0" * 32, {"lane": lane, "endpoint": CHAT, "owner": owner})
 
 
-async def test_lines_of_the_model_pass(gateway: RunningGateway) -> None:
-    check = await check_of(ModelDirectory.of(gateway.gateway), batch())
-    for _ in range(2):
-        check(BatchLine(1, "a", GOOD))
-
-
 async def test_the_wrong_parameter_has_its_place_in_the_line(gateway: RunningGateway) -> None:
     check = await check_of(ModelDirectory.of(gateway.gateway), batch())
     for body, param in (
@@ -223,12 +195,6 @@ async def test_the_wrong_parameter_has_its_place_in_the_line(gateway: RunningGat
         with pytest.raises(ApiError) as caught:
             check(BatchLine(1, "a", body))
         assert caught.value.param == param
-
-
-async def test_an_unknown_model(gateway: RunningGateway) -> None:
-    check = await check_of(ModelDirectory.of(gateway.gateway), batch())
-    with pytest.raises(ModelNotFound):
-        check(BatchLine(1, "a", {**GOOD, "model": "other"}))
 
 
 async def test_a_second_model(gateway: RunningGateway) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from quire.gateway.features.batches import batch_store, window_run
-from quire.gateway.features.batches.batch import Batch, BatchStatus
 from quire.gateway.features.batches.batch_store import (
     LOST,
     VALIDATION,
@@ -187,17 +186,6 @@ async def test_a_released_window_is_begun_at_once(stores: Stores) -> None:
     assert again.token != first.token
 
 
-async def test_a_batch_that_fails_its_validation(stores: Stores) -> None:
-    batch_id = await stores.add()
-    window = await stores.claim(batch_id)
-    assert await stores.batches.fail(window, [{"line": 1}], 3) == "failed"
-    batch = await stores.batches.get(batch_id)
-    assert batch is not None
-    assert (batch.status, batch.errors) == ("failed", ({"line": 1},))
-    assert await stores.uses() == 0
-    assert await stores.batches.claim(batch_id) is None
-
-
 async def test_cancelling(stores: Stores) -> None:
     batches = stores.batches
     batch_id = await stores.begun()
@@ -219,31 +207,6 @@ async def test_cancelling(stores: Stores) -> None:
     assert await batches.cancel(batch_id, OWNER) == ("cancelled", [])
 
 
-async def test_a_batch_with_expired_lines_has_expired(stores: Stores) -> None:
-    batch_id = await stores.begun()
-    for expired in (0, 2):
-        window = await stores.claim(batch_id)
-        await stores.batches.end(window, WindowCounts(2, 2, expired), NO_PART, StoredPart("e", 1))
-        await stores.batches.close(window)
-    batch = await stores.batches.get(batch_id)
-    assert batch is not None
-    assert batch.status == "expired"
-    assert all(batch.shown()[name] for name in ("finalizing_at", "expired_at"))
-
-
-async def test_the_number_of_open_batches_of_an_owner_is_bounded(stores: Stores) -> None:
-    ids = [await stores.add(most=2) for _ in range(3)]
-    assert ids[2] == "full"
-    await stores.batches.cancel(ids[0], OWNER)
-    assert await stores.add(most=2) not in ("full", "unknown")
-
-
-async def test_only_the_owner_of_a_file_makes_batches_of_it(stores: Stores) -> None:
-    assert await stores.add(owner="another") == "unknown"
-    stores.input = new_file_id()
-    assert await stores.add() == "unknown"
-
-
 async def test_a_batch_whose_record_was_lost_is_dropped(stores: Stores) -> None:
     batch_id = await stores.begun()
     await stores.batches.client.delete(stores.batches.keys.batch(batch_id))
@@ -254,38 +217,6 @@ async def test_a_batch_whose_record_was_lost_is_dropped(stores: Stores) -> None:
 def test_places_are_read_as_they_are_written() -> None:
     assert LinePlace.read(str(LinePlace(12, 3))) == LinePlace(12, 3)
     assert LinePlace.read("") == LinePlace(0, 1)
-
-
-# --- The Batch object from the fields in Redis ------------------------------------------------------------------------
-
-
-def test_a_new_batch() -> None:
-    batch = Batch.read("0" * 32, {"status": "validating", "endpoint": "/v1/completions", "input": "1" * 32})
-    shown = batch.shown()
-    assert (shown["id"], shown["input_file_id"]) == ("batch_" + "0" * 32, "file-" + "1" * 32)
-    assert (shown["errors"], shown["output_file_id"], shown["metadata"], shown["model"]) == (None, None, None, None)
-    assert shown["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
-    assert batch.is_open
-
-
-def test_counts_include_windows_that_run() -> None:
-    fields = {"status": "in_progress", "total": "20", "completed": "10", "failed": "1", "in_progress_at": "5"}
-    shown = Batch.read("0" * 32, fields, (3, 2)).shown()
-    assert shown["request_counts"] == {"total": 20, "completed": 13, "failed": 3}
-    assert (shown["in_progress_at"], shown["completed_at"]) == (5, None)
-
-
-def test_files_are_named_once_they_exist() -> None:
-    fields = {"status": "completed", "output": "a" * 32, "errors_file": "b" * 32, "has_output": "1", "has_errors": ""}
-    batch = Batch.read("0" * 32, fields)
-    assert (batch.shown()["output_file_id"], batch.shown()["error_file_id"]) == ("file-" + "a" * 32, None)
-    assert not batch.is_open
-
-
-def test_a_failed_batch_has_its_errors() -> None:
-    shown = Batch.read("0" * 32, {"status": "failed", "errors": '[{"line": 1}]'}).shown()
-    assert shown["errors"] == {"object": "list", "data": [{"line": 1}]}
-    assert set(BatchStatus) >= {shown["status"]}
 
 
 # --- Slots go to the owner that has fewest; a line that waits for a limit holds none, and keeps no other owner --------

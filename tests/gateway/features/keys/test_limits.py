@@ -335,13 +335,14 @@ async def test_unknown_keys_are_bounded_and_other_texts_are_not_read(
 ) -> None:
     monkeypatch.setattr(key_ring, "MAX_KEYS", 5)
     keys, store = ring()
-    for _ in range(20):
+    secrets = [new_secret()[1] for _ in range(20)]
+    for secret in (*secrets, *secrets[-5:], "sk-quire-nothing"):
         with pytest.raises(ApiKeyWrong):
-            await keys.caller(new_secret()[1])
-    assert len(keys._known) == 5
-    with pytest.raises(ApiKeyWrong):
-        await keys.caller("sk-quire-nothing")
+            await keys.caller(secret)
     assert len(store.reads) == 20
+    with pytest.raises(ApiKeyWrong):
+        await keys.caller(secrets[-6])
+    assert len(store.reads) == 21
 
 
 async def test_a_corrupt_account_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from quire.gateway.admission.admission_options import REQUEST_TIMEOUT
+from quire.gateway.admission.terms import REQUEST_TIMEOUT
 from quire.gateway.api.headers import IDEMPOTENCY_KEY
 from quire.gateway.api.messages.answer import TIERS
 from quire.gateway.api.messages.headers import ANSWER_ID, BETA, VERSION
@@ -20,7 +19,6 @@ from quire.gateway.api.messages.parameters import CREATE, REFUSED, WITHOUT_EFFEC
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.resume import LAST_EVENT_ID, STARTING_AFTER
 from quire.gateway.api.schema_parts import ref
-from quire.gateway.api.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.errors.api_errors import ApiError, ModelNotFound, QueueIsFull
 from quire.gateway.errors.api_errors import body as error_body
 from quire.gateway.errors.message_errors import error_type, is_messages_path
@@ -30,6 +28,7 @@ from quire.gateway.features.openapi.endpoints import ENDPOINTS, EVERY
 from quire.gateway.features.openapi.message_answers import ERROR_TYPES
 from quire.gateway.features.openapi.parameter_schemas import body_schema, parameter_schema, schema_of
 from quire.gateway.features.pages import static_files
+from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.model.served_model import load_model
 from quire.gateway.server.app import create_app
 from quire.gateway.serving.service import Gateway
@@ -65,22 +64,6 @@ def test_every_component_is_used() -> None:
         if kind != "securitySchemes":
             for name in components:
                 assert f'"#/components/{kind}/{name}"' in text, f"{kind}/{name}"
-
-
-def test_operations_have_names_of_their_own() -> None:
-    names = [operation["operationId"] for operation in OPERATIONS]
-    assert len(set(names)) == len(names) == len(ENDPOINTS)
-    assert "post_v1_chat_completions" in names
-
-
-def test_a_path_has_the_parameters_in_its_braces() -> None:
-    for path, operations in DOCUMENT["paths"].items():
-        for operation in operations.values():
-            found: list[dict[str, Any]] = [
-                DOCUMENT["components"]["parameters"][one["$ref"].rsplit("/", 1)[1]] for one in operation["parameters"]
-            ]
-            in_path = [one["name"] for one in found if one["in"] == "path"]
-            assert in_path == re.findall(r"{(\w+)}", path)
 
 
 def test_every_answer_that_is_an_error_has_the_shape_of_errors() -> None:
@@ -148,17 +131,6 @@ def test_the_parameters_of_a_resumed_stream_are_those_of_the_code() -> None:
     assert parameters["AnthropicBeta"]["name"] == BETA
 
 
-def test_the_inputs_of_embeddings_are_described_as_the_prompts_of_completions() -> None:
-    found = []
-    for path, name in (("/v1/embeddings", "input"), ("/v1/completions", "prompt")):
-        schema = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        if "$ref" in schema:
-            schema = DOCUMENT["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
-        found.append(schema["properties"][name]["anyOf"])
-    assert found[0] == found[1]
-    assert {"type": "string", "minLength": 1} in found[0]
-
-
 # --- The described endpoints are those of the application -------------------------------------------------------------
 
 
@@ -174,12 +146,6 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     }
     assert {(one.method, one.path) for one in ENDPOINTS} == routes
     assert len(ENDPOINTS) == len(routes)
-
-
-def test_a_call_with_a_body_has_its_errors() -> None:
-    for one in ENDPOINTS:
-        assert bool(one.request) == bool(one.table)
-        assert not one.request or {408, 413, 415} <= set(one.errors)
 
 
 # --- The schemas of answers describe real answers, and refuse others --------------------------------------------------
@@ -205,20 +171,6 @@ def test_errors_have_exactly_four_fields() -> None:
         assert check.is_valid(found)
         found["error"]["more"] = 1
         assert not check.is_valid(found)
-
-
-async def test_answers_and_events_of_a_call(gateway: RunningGateway) -> None:
-    labels = {"metadata": {"a": "b"}, "service_tier": "auto"}
-    async with gateway.worker(emit(tokens("ab"), "stop")):
-        for path, name, base in (
-            (CHAT_PATH, "ChatCompletion", chat_body()),
-            (COMPLETIONS_PATH, "Completion", {"model": "test-model", "prompt": "x"}),
-        ):
-            validator(name).validate((await gateway.post(path, {**base, **labels, "n": 2})).json)
-            streamed = {**base, **labels, "stream": True, "stream_options": {"include_usage": True}}
-            for event in await gateway.events(path, streamed):
-                if event.data != "[DONE]":
-                    validator(f"{name}Chunk").validate(event.data)
 
 
 async def validated(gateway: RunningGateway, path: str, name: str, asked: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -497,14 +449,6 @@ def test_a_schema_accepts_what_the_check_accepts(of: str, name: str) -> None:
     for probe in PROBES:
         assert validator.is_valid(probe) == accepts(parameter, name, probe), probe
     assert validator.is_valid(None) == (not parameter.required)
-
-
-def test_the_default_is_in_the_schema() -> None:
-    assert parameter_schema(CHAT["n"])["default"] == 1
-    assert parameter_schema(CHAT["stream"])["default"] is False
-    # The model has another default, and null is no value of the API.
-    assert "default" not in parameter_schema(CHAT["temperature"])
-    assert "default" not in parameter_schema(CHAT["timeout"])
 
 
 def test_a_body_has_the_parameters_of_its_call_and_no_others() -> None:

@@ -13,15 +13,14 @@ import aiohttp
 import pytest
 
 from quire.gateway.features.pages import engine_page, view_subscriptions
-from quire.gateway.features.pages.engine_viewer import EngineViewer, render
+from quire.gateway.features.pages.engine_viewer import EngineViewer
 from quire.gateway.settings import GatewaySettings
 from quire.shared.protocol.keys import VIEW_TTL_S
 from quire.shared.protocol.messages import Delta, Outcome
-from quire.shared.protocol.views import View
 from tests.gateway.conftest import Start
 from tests.shared.test_views import VIEW
 from tests.support.gateway.fake_worker import FakeWorker
-from tests.support.gateway.running import MODEL, RunningGateway, chat_body, until
+from tests.support.gateway.running import RunningGateway, chat_body, until
 
 # --- The engine page: who may see it, and how its streams begin and end -----------------------------------------------
 
@@ -226,23 +225,6 @@ async def test_where_it_is_off_everything_of_it_is_a_404_that_names_the_setting(
     assert (await gateway.get("/")).status == 200
 
 
-async def test_the_page_loads_nothing_from_elsewhere_and_is_small(gateway: RunningGateway) -> None:
-    page = await gateway.get("/engine")
-    assert page.status == 200
-    assert "script-src 'self'" in page.headers["content-security-policy"]
-    assert b"style=" not in page.body
-    assert b"<script>" not in page.body
-    parts = ("view", "paint", "map", "tables", "charts", "demo", "says")
-    names = ("engine.css", "engine.js", *(f"engine-{name}.js" for name in parts))
-    total = len(page.body)
-    for name in names:
-        reply = await gateway.get(f"/{name}")
-        assert reply.status == 200
-        assert b"innerHTML" not in reply.body
-        total += len(reply.body)
-    assert total <= 60_000
-
-
 # --- A reader of engine views holds the newest one, and a view is one event -------------------------------------------
 
 
@@ -254,13 +236,6 @@ async def test_a_viewer_holds_one_view_at_the_most() -> None:
     assert viewer.skipped == 999
     viewer.end()
     assert await viewer.next() is None
-
-
-def test_a_view_in_an_event_is_one_line() -> None:
-    event = render(View.decode(VIEW.encode()), {})
-    assert event.startswith(b"data: {")
-    assert event.endswith(b"}\n\n")
-    assert event.count(b"\n") == 2
 
 
 # --- A gateway subscribes to the views of workers only while it has viewers, and once per worker ----------------------
@@ -339,52 +314,6 @@ async def test_a_viewer_follows_a_request_to_the_worker_that_claims_it_and_to_on
         assert await looker.number(2) == "w1"
         wait.set()
         assert (await call).status == 200
-
-
-async def test_a_viewer_follows_a_call_of_several_prompts_to_the_worker_that_has_most_of_them(
-    gateway: RunningGateway,
-) -> None:
-    wait = asyncio.Event()
-
-    async def script(request: Any) -> Any:
-        await wait.wait()
-        yield (Delta(0, (5,), "length"),), Outcome("length")
-
-    async with gateway.worker(script, worker_id="w2") as claimer, Lookers() as lookers:
-        other = FakeWorker(gateway.settings.redis_url, gateway.gateway.model.name, silent, worker_id="w1")
-        other.broker = claimer.broker
-        await other.beat()
-        await sees_workers(gateway, 2)
-        looker = await lookers.look(gateway, "w1", follow="a-key")
-        call = asyncio.create_task(
-            gateway.post(
-                "/v1/completions",
-                {"model": MODEL, "prompt": ["one", "two", "three"], "max_tokens": 1},
-                **{"Idempotency-Key": "a-key"},
-            )
-        )
-        assert await looker.next() == {"follow": "a-key", "worker": "w2"}
-        await until(lambda: has_claimed(claimer, 3))
-        requests = [claimer.broker.keys.request(request.id) for request in claimer.claimed]
-        await claimer.broker.client.hset(requests[0], "owner", "w1")
-        await claimer.broker.client.hset(requests[1], "owner", "w1")
-        assert await looker.next() == {"follow": "a-key", "worker": "w1"}
-        wait.set()
-        assert (await call).status == 200
-
-
-async def has_claimed(worker: FakeWorker, count: int) -> bool:
-    return len(worker.claimed) == count
-
-
-async def test_a_gateway_without_viewers_asks_no_worker_for_views(gateway: RunningGateway) -> None:
-    async with worker(gateway) as fake, worker(gateway, "w2"):
-        await sees_workers(gateway, 2)
-        async with Lookers() as lookers:
-            await lookers.look(gateway)
-            await subscribed(fake, name="w2")
-        await subscribed(fake, 0)
-        await subscribed(fake, 0, name="w2")
 
 
 async def test_other_workers_than_the_one_that_is_looked_at_are_few(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.gateway.features.admin.model_cards import CAPABILITIES, capabilities, reasoning_format
+from quire.gateway.features.admin.model_cards import capabilities
 from quire.gateway.features.admin.status import summary
 from quire.gateway.features.pages import static_files
 from quire.gateway.model.served_model import load_model
@@ -126,44 +126,6 @@ def test_a_page_preloads_exactly_the_modules_that_it_needs() -> None:
             assert set(re.findall(r'<link rel="modulepreload" href="/([^"]+)">', html)) == needed - {entry}
 
 
-# --- colours ----------------------------------------------------------------------------------------------------------
-
-COLOURS = {
-    name: (light, dark)
-    for name, light, dark in re.findall(
-        r"--([a-z-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", (STATIC / "base.css").read_text()
-    )
-}
-GROUNDS = ("back", "raised", "sunken", "mine")
-PAIRS = [(text, ground, 4.5) for text in ("text", "quiet", "accent", "error", "good", "warn") for ground in GROUNDS]
-PAIRS += [("on-accent", "accent", 4.5)]
-# The colour of a control's border contrasts with the colours around the control (WCAG 2.2, 1.4.11).
-PAIRS += [("control", ground, 3.0) for ground in GROUNDS[:3]]
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio of two colours by the definitions of WCAG 2.2."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_contrast_is_what_the_definition_says() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
-
-
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-@pytest.mark.parametrize(("text", "ground", "least"), PAIRS)
-def test_colours_can_be_told_apart(text: str, ground: str, least: float, theme: int) -> None:
-    assert contrast(COLOURS[text][theme], COLOURS[ground][theme]) >= least
-
-
 # --- `/status`: which workers respond, by the age of their heartbeats -------------------------------------------------
 
 
@@ -263,11 +225,6 @@ async def test_the_folder_of_the_model_is_not_told(gateway: RunningGateway, mode
     assert str(model_folder) not in (await gateway.get("/v1/models")).body.decode()
 
 
-async def test_another_model_is_not_found(gateway: RunningGateway) -> None:
-    reply = await gateway.get("/v1/models/another")
-    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
-
-
 async def test_the_limits_are_those_of_the_settings(start_gateway: Start) -> None:
     gateway = await start_gateway(max_n=3, max_model_len=100)
     [card] = (await gateway.get("/v1/models")).json["data"]
@@ -279,17 +236,13 @@ def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
     assert {"chat", "messages", "tools", "reasoning"}.isdisjoint(capabilities(model))
     assert {"completions", "scoring", "structured_outputs"} < set(capabilities(model))
     assert capabilities(model) == sorted(capabilities(model))
-    assert (model.tool_format, reasoning_format(model)) == ("", "")
+    assert (model.tool_format, model.shown_reasoning_format) == ("", "")
 
 
 def test_a_model_without_an_end_token_follows_no_grammar(tmp_path: Path) -> None:
     model = replace(load_model(str(write_model(tmp_path / "plain")), "plain"), eos_token_ids=frozenset())
     assert {"json_object", "json_schema", "structured_outputs", "tools"}.isdisjoint(capabilities(model))
     assert {"chat", "messages"} < set(capabilities(model))
-
-
-def test_the_capabilities_are_in_order() -> None:
-    assert list(CAPABILITIES) == sorted(CAPABILITIES)
 
 
 @pytest.mark.parametrize(

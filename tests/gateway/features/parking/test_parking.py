@@ -254,29 +254,3 @@ async def test_a_full_parking_lot_refuses(start_gateway: Start) -> None:
     refused = await gateway.post(f"{names[1]}/park", b"")
     assert (refused.status, refused.error["code"]) == (429, "parking_full")
     assert (await gateway.get(names[1])).json["status"] == "queued"
-
-
-async def test_unknown_calls_are_not_found(gateway: RunningGateway) -> None:
-    for path, prefix in ((CHAT, "chatcmpl-"), (COMPLETIONS, "cmpl-"), (MESSAGES, "msg_"), (RESPONSES, "resp_")):
-        for verb in ("park", "unpark"):
-            for call_id in ("0" * 32, "x"):
-                assert (await gateway.post(f"{path}/{prefix}{call_id}/{verb}", b"")).status == 404
-
-
-@pytest.mark.slow
-async def test_after_its_retention_a_parked_call_has_ended(start_gateway: Start) -> None:
-    gateway = await start_gateway(parking_retention_s=1)
-    made = await gateway.post(RESPONSES, body(RESPONSES, background=True))
-    name = f"{RESPONSES}/{made.json['id']}"
-    await gateway.post(f"{name}/park", b"")
-    swept = 0
-    async with asyncio.timeout(60):
-        while not swept:
-            swept = await gateway.gateway.parking.sweep()
-    assert swept == 1
-    found = (await gateway.get(name)).json
-    assert (found["status"], found["error"]["message"]) == (
-        "failed",
-        "the request was parked for longer than its retention",
-    )
-    assert (await gateway.post(f"{name}/unpark", b"")).json["ended"] is True

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.kernels import CpuOps, KernelsUnavailable, Ops, ReferenceOps
+from quire.kernels import Ops
 from quire.kernels.k_quant_weight import K_QUANT6
 from quire.ops.tools import gguf_writer
 from quire.ops.tools.gguf_writer import TYPES, fitting, quantized, write_gguf
@@ -25,19 +25,10 @@ from quire.worker.models.files.gguf.weights import GGUFWeights
 from quire.worker.models.files.loader import Weights
 from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE
-from tests.worker.models.test_decoder import Stepper
+from tests.worker.models.test_decoder import Stepper, operations
 
 FAMILIES = ("llama", "llama-bias", "llama3-rope", "llama-linear-rope", "qwen2", "qwen3", "qwen3-bias", "mistral")
 TOLERANCE = 1e-4
-
-
-def operations(dtype: torch.dtype = torch.float32, kind: str = "cpu") -> Ops:
-    if kind == "reference":
-        return ReferenceOps("cpu", dtype)
-    try:
-        return CpuOps(dtype)
-    except KernelsUnavailable as error:
-        pytest.skip(str(error))
 
 
 def logits(path: Path, ops: Ops) -> torch.Tensor:
@@ -70,7 +61,7 @@ def wide() -> dict[str, float]:
 def test_a_float32_file_has_the_logits_of_the_checkpoint(family: str, gguf_files) -> None:  # type: ignore[no-untyped-def]
     changes = {"use_sliding_window": False} if family == "qwen3-bias" else {}
     folder, file = gguf_files(family, **changes)
-    ops = operations()
+    ops = operations("cpu")
     torch.testing.assert_close(logits(file, ops), logits(folder, ops), rtol=0, atol=TOLERANCE)
 
 
@@ -90,8 +81,8 @@ def test_weights_are_those_that_the_published_package_expands(kind: str, gguf_fi
 )
 def test_logits_are_those_of_the_expanded_weights(kind: str, family: str, gguf_files, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     folder, file = gguf_files(family, kind, **wide())
-    expected = logits(rounded(folder, tmp_path / "rounded", kind), operations(kind="reference"))
-    found = logits(file, operations())
+    expected = logits(rounded(folder, tmp_path / "rounded", kind), operations("reference"))
+    found = logits(file, operations("cpu"))
     error = float((found - expected).square().mean().sqrt() / expected.std())
     # float16 rounds the table to 11 bits. The product of integers rounds the activations of each token to 8 bits.
     assert error < (0.1 if kind == "Q4_0" else 0.003), error
@@ -105,7 +96,7 @@ def test_logits_are_those_of_the_expanded_weights(kind: str, family: str, gguf_f
 )  # fmt: skip
 def test_codes_stay_narrow(kind: str, bits: float, dtype: torch.dtype, gguf_files) -> None:  # type: ignore[no-untyped-def]
     folder, file = gguf_files("qwen2", kind, **wide())
-    model = Decoder.load(file, operations(dtype), dtype, "cpu")
+    model = Decoder.load(file, operations("cpu", dtype), dtype, "cpu")
     shapes = {name: tensor.shape for name, tensor in load_file(folder / "model.safetensors").items()}
     linear = sum(shape.numel() for name, shape in shapes.items() if "_proj.weight" in name)
     others = sum(shape.numel() for name, shape in shapes.items() if "_proj.weight" not in name)
@@ -116,7 +107,8 @@ def test_codes_stay_narrow(kind: str, bits: float, dtype: torch.dtype, gguf_file
 def test_integers_of_q4_0_have_4_bits_with_activations_of_either_type(gguf_files) -> None:  # type: ignore[no-untyped-def]
     _, file = gguf_files("qwen2", "Q4_0", **wide())
     sizes = [
-        Decoder.load(file, operations(dtype), dtype, "cpu").weight_bytes for dtype in (torch.float32, torch.bfloat16)
+        Decoder.load(file, operations("cpu", dtype), dtype, "cpu").weight_bytes
+        for dtype in (torch.float32, torch.bfloat16)
     ]
     assert sizes[0] < sizes[1] < sizes[0] * 1.12
 
@@ -133,7 +125,7 @@ def test_projections_of_several_types_have_the_codes_of_all(gguf_files, tmp_path
     assert packed.kind == K_QUANT6
     assert torch.equal(packed.dequantized(), weights.read(names, torch.float32))
     assert weights.codes(names[:1], [(slice(0, 64),)], names).kind == K_QUANT6
-    found, expected = (logits(file, operations(kind=kind)) for kind in ("cpu", "reference"))
+    found, expected = (logits(file, operations(kind)) for kind in ("cpu", "reference"))
     # The table, which is also the head, has float16 on the CPU.
     assert float((found - expected).square().mean().sqrt() / expected.std()) < 0.003
 
@@ -160,10 +152,10 @@ def write_mixed(folder: Path, out: Path) -> Path:
 
 def test_the_log_says_how_the_weights_are_kept(gguf_files, caplog) -> None:  # type: ignore[no-untyped-def]
     caplog.set_level("INFO")
-    Decoder.load(gguf_files("qwen2", "Q4_0")[1], operations(), torch.float32, "cpu")
+    Decoder.load(gguf_files("qwen2", "Q4_0")[1], operations("cpu"), torch.float32, "cpu")
     assert "GGUF, Q4_0: 21 layers: Q4_0 as int4 without further rounding" in caplog.text
     caplog.clear()
-    Decoder.load(gguf_files("qwen2", "Q8_0")[1], operations(), torch.float32, "cpu")
+    Decoder.load(gguf_files("qwen2", "Q8_0")[1], operations("cpu"), torch.float32, "cpu")
     assert "21 layers: Q8_0 as uint8 without further rounding; activations are not rounded" in caplog.text
 
 
@@ -188,7 +180,7 @@ def test_values_that_are_not_finite_are_refused(gguf_files, tmp_path: Path) -> N
         content[start : start + 2] = b"\0\x7c"  # infinity
         (tmp_path / f"{kind}.gguf").write_bytes(content)
         with pytest.raises(CheckpointError, match=rf"tensor blk\.1\.ffn_up\.weight has {said}"):
-            Decoder.load(tmp_path / f"{kind}.gguf", operations(), torch.float32, "cpu")
+            Decoder.load(tmp_path / f"{kind}.gguf", operations("cpu"), torch.float32, "cpu")
 
 
 def test_the_digest_tells_files_apart(gguf_files) -> None:  # type: ignore[no-untyped-def]
@@ -221,7 +213,7 @@ def changed(folder: Path, out: Path, **tensors: torch.Tensor | None) -> Path:
 def test_a_wrong_tensor_is_refused_by_its_name(tensor, said: str, gguf_files, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     file = changed(gguf_files("qwen2")[0], tmp_path, model__layers__1__mlp__up_proj__weight=tensor)
     with pytest.raises(CheckpointError, match=said) as caught:
-        Decoder.load(file, operations(), torch.float32, "cpu")
+        Decoder.load(file, operations("cpu"), torch.float32, "cpu")
     assert str(caught.value).startswith(f"{file}: ")
 
 

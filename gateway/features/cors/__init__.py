@@ -1,0 +1,1 @@
+"""Answers to pages of other origins."""

@@ -1,0 +1,1 @@
+"""Tokens of a model without a worker: /tokenize, /detokenize and /tokenizer_info."""

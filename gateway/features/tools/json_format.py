@@ -1,0 +1,71 @@
+"""Tool calls for models whose chat template knows no tools: JSON that the system message describes.
+
+{"tool": "get_weather", "arguments": {"city": "Paris"}}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from quire.gateway.features.tools.call_parser import CallParser
+from quire.gateway.features.tools.reasoning import Reasoning
+from quire.gateway.features.tools.tool_format import ToolFormat
+from quire.gateway.features.tools.tool_grammar import (
+    Beginning,
+    SpecialTokens,
+    answer_grammar,
+    json_names_and_arguments,
+    quoted,
+)
+from quire.gateway.output.tools import Tool, ToolChoice
+
+_OPEN = r'\s*\{\s*"tool"\s*:\s*'
+_CANONICAL = '{"tool": '
+_MANNER = """To call a function, answer with nothing but one JSON object: {"tool": "<name>", "arguments": {<arguments>}}
+Write one object per line to call several functions."""
+
+
+class JsonParser(CallParser):
+    begins_with_call = True
+    opening = re.compile(_OPEN)
+
+    def read_call(self, trigger: str) -> Generator[None, None, None]:
+        while True:
+            yield from self.source.spaces()
+            yield from self.read_json_call("tool", ("arguments",))
+            self.end_call()
+            yield from self.source.spaces()
+            if (yield from self.source.peek()) != "{":
+                return
+
+
+class Json(ToolFormat):
+    name = "json"
+    parser_type = JsonParser
+    is_described = True
+    json_keys = ("tool", "arguments")
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return json.dumps({"tool": name, "arguments": arguments}, ensure_ascii=False)
+
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        special_tokens: SpecialTokens,
+        reasoning: Reasoning | None = None,
+    ) -> str:
+        following = f"({quoted(chr(10) + _CANONICAL)} call)*" if choice.parallel else ""
+        rules = [
+            f"calls: call {following} NEWLINES",
+            'call: named "}"',
+            f"named: {json_names_and_arguments(choice.callable_tools(tools), 'arguments')}",
+        ]
+        beginning = Beginning(pattern=_OPEN, rest="calls")
+        return answer_grammar(choice, special_tokens, reasoning, f"{quoted(_CANONICAL)} calls", [beginning], rules)
+
+    def manner(self) -> str:
+        return _MANNER

@@ -1,0 +1,84 @@
+"""The format in which a model family writes tool calls: its parser and its grammar."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from quire.gateway.features.tools.call_parser import CallParser
+from quire.gateway.features.tools.reasoning import Reasoning
+from quire.gateway.features.tools.tool_grammar import SpecialTokens
+from quire.gateway.features.tools.tool_messages import as_plain_messages
+from quire.gateway.output.tools import Besides, Tool, ToolChoice
+from quire.shared.text.chat_template import Message
+
+
+class ToolFormat(ABC):
+    """One format of tool calls. The formats have no state; `parser` makes the state of one choice."""
+
+    parser_type: ClassVar[type[CallParser]]
+    # The value of the setting, and the key in `formats.FORMATS`.
+    name: ClassVar[str]
+    # Special or added tokens that the parser looks for: the text of an answer must contain them.
+    markers: ClassVar[frozenset[str]] = frozenset()
+    # True if the parser also reads the model's reasoning, so that answers without tools need it, too.
+    has_reasoning: ClassVar[bool] = False
+    # True if no chat template teaches the format, so that the prompt describes the tools also where the template can.
+    is_described: ClassVar[bool] = False
+    # The keys of name and arguments, if a call is a JSON object without marks around it.
+    json_keys: ClassVar[tuple[str, str] | None] = None
+
+    def parser(self, tools: Sequence[Tool], is_forced: bool = False, besides: Besides = Besides.TEXT) -> CallParser:
+        """Return the parser of one choice.
+
+        is_forced: the answer follows the grammar of this format, so that the arguments of a call are passed on as they
+        grow. Without a grammar a call is held back until it is complete and valid. besides: what the grammar allows
+        besides calls.
+        """
+        return self.parser_type(tools, is_forced, besides)
+
+    @abstractmethod
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        special_tokens: SpecialTokens,
+        reasoning: Reasoning | None = None,
+    ) -> str:
+        """Return the Lark grammar of the whole answer.
+
+        tools: at least one. choice: any mode but NONE, in which an answer needs no grammar. reasoning: what may come
+        before the answer. Raises GrammarError if the format cannot enforce the schema of a strict tool.
+        """
+
+    def content_frame(self, special_tokens: SpecialTokens) -> str:
+        """Return the Lark grammar of an answer without calls, whose content is `@content`; empty if it is all content.
+
+        Reasoning between marks of its own (`ReasoningFormat`) is not a part of this grammar.
+        """
+        return ""
+
+    @abstractmethod
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return a tool call as the model writes it."""
+
+    def manner(self) -> str:
+        """Return the sentences that tell a model how to write a call."""
+        form = self.written("NAME", {"ARGUMENT": "VALUE"})
+        return f"To call a function, write its name and its arguments in this form:\n{form}"
+
+    def prompt(self, tools: Sequence[Tool]) -> str:
+        """Return the text for the system message that describes the tools, for models whose chat template cannot."""
+        described = (
+            {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)} for tool in tools
+        )
+        lines = [json.dumps(one, ensure_ascii=False) for one in described]
+        return "\n".join(
+            ["You can call functions. Each line describes one:", *lines, self.manner(), "Otherwise answer as usual."]
+        )
+
+    def plain_messages(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+        """Return a conversation whose plain messages describe the tools and have calls and results as text."""
+        return as_plain_messages(messages, self.written, self.prompt(tools) if tools else "")

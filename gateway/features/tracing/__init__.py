@@ -1,0 +1,1 @@
+"""Spans of HTTP requests for OpenTelemetry."""
