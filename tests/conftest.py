@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -42,6 +43,18 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def has_ended(pid: int) -> bool:
+    """Return True within ten seconds of the kill of a process, even if its parent has not waited for it yet."""
+    try:
+        process_fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process_fd], [], [], 10)[0])
+    finally:
+        os.close(process_fd)
 
 
 def children_of(pid: int) -> dict[int, str]:

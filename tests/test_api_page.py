@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import quire.gateway.features.pages.engine_page
-from quire.gateway.admission.admission_options import REQUEST_TIMEOUT
+from quire.gateway.admission.terms import REQUEST_TIMEOUT
 from quire.gateway.api.embeddings import EMBEDDINGS
 from quire.gateway.api.headers import CLIENT_ID_HEADER, IDEMPOTENCY_KEY, NO_EFFECT_HEADER, SERVER_ID_HEADER
 from quire.gateway.api.labels import NO_EFFECT

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from redis.exceptions import WatchError
@@ -17,11 +17,18 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.errors.api_errors import ApiError, IdempotencyKeyReused, MemoryIsFull, QueueIsFull
 from quire.gateway.stream.call_metadata import request_id
-from quire.shared.protocol.broker import Broker, IdempotencyConflict, NoRoom, QueueBounds, QueueFull
+from quire.shared.protocol.broker import (
+    Admission,
+    Broker,
+    IdempotencyConflict,
+    NoRoom,
+    QueueBounds,
+    QueueFull,
+    Submitted,
+)
 from quire.shared.protocol.broker.lane import text
-from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.charge import LimitReached
 from quire.shared.protocol.messages import GenerationRequest
-from quire.shared.protocol.share import ANONYMOUS_SHARE, Share
 from quire.shared.protocol.states import OutcomeName
 
 # Maximum number of attempts to submit with an idempotency key whose call was cancelled meanwhile.
@@ -30,114 +37,92 @@ ATTEMPTS = 3
 BATCH = 16
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionOptions:
-    """The options with which the requests of a call are submitted to the queue.
-
-    is_background: the requests run on without a client. deadline_ms: from now; 0 for none.
-    idempotency_key: empty for none. fingerprint: a hash of what the call asks for; empty without a key.
-    traceparent: the span of the call; empty without tracing. retention_s, conversation, owner, charge, share,
-    counts_stored: as in `Broker.submit`. bounds: of the queue, in place of the server's.
-    """
-
-    priority_class: str
-    is_background: bool
-    deadline_ms: int
-    idempotency_key: str
-    fingerprint: str
-    traceparent: str = ""
-    retention_s: int = 0
-    conversation: bytes = b""
-    owner: str = ""
-    charge: Charge | None = None
-    share: Share = ANONYMOUS_SHARE
-    counts_stored: bool = True
-    bounds: QueueBounds | None = None
-
-
 class Submission:
     """Submits all requests of a call, or none of them."""
 
     def __init__(
         self,
         broker: Broker,
-        gateway_id: str,
-        bounds: QueueBounds,
+        terms: Admission,
         worker_registry: WorkerRegistry,
         retry: RetryPolicy,
         is_wanted: Callable[[str], bool],
-        refusal: Callable[[LimitReached, Charge | None], ApiError],
+        refusal: Callable[[LimitReached, Admission | None], ApiError],
     ) -> None:
-        """refusal: returns the error for a call that a limit of its key refuses."""
+        """terms: of a call that asks for nothing else. refusal: returns the error for a call that a limit of its key
+        refuses.
+        """
+        self.terms = terms
         self._broker = broker
-        self._gateway_id = gateway_id
-        self._bounds = bounds
         self._worker_registry = worker_registry
         self._retry = retry
         self._refusal = refusal
-        self.canceller = Canceller(broker, gateway_id, is_wanted)
+        self.canceller = Canceller(broker, terms.gateway, is_wanted)
 
-    async def submit(self, requests: Sequence[GenerationRequest], metadata: bytes, options: AdmissionOptions) -> str:
-        """Accept the requests of a call into the queue.
+    async def submit(self, requests: Sequence[GenerationRequest], terms: Admission) -> Submitted:
+        """Accept the requests of a call into the queue, on the same terms.
 
-        Returns the id of the first request of the call. If the idempotency key was used before, the id is that of the
-        earlier call, and all requests of the earlier call are in Redis. Raises BrokerDown, QueueIsFull,
-        MemoryIsFull, IdempotencyKeyReused, RateLimited or BudgetSpent; then no request of this call runs.
+        Returns the id of the first request of the call, and the limits after the last one. If the idempotency key was
+        used before, the id is that of the earlier call, and all requests of the earlier call are in Redis.
+
+        Raises BrokerDown, QueueIsFull, MemoryIsFull, IdempotencyKeyReused, RateLimited or BudgetSpent; then no request
+        of this call runs.
         """
         await self._retry.check_subscribed()
         ids = [request.id for request in requests]
         # A submission that has begun is finished even if the client leaves: its result tells what to cancel.
-        work = asyncio.ensure_future(self._submit_all(requests, metadata, options))
+        work = asyncio.ensure_future(self._submit_all(requests, terms))
         try:
             return await asyncio.shield(work)
         except BaseException:
-            work.add_done_callback(lambda done: self._abandon(done, ids, options))
+            work.add_done_callback(lambda done: self._abandon(done, ids, terms))
             raise
 
-    def _abandon(self, work: asyncio.Future[str], ids: Sequence[str], options: AdmissionOptions) -> None:
+    def _abandon(self, work: asyncio.Future[Submitted], ids: Sequence[str], terms: Admission) -> None:
         failed = work.cancelled() or work.exception() is not None
-        if failed or not options.is_background:
+        if failed or not terms.is_background:
             # A client that came with the same Idempotency-Key meanwhile keeps the requests alive. If the key stood for
             # another call, this gateway may be listed as a listener of that call's requests.
-            first = ids[0] if failed else work.result()
+            first = ids[0] if failed else work.result().id
             self.canceller.cancel([request_id(first, index) for index in range(len(ids))])
 
-    async def _submit_all(
-        self, requests: Sequence[GenerationRequest], metadata: bytes, options: AdmissionOptions
-    ) -> str:
+    async def _submit_all(self, requests: Sequence[GenerationRequest], terms: Admission) -> Submitted:
         try:
-            first = await self._submit_first(requests[0], metadata, options)
+            submitted = await self._submit_first(requests[0], terms)
+            first = submitted.id
             # The first id gives the ids of the rest. Requests that a first gateway failed to submit are submitted now.
-            others = replace(options, idempotency_key="", conversation=b"")
-            beside = "" if first == requests[0].id else first
+            others = terms._replace(
+                idempotency_key="", conversation=b"", beside="" if first == requests[0].id else first
+            )
             rest = [replace(one, id=request_id(first, index)) for index, one in enumerate(requests) if index]
             for at in range(0, len(rest), BATCH):
-                submissions = (self._submit(request, metadata, others, beside) for request in rest[at : at + BATCH])
+                submissions = (self._submit(request, others) for request in rest[at : at + BATCH])
                 # All of a batch end, also if one fails: a submission that is given up may still reach Redis.
                 for result in await asyncio.gather(*submissions, return_exceptions=True):
                     if isinstance(result, BaseException):
                         raise result
+                    submitted = Submitted(first, result.rates or submitted.rates)
         except QueueFull as error:
             raise queue_is_full(error, self._worker_registry.rate) from error
         except NoRoom as error:
-            raise memory_is_full(error, options.bounds or self._bounds) from error
+            raise memory_is_full(error, terms.bounds) from error
         except LimitReached as error:
-            raise self._refusal(error, options.charge) from error
+            raise self._refusal(error, terms) from error
         except IdempotencyConflict as error:
             raise IdempotencyKeyReused(
                 "The Idempotency-Key stands for a call with another body. Send the same body, or choose another key."
             ) from error
-        return first
+        return submitted
 
-    async def _submit_first(self, request: GenerationRequest, metadata: bytes, options: AdmissionOptions) -> str:
+    async def _submit_first(self, request: GenerationRequest, terms: Admission) -> Submitted:
         """Submit with the idempotency key. If the key stands for a cancelled call, free the key and try again."""
         for _ in range(ATTEMPTS):
-            first = await self._submit(request, metadata, options)
-            if first == request.id:
+            submitted = await self._submit(request, terms)
+            if submitted.id == request.id:
                 break
-            if not await self._retry(partial(self._free_cancelled, options.idempotency_key, first)):
+            if not await self._retry(partial(self._free_cancelled, terms.idempotency_key, submitted.id)):
                 break
-        return first
+        return submitted
 
     async def _free_cancelled(self, key: str, first: str) -> bool:
         """Delete the key if it still stands for the request `first` and that was cancelled.
@@ -157,38 +142,16 @@ class Submission:
                     await pipe.execute()
         return True
 
-    async def _submit(
-        self, request: GenerationRequest, metadata: bytes, options: AdmissionOptions, beside: str = ""
-    ) -> str:
-        # A command whose reply was lost may have been executed; to execute it again is harmless.
-        return await self._retry(
-            partial(
-                self._broker.submit,
-                request.id,
-                request.encode(),
-                gateway=self._gateway_id,
-                cost=request.cost,
-                bounds=options.bounds or self._bounds,
-                priority_class=options.priority_class,
-                deadline_ms=options.deadline_ms,
-                metadata=metadata,
-                is_background=options.is_background,
-                idempotency_key=options.idempotency_key,
-                fingerprint=options.fingerprint,
-                traceparent=options.traceparent,
-                beside=beside,
-                retention_s=options.retention_s,
-                conversation=options.conversation,
-                counts_stored=options.counts_stored,
-                owner=options.owner,
-                charge=options.charge,
-                share=options.share,
-                prompt_tokens=len(request.prompt),
-                rows=request.rows,
-                # Further prompts of a call have a number behind its id.
-                begins_call="-" not in request.id,
-            )
+    async def _submit(self, request: GenerationRequest, terms: Admission) -> Submitted:
+        terms = terms._replace(
+            cost=request.cost,
+            prompt_tokens=len(request.prompt),
+            rows=request.rows,
+            # Further prompts of a call have a number behind its id.
+            begins_call="-" not in request.id,
         )
+        # A command whose reply was lost may have been executed; to execute it again is harmless.
+        return await self._retry(partial(self._broker.submit, request.id, request.encode(), terms))
 
 
 def queue_is_full(error: QueueFull, rate: ServiceRate) -> QueueIsFull:

@@ -12,8 +12,8 @@ from redis.exceptions import RedisError
 
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.stream.answer_options import MAX_FINGERPRINT
 from quire.gateway.stream.buffer import StreamStats
+from quire.gateway.stream.call_metadata import MAX_FINGERPRINT
 from quire.shared.model.adapter_names import Announcement
 from quire.shared.process.tasks import end_tasks
 from quire.shared.process.version import installed_version

@@ -6,26 +6,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.conversation import Conversation, read_call, template_variables, unknown_variables
+from quire.gateway.api.conversation import read_call, read_conversation, unknown_variables
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.logprobs import choice_prompt, of_chat, texts_of, token_ids_of
-from quire.gateway.api.options import make_options
 from quire.gateway.api.parameters import CHAT, read
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.tools import check_choice
 from quire.gateway.errors.api_errors import ApiError, body
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind, complete_calls, merged
-from quire.gateway.output.tools import ToolChoice
 from quire.gateway.stream import sse
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice
+from quire.gateway.stream.writer import ChoiceFormat
 
 
-class ChatDialect:
+class ChatDialect(Dialect):
     """The chat completions API."""
 
     name = "chat"
@@ -34,34 +32,27 @@ class ChatDialect:
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         """Check and tokenize a call. Raises ApiError."""
         given = read(body, CHAT)
-        limits.check_model(given["model"])
-        tools, choice = given.get("tools", ()), given.get("tool_choice", ToolChoice())
-        check_choice(tools, choice)
-        conversation = Conversation(
-            messages=read_messages(body["messages"]),
-            tools=tools,
-            tool_choice=choice._replace(parallel=given.get("parallel_tool_calls", True)),
-            template_variables=template_variables(given),
-        )
-        options = make_options(given, limits.sampling_defaults)
-        call = await read_call(conversation, options, limits, renderer)
+        call = Call.of(given, limits.sampling_defaults)
+        call.check(limits)
+        unknown = unknown_variables(given, renderer.model.template)
+        call = await read_call(read_conversation(given), call, limits, renderer)
         loosened = (f"tools[{index}].function.parameters" for index in call.loosened)
-        return call.without_effect([*unknown_variables(given, renderer.model.template), *loosened])
+        return call.without_effect([*unknown, *loosened])
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ChatAnswer:
         return ChatAnswer(self.prefix + call_id, model, metadata)
 
 
-class ChatAnswer:
+class ChatAnswer(ChoiceFormat):
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
     def __init__(self, public_id: str, model: ServedModel, metadata: CallMetadata) -> None:
-        self._answer = metadata.answer
-        self._texts = texts_of(model.token_texts, metadata.answer)
+        self._about = metadata
+        self._texts = texts_of(model.token_texts, metadata)
         self._choices = metadata.choices
         self._include_usage = metadata.include_usage
         head = f'{{"id":{sse.quote(public_id)},"object":"chat.completion'
-        fingerprint = sse.quote(metadata.answer.system_fingerprint)
+        fingerprint = sse.quote(metadata.system_fingerprint)
         tier, self._metadata = metadata.label_fields
         name = sse.quote(metadata.model_name(model.name))
         rest = f'"created":{metadata.created},"model":{name},"system_fingerprint":{fingerprint},{tier}'
@@ -93,7 +84,7 @@ class ChatAnswer:
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
         """The event with the token ids of the prompt, if the call asks for them."""
-        if self._answer.return_token_ids:
+        if self._about.return_token_ids:
             yield f'data: {self._head}],"prompt_token_ids":{sse.dumps(prompt.token_ids)}{self._tail}'
 
     def finish(self, index: int, reason: str, stop_reason: str | int | None = None) -> list[str]:
@@ -118,16 +109,16 @@ class ChatAnswer:
             scored = choice.logprobs
             yield from ["null"] if scored is None or not scored.records else of_chat(scored, self._texts)
             yield f',"finish_reason":{sse.quote(choice.finish_reason)},"stop_reason":{sse.dumps(choice.stop_reason)}'
-            yield f"{token_ids_of(choice, self._answer)}{choice.ranking}}}"
+            yield f"{token_ids_of(choice, self._about)}{choice.ranking}}}"
         yield f'],"usage":{sse.dumps(usage)}{self._metadata}'
-        yield from choice_prompt(choices[0].prompt, self._answer, self._texts)
+        yield from choice_prompt(choices[0].prompt, self._about, self._texts)
         yield "}"
 
     def _event(self, index: int, delta: str, logprobs: ScoredTokens | None = None) -> str:
         scored, ids = "null", ""
         if logprobs is not None:
             scored = "".join(of_chat(logprobs, self._texts)) if logprobs.records else "null"
-            ids = f',"token_ids":{sse.dumps(logprobs.token_ids)}' if self._answer.return_token_ids else ""
+            ids = f',"token_ids":{sse.dumps(logprobs.token_ids)}' if self._about.return_token_ids else ""
         return (
             f'data: {self._head}{{"index":{index},"delta":{delta},"logprobs":{scored},"finish_reason":null{ids}}}]'
             f"{self._tail}"

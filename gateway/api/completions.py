@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.gateway.api.call import Call
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.logprobs import (
     TokenRow,
     choice_prompt,
@@ -17,8 +18,7 @@ from quire.gateway.api.logprobs import (
     texts_of,
     token_ids_of,
 )
-from quire.gateway.api.options import read_options
-from quire.gateway.api.parameters import COMPLETION_DEFAULT_TOKENS, COMPLETIONS
+from quire.gateway.api.parameters import COMPLETION_DEFAULT_TOKENS, COMPLETIONS, read
 from quire.gateway.api.prompts import read_prompts
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import ApiError, body
@@ -30,49 +30,45 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice
+from quire.gateway.stream.writer import ChoiceFormat
 
 
-async def read(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
-    """Check and tokenize a call. Raises ApiError."""
-    options = read_options(body, COMPLETIONS, limits.sampling_defaults)
-    limits.check_model(options.model)
-    prompts = read_prompts(body["prompt"], limits.max_prompts, limits.vocab_size)
-    limits.check_choices(len(prompts), options.counts)
-    limits.check_answer(options.sampling.grammar, options.grammar_parameter)
-    await renderer.check_grammar(options.sampling.grammar, options.grammar_parameter)
-    token_ids = await asyncio.gather(
-        *(renderer.prompt(name, prompt, limits.max_model_len, options.form) for name, prompt in prompts)
-    )
-    answer_length = COMPLETION_DEFAULT_TOKENS if options.max_tokens is None else options.max_tokens
-    room = limits.max_model_len - answer_length
-    named = [(name, options.form.truncated(ids, room)) for (name, _), ids in zip(prompts, token_ids, strict=True)]
-    return Call.of(options, named, limits, default_max_tokens=COMPLETION_DEFAULT_TOKENS)
-
-
-class CompletionDialect:
+class CompletionDialect(Dialect):
     """The completions API."""
 
     name = "completion"
     prefix = "cmpl-"
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
-        return await read(body, limits, renderer)
+        """Check and tokenize a call. Raises ApiError."""
+        call = Call.of(read(body, COMPLETIONS), limits.sampling_defaults)
+        limits.check_model(call.model)
+        prompts = read_prompts(body["prompt"], limits.max_prompts, limits.vocab_size)
+        call.check(limits, len(prompts))
+        await renderer.check_grammar(call.common.grammar, call.grammar_parameter)
+        token_ids = await asyncio.gather(
+            *(renderer.prompt(name, prompt, limits.max_model_len, call.add_special_tokens) for name, prompt in prompts)
+        )
+        answer_length = COMPLETION_DEFAULT_TOKENS if call.max_tokens is None else call.max_tokens
+        room = limits.max_model_len - answer_length
+        named = [(name, call.truncated(ids, room)) for (name, _), ids in zip(prompts, token_ids, strict=True)]
+        return call.with_prompts(named, limits, COMPLETION_DEFAULT_TOKENS)
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> CompletionAnswer:
         return CompletionAnswer(self.prefix + call_id, model, metadata)
 
 
-class CompletionAnswer:
+class CompletionAnswer(ChoiceFormat):
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
     def __init__(self, public_id: str, model: ServedModel, metadata: CallMetadata) -> None:
-        self._answer = metadata.answer
-        self._texts = texts_of(model.token_texts, metadata.answer)
+        self._about = metadata
+        self._texts = texts_of(model.token_texts, metadata)
         self._n = metadata.n
         self._include_usage = metadata.include_usage
         head = f'{{"id":{sse.quote(public_id)},"object":"text_completion","created":{metadata.created},'
         tier, self._metadata = metadata.label_fields
-        fingerprint = sse.quote(metadata.answer.system_fingerprint)
+        fingerprint = sse.quote(metadata.system_fingerprint)
         name = sse.quote(metadata.model_name(model.name))
         self._head = head + f'"model":{name},"system_fingerprint":{fingerprint},{tier}"choices":['
         self._tail = ',"usage":null}\n\n' if metadata.include_usage else "}\n\n"
@@ -86,7 +82,7 @@ class CompletionAnswer:
         if logprobs is None:
             return f"{self._text_head[index]}{sse.quote(text)}{self._text_tail}"
         scored = "".join(self._logprobs(None, logprobs))
-        ids = f',"token_ids":{sse.dumps(logprobs.token_ids)}' if self._answer.return_token_ids else ""
+        ids = f',"token_ids":{sse.dumps(logprobs.token_ids)}' if self._about.return_token_ids else ""
         return f'{self._text_head[index]}{sse.quote(text)},"logprobs":{scored},"finish_reason":null{ids}}}]{self._tail}'
 
     def parts(self, index: int, parts: Sequence[AnswerPart], logprobs: ScoredTokens | None = None) -> list[str]:
@@ -94,7 +90,7 @@ class CompletionAnswer:
 
     def _logprobs(self, prompt: PromptText | None, scored: ScoredTokens | None) -> Iterator[str]:
         """The JSON of `logprobs` of an echoed prompt and generated tokens, in pieces."""
-        echoes = self._answer.echo and self._answer.logprobs >= 0
+        echoes = self._about.echoes_prompt and self._about.logprobs >= 0
         echoed = prompt if echoes and prompt is not None and prompt.is_scored else None
         generated = scored if scored is not None and scored.records else None
         if echoed is None and generated is None:
@@ -102,7 +98,7 @@ class CompletionAnswer:
 
         def rows() -> Iterator[TokenRow]:
             if echoed is not None:
-                yield from prompt_rows(echoed, self._answer.logprobs)
+                yield from prompt_rows(echoed, self._about.logprobs)
             if generated is not None:
                 yield from generated_rows(generated)
 
@@ -110,8 +106,8 @@ class CompletionAnswer:
 
     def prompt(self, first_choice: int, prompt: PromptText) -> Iterator[str]:
         """The events of a prompt, before the text of its choices: an echoed prompt in portions, and its token ids."""
-        ids = f',"prompt_token_ids":{sse.dumps(prompt.token_ids)}' if self._answer.return_token_ids else ""
-        portions = list(prompt_portions(prompt, self._answer)) if self._answer.echo else [("", None)]
+        ids = f',"prompt_token_ids":{sse.dumps(prompt.token_ids)}' if self._about.return_token_ids else ""
+        portions = list(prompt_portions(prompt, self._about)) if self._about.echoes_prompt else [("", None)]
         for index in range(first_choice, first_choice + self._n):
             for at, (text, rows) in enumerate(portions):
                 scored = "null" if rows is None else "".join(of_completion(rows, self._texts))
@@ -143,6 +139,6 @@ class CompletionAnswer:
             yield f'{"," if index else ""}{{"index":{index},"text":{sse.quote(text)},"logprobs":'
             yield from self._logprobs(prompt, choice.logprobs)
             yield f',"finish_reason":{sse.quote(choice.finish_reason)},"stop_reason":{sse.dumps(choice.stop_reason)}'
-            yield from choice_prompt(prompt, self._answer, self._texts)
-            yield f"{token_ids_of(choice, self._answer)}{choice.ranking}}}"
+            yield from choice_prompt(prompt, self._about, self._texts)
+            yield f"{token_ids_of(choice, self._about)}{choice.ranking}}}"
         yield f'],"usage":{sse.dumps(usage)}{self._metadata}}}'

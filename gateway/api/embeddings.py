@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.gateway.api import request_schemas
-from quire.gateway.api.call import Call, Options
-from quire.gateway.api.labels import LABELS, read_labels
+from quire.gateway.api.call import Call
+from quire.gateway.api.dialect import Dialect
+from quire.gateway.api.labels import LABELS
 from quire.gateway.api.parameters import OF_THE_CALL, anything, read
 from quire.gateway.api.prompts import read_prompts
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import GenerationFailed, refused, too_long
-from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
-from quire.gateway.stream.answer_options import AnswerOptions
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.config.validators import Flag, Integer, OneOf
+from quire.shared.protocol.keys import DEFAULT_CLASS
 from quire.shared.protocol.messages import MAX_PROMPT_TOKENS, POOLINGS, GenerationRequest, SamplingParams
 from quire.shared.protocol.sampling_params import Parameter
 
@@ -123,13 +123,16 @@ class EmbeddingCall(Call):
         return [replace(request, pooling=self.pooling) for request in Call.requests(self, call_id)]
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingDialect:
-    """Reads embedding calls of one model. max_inputs: of one call."""
+class EmbeddingDialect(Dialect):
+    """Reads embedding calls of one model."""
 
-    model: ServedModel
-    max_inputs: int
-    name: str = NAME
+    name = NAME
+    prefix = PREFIX
+
+    def __init__(self, model: ServedModel, max_inputs: int) -> None:
+        """max_inputs: of one call."""
+        self.model = model
+        self.max_inputs = max_inputs
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> EmbeddingCall:
         """Checks and tokenizes a call. Raises ApiError."""
@@ -160,30 +163,30 @@ async def _read_call(
     for name, prompt in named:
         token_ids = next(tokenized) if isinstance(prompt, str) else prompt
         inputs.append(_checked(name, token_ids[-kept:] if kept else token_ids, limits))
-    labels = read_labels(given)
-    options = Options(
-        model=given["model"],
-        stream=False,
-        include_usage=False,
-        cache_salt=given.get("cache_salt", ""),
-        background=False,
-        priority=labels.priority_class,
-        timeout_s=given.get("timeout"),
-        max_tokens=None,
-        seed=None,
-        sampling=NO_SAMPLING,
-        answer=AnswerOptions(),
-        form=PromptForm(),
-        labels=labels,
-    )
+    digest = limits.adapters.get(given["model"], "")
     return EmbeddingCall(
-        options=options,
+        model=given["model"],
+        common=NO_SAMPLING,
+        about=CallMetadata(
+            dialect="",
+            created=0,
+            n=1,
+            include_usage=False,
+            stop=(),
+            prompt_tokens=sum(map(len, inputs)),
+            requests=len(inputs),
+            is_background=False,
+            adapter=given["model"] if digest else "",
+        ),
+        priority=given.get("priority", DEFAULT_CLASS),
+        timeout_s=given.get("timeout"),
+        user=given.get("safety_identifier") or given.get("user", ""),
+        cache_salt=given.get("cache_salt", ""),
         prompts=tuple(inputs),
         sampling=(NO_SAMPLING,) * len(inputs),
+        adapter_digest=digest,
         pooling=pooling,
         form=form,
-        adapter=given["model"] if given["model"] in limits.adapters else "",
-        adapter_digest=limits.adapters.get(given["model"], ""),
     )
 
 

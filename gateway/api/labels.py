@@ -1,20 +1,14 @@
 """The labels of a call: the parameters that name its user, return metadata with the answer, and choose a class.
 
-Labels do not depend on the dialect. A dialect adds `LABELS` and `NO_EFFECT` to its table of parameters, and calls
-`read_labels` with the parameters that it has read.
+Labels do not depend on the dialect, which adds `LABELS` and `NO_EFFECT` to its table of parameters.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
-
-from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, USER_HASH, refused
 from quire.gateway.stream.call_metadata import (
     MAX_CACHE_KEY_LENGTH,
     MAX_METADATA_KEY,
@@ -23,8 +17,7 @@ from quire.gateway.stream.call_metadata import (
     TIERS,
     metadata_pairs,
 )
-from quire.shared.config.validators import Flag, OneOf, Text, shown, wrong
-from quire.shared.protocol.keys import DEFAULT_CLASS
+from quire.shared.config.validators import Flag, OneOf, Text, wrong
 from quire.shared.protocol.sampling_params import Parameter
 
 MAX_USER_LENGTH = 512
@@ -34,7 +27,7 @@ USER_HASH_DIGITS = 16
 # The priority class of each service tier. The tier `auto` leaves the class to the parameter `priority`.
 AUTO = "auto"
 CLASSES = dict(zip(TIERS, ("standard", "batch", "interactive"), strict=True))
-_TIER_OF_CLASS = {priority_class: tier for tier, priority_class in CLASSES.items()}
+TIER_OF_CLASS = {priority_class: tier for tier, priority_class in CLASSES.items()}
 
 
 class Metadata:
@@ -113,56 +106,6 @@ NO_EFFECT: dict[str, Parameter] = {
         read=JsonObject(), help="a predicted text could only make the answer faster; the answer is the same without it"
     ),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
-    """The labels of one call.
-
-    user: in clear; only its hash leaves the process. service_tier: the tier of the class in which the call waits; empty
-    if the call has no `service_tier`. no_effect: names of the given parameters that have no effect.
-    """
-
-    priority_class: str = DEFAULT_CLASS
-    user: str = ""
-    metadata: tuple[tuple[str, str], ...] = ()
-    service_tier: str = ""
-    prompt_cache_key: str = ""
-    no_effect: tuple[str, ...] = ()
-
-    def note(self, request: web.Request, key: bytes) -> None:
-        """Keeps what the access log and the headers of the answer say about the labels. key: of the user hash."""
-        request[USER_HASH] = user_hash(self.user, key)
-        # Headers without effect are there already.
-        names = (request.get(NO_EFFECT_NAMES, ""), *self.no_effect)
-        request[NO_EFFECT_NAMES] = ", ".join(filter(None, names))
-
-
-def read_labels(given: Mapping[str, Any]) -> Labels:
-    """The labels among the parameters of a call, in their final form. Raises InvalidRequest for a conflict."""
-    priority_class = _priority_class(given)
-    return Labels(
-        priority_class=priority_class,
-        user=given.get("safety_identifier") or given.get("user", ""),
-        metadata=given.get("metadata", ()),
-        service_tier=_TIER_OF_CLASS[priority_class] if "service_tier" in given else "",
-        prompt_cache_key=given.get("prompt_cache_key", ""),
-        no_effect=tuple(name for name, one in NO_EFFECT.items() if name in given and given[name] not in one.neutral),
-    )
-
-
-def _priority_class(given: Mapping[str, Any]) -> str:
-    asked: str | None = given.get("priority")
-    tier = given.get("service_tier", AUTO)
-    if tier == AUTO:
-        return asked or DEFAULT_CLASS
-    if asked is not None and asked != CLASSES[tier]:
-        raise refused(
-            "service_tier",
-            f"service_tier {shown(tier)} is the class {CLASSES[tier]!r}, but priority is {shown(asked)}; give one of "
-            "them.",
-        )
-    return CLASSES[tier]
 
 
 def user_hash(user: str, key: bytes) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from quire.gateway.model.token_texts import TokenText, TokenTexts
 from quire.gateway.stream import sse
-from quire.gateway.stream.answer_options import AnswerOptions
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice
@@ -42,9 +42,9 @@ class TokenNumbers:
 Texts = TokenTexts | TokenNumbers
 
 
-def texts_of(texts: TokenTexts, options: AnswerOptions) -> Texts:
+def texts_of(texts: TokenTexts, metadata: CallMetadata) -> Texts:
     """The names of tokens for a call."""
-    return TokenNumbers(texts) if options.return_tokens_as_token_ids else texts
+    return TokenNumbers(texts) if metadata.return_tokens_as_token_ids else texts
 
 
 def of_chat(scored: ScoredTokens, texts: Texts) -> Iterator[str]:
@@ -144,35 +144,35 @@ def prompt_rows(prompt: PromptText, top_logprobs: int) -> Iterator[TokenRow]:
             yield TokenRow(token_id, scores.logprob, scores.top[:top_logprobs], offset)
 
 
-def prompt_portions(prompt: PromptText, options: AnswerOptions) -> Iterator[tuple[str, Rows | None]]:
+def prompt_portions(prompt: PromptText, metadata: CallMetadata) -> Iterator[tuple[str, Rows | None]]:
     """An echoed prompt in portions of text, each with its rows; a prompt without log-probabilities is one portion.
 
     The ends of the portions depend on the prompt alone, so a resumed stream has the same events.
     """
-    if options.logprobs < 0 or not prompt.is_scored:
+    if metadata.logprobs < 0 or not prompt.is_scored:
         yield prompt.text, None
         return
-    rows = list(prompt_rows(prompt, options.logprobs))
+    rows = list(prompt_rows(prompt, metadata.logprobs))
     for at in range(0, len(rows), PROMPT_PORTION):
         text = prompt.text[prompt.offsets[at] : prompt.offsets[min(at + PROMPT_PORTION, len(rows))]]
         yield text, partial(iter, rows[at : at + PROMPT_PORTION])
 
 
-def choice_prompt(prompt: PromptText | None, options: AnswerOptions, texts: Texts) -> Iterator[str]:
+def choice_prompt(prompt: PromptText | None, metadata: CallMetadata, texts: Texts) -> Iterator[str]:
     """The fields that show the prompt: `prompt_logprobs` and `prompt_token_ids`; none unless the call asks for them."""
     if prompt is None:
         return
-    if options.prompt_logprobs >= 0 and prompt.is_scored:
+    if metadata.prompt_logprobs >= 0 and prompt.is_scored:
         yield ',"prompt_logprobs":'
-        yield from of_prompt(prompt, options.prompt_logprobs, texts)
-    if options.return_token_ids:
+        yield from of_prompt(prompt, metadata.prompt_logprobs, texts)
+    if metadata.return_token_ids:
         yield ',"prompt_token_ids":'
         yield from array(map(str, prompt.token_ids))
 
 
-def token_ids_of(choice: Choice, options: AnswerOptions) -> str:
+def token_ids_of(choice: Choice, metadata: CallMetadata) -> str:
     """The field `token_ids` of a choice; empty unless the call asks for it."""
-    if not options.return_token_ids:
+    if not metadata.return_token_ids:
         return ""
     return f',"token_ids":{sse.dumps(choice.logprobs.token_ids if choice.logprobs is not None else [])}'
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from quire.gateway.errors.api_errors import refused
-from quire.gateway.model.prompt_form import PromptForm
-from quire.gateway.stream.answer_options import AnswerOptions
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.config.validators import Flag, Integer, OneOf, wrong
-from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, Parameter, SamplingParams
+from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, Parameter
 
 # Largest number of tokens and log-probabilities of prompts in the answer to one call. A log-probability takes 8 bytes
 # in the message of a worker, and up to 70 in the answer.
@@ -85,76 +84,20 @@ OF_CHATS: dict[str, Parameter] = {
 }
 
 
-def read_prompt_form(given: Mapping[str, Any]) -> PromptForm:
-    """The form of prompts that the parameters ask for. Raises InvalidRequest."""
-    continues = given.get("continue_final_message", False)
-    if continues and given.get("add_generation_prompt", False):
-        raise refused(
-            "continue_final_message",
-            "continue_final_message and add_generation_prompt cannot both be true: a chat ends either within its last "
-            "message or with the beginning of a new one.",
-        )
-    return PromptForm(
-        add_special_tokens=given.get("add_special_tokens"),
-        add_generation_prompt=given.get("add_generation_prompt", not continues),
-        continue_final_message=continues,
-        truncate_prompt_tokens=given.get("truncate_prompt_tokens"),
-        truncation_side=given.get("truncation_side", "left"),
-    )
-
-
-def read_answer(given: Mapping[str, Any], continuous_usage: bool) -> AnswerOptions:
-    """The options of the answer, without the fingerprint of the system."""
-    logprobs = given.get("logprobs")
-    if type(logprobs) is bool:  # a chat
-        logprobs = given.get("top_logprobs", 0) if logprobs else None
-    return AnswerOptions(
-        echo=given.get("echo", False),
-        logprobs=-1 if logprobs is None else logprobs,
-        prompt_logprobs=given.get("prompt_logprobs", -1),
-        return_token_ids=given.get("return_token_ids", False),
-        return_tokens_as_token_ids=given.get("return_tokens_as_token_ids", False),
-        skip_special_tokens=given.get("skip_special_tokens", True),
-        continues_message=given.get("continue_final_message", False),
-        continuous_usage=continuous_usage,
-    )
-
-
-def of_the_prompt(answer: AnswerOptions) -> dict[str, Any]:
-    """The sampling parameters with which a worker reports what the answer shows of the prompt."""
-    echoed = answer.logprobs if answer.echo else -1
-    return {"prompt_logprobs": max(answer.prompt_logprobs, echoed), "returns_prompt": answer.needs_prompt}
-
-
-def check_no_tokens(name: str, params: SamplingParams, answer: AnswerOptions) -> None:
-    """Check that a call with `max_tokens` 0, which it calls `name`, has something to answer. Raises InvalidRequest."""
-    if params.max_tokens:
-        return
-    if not answer.echo and answer.prompt_logprobs < 0:
-        raise refused(name, f"{name} is 0, which is allowed only with echo or prompt_logprobs; give at least 1.")
-    if not params.is_streamed:
-        ranking = "use_beam_search" if params.beam_width else "best_of"
-        raise refused(ranking, f"{ranking} is not supported with {name} 0, because there are no answers to rank.")
-
-
-def check_prompt_size(answer: AnswerOptions, n: int, prompts: Sequence[Sequence[int]], is_stream: bool) -> None:
+def check_prompt_size(about: CallMetadata, prompts: Sequence[Sequence[int]], is_stream: bool) -> None:
     """Check that what the answer shows of the prompts has a bounded size. Raises InvalidRequest."""
-    if not answer.needs_prompt:
+    if not about.needs_prompt:
         return
-    echoed = answer.logprobs if answer.echo else -1
-    per_token = 3 + max(0, echoed) + max(0, answer.prompt_logprobs)
-    values = n * per_token * sum(map(len, prompts))
+    echoed = about.logprobs if about.echoes_prompt else -1
+    per_token = 3 + max(0, echoed) + max(0, about.prompt_logprobs)
+    values = about.n * per_token * sum(map(len, prompts))
     limit = MAX_STREAMED_VALUES if is_stream and echoed >= 0 else MAX_PROMPT_VALUES
     if values > limit:
-        name = next(one for one in ("prompt_logprobs", "echo", "return_token_ids") if _is_asked(answer, one))
+        name = "echo" if about.echoes_prompt else "return_token_ids"
+        name = "prompt_logprobs" if about.prompt_logprobs >= 0 else name
         where = " in a stream" if limit == MAX_STREAMED_VALUES else ""
         raise refused(
             name,
-            f"{name} with these prompts, alternatives and n = {n} makes up to {values} values; one answer has at most "
-            f"{limit}{where}. Send shorter or fewer prompts, or ask for fewer alternatives.",
+            f"{name} with these prompts, alternatives and n = {about.n} makes up to {values} values; one answer has at "
+            f"most {limit}{where}. Send shorter or fewer prompts, or ask for fewer alternatives.",
         )
-
-
-def _is_asked(answer: AnswerOptions, name: str) -> bool:
-    value: bool | int = getattr(answer, name)
-    return value >= 0 if name == "prompt_logprobs" else bool(value)

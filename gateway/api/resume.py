@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
@@ -19,7 +21,10 @@ from quire.gateway.stream.writer import EventRenderer
 from quire.shared.config.validators import shown
 from quire.shared.protocol.broker import Broker
 from quire.shared.protocol.broker.lane import text
+from quire.shared.protocol.messages import MessageError
 from quire.shared.protocol.states import RequestState
+
+T = TypeVar("T")
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -28,6 +33,12 @@ STARTING_AFTER = "starting_after"
 # Wait for a place that a running request has not reached: Redis may have died and lost a part of the log.
 LOST_TAIL_S = 5.0
 LOOKS = 10
+
+
+class Retry(Protocol):
+    """Retries a command to Redis (`admission.retry.RetryPolicy`)."""
+
+    async def __call__(self, command: Callable[[], Awaitable[T]]) -> T: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +52,35 @@ class StoredCall:
     is_queued: bool = False
 
 
+class StoredCalls:
+    """The calls of one owner in Redis, which any gateway may have accepted."""
+
+    def __init__(
+        self, broker: Broker, retry: Retry, note_corrupt: Callable[[str, MessageError], None], owner: str
+    ) -> None:
+        """note_corrupt: called with the id of a call whose metadata cannot be decoded."""
+        self.broker = broker
+        self.retry = retry
+        self._note_corrupt = note_corrupt
+        self._owner = owner
+
+    async def look_up(self, call_id: str, dialect: str) -> StoredCall | None:
+        """Return the call with this id; None if it is unknown or corrupt, or of another dialect or owner.
+
+        Raises BrokerDown.
+        """
+        try:
+            known = await self.retry(partial(look_up, self.broker, call_id, self._owner))
+        except MessageError as error:
+            self._note_corrupt(call_id, error)
+            return None
+        return known if known is not None and known.metadata.dialect == dialect else None
+
+
 def read_call_id(public_id: str, prefix: str) -> str:
-    """The id of a call from the id that clients see. Raises NotFound."""
+    """The id of a call from the id that clients see; empty if it is none."""
     call_id = public_id.removeprefix(prefix)
-    if not public_id.startswith(prefix) or not _HEXADECIMAL.fullmatch(call_id):
-        raise not_found()
-    return call_id
+    return call_id if public_id.startswith(prefix) and _HEXADECIMAL.fullmatch(call_id) else ""
 
 
 def read_event_id(request: web.Request) -> EventId:
@@ -105,7 +139,7 @@ async def catch_up(
     """
     beginning = events.opening()
     # The events of a prompt come with the first item of the log.
-    has_prompt = known.metadata.answer.needs_prompt and events.reached < after and not after.tokens
+    has_prompt = known.metadata.needs_prompt and events.reached < after and not after.tokens
     # The worker sends again what Redis lost when it died, or another worker computes it again.
     is_ahead = after.tokens > known.tokens or (has_prompt and not known.tokens and not known.is_done)
     if not (known.is_done and is_ahead):

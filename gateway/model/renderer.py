@@ -17,8 +17,9 @@ from quire.gateway.features.grammars.grammar_check import GrammarTrials
 from quire.gateway.features.tools.formats import REASONING_FORMATS
 from quire.gateway.features.tools.tool_grammars import ToolGrammars
 from quire.gateway.model.continued_message import render_continued
-from quire.gateway.model.prompt_form import PromptForm
+from quire.gateway.model.conversation import Conversation
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.output.tools import Tool
 from quire.shared.text.chat_template import Message, TemplateFailure
 from quire.shared.text.control_tokens import ControlTokens, pieces
 from quire.shared.text.grammar import GrammarVocabulary
@@ -35,7 +36,6 @@ MESSAGE_CHARACTERS = 32
 
 Prompt = str | list[int]
 T = TypeVar("T")
-DEFAULT_FORM = PromptForm()
 
 
 class RenderedChat(NamedTuple):
@@ -74,20 +74,12 @@ class Renderer:
         form = self.model.calls
         return not self.template_takes_tools or (form is not None and form.is_described)
 
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        limit: int,
-        tools: Sequence[Mapping[str, Any]] = (),
-        variables: Mapping[str, Any] | None = None,
-        form: PromptForm = DEFAULT_FORM,
-        mark: str = "",
-    ) -> RenderedChat:
+    async def chat(self, conversation: Conversation, limit: int, mark: str = "") -> RenderedChat:
         """The prompt of a conversation, for a context of `limit` tokens. Raises InvalidRequest.
 
-        tools: in the form of the OpenAI API. variables: further ones for the chat template. mark: the one at which
-        `mark_control_tokens` divided texts.
+        mark: the one at which `mark_control_tokens` divided texts.
         """
+        messages, tools = conversation.messages, list(map(_as_json, conversation.tools))
         if self.model.template is None:
             raise refused(
                 "messages", f"{self.model.name} has no chat template; use /v1/completions.", code="no_chat_template"
@@ -99,7 +91,7 @@ class Renderer:
             characters += len(json.dumps(tools, ensure_ascii=False))
             _check_length("tools", characters, limit)
         around = sum(MESSAGE_CHARACTERS + len(message.get("name", "")) for message in messages)
-        return await self._run(characters + around, self._render_chat, messages, tools, variables, form, mark)
+        return await self._run(characters + around, self._render_chat, conversation, tools, mark)
 
     async def mark_control_tokens(
         self, messages: Sequence[Message], others: T, limit: int
@@ -117,12 +109,12 @@ class Renderer:
         except ValueError as error:
             raise refused("messages", f"The texts of messages {error}.") from error
 
-    async def prompt(self, name: str, prompt: Prompt, limit: int, form: PromptForm = DEFAULT_FORM) -> list[int]:
-        """The token ids of a plain prompt, by default with the special tokens that the tokenizer puts around it."""
+    async def prompt(self, name: str, prompt: Prompt, limit: int, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a plain prompt, with or without the special tokens that the tokenizer puts around it."""
         if isinstance(prompt, list):
             return prompt
         _check_length(name, len(prompt), limit)
-        return await self._run(len(prompt), self._encode, name, [prompt], form.add_special_tokens is not False)
+        return await self._run(len(prompt), self._encode, name, [prompt], add_special_tokens)
 
     async def texts(
         self, named: Sequence[tuple[str, str]], limit: int | None, add_special_tokens: bool
@@ -170,22 +162,16 @@ class Renderer:
         text: str = self.model.tokenizer.decode(token_ids, skip_special_tokens=False)
         return text
 
-    def _render_chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any] | None,
-        form: PromptForm,
-        mark: str,
-    ) -> RenderedChat:
+    def _render_chat(self, conversation: Conversation, tools: Sequence[Mapping[str, Any]], mark: str) -> RenderedChat:
         assert self.model.template is not None
+        messages = conversation.messages
         template = self.model.template.chosen(messages, bool(tools))
-        render = partial(template.render, tools=tools or None, variables=variables)
+        render = partial(template.render, tools=tools or None, variables=conversation.template_variables)
         try:
-            if form.continue_final_message:
+            if conversation.continue_final_message:
                 text = render_continued(render, messages)
             else:
-                text = render(messages, form.add_generation_prompt)
+                text = render(messages, conversation.add_generation_prompt)
         except TemplateFailure as error:
             raise refused(
                 "messages",
@@ -194,7 +180,7 @@ class Renderer:
             ) from error
         # The template writes its own beginning-of-sequence token.
         divided = pieces(text, mark)
-        return RenderedChat("".join(divided), self._encode("messages", divided, form.add_special_tokens is True))
+        return RenderedChat("".join(divided), self._encode("messages", divided, conversation.add_special_tokens))
 
     def _encode_all(self, named: Sequence[tuple[str, str]], add_special_tokens: bool) -> list[list[int]]:
         texts = [text for _, text in named]
@@ -221,6 +207,12 @@ class Renderer:
             encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
             whole = tokenizer.post_process(Encoding.merge(encodings, True), None, add_special_tokens)
         return list(whole.ids)
+
+
+def _as_json(tool: Tool) -> dict[str, Any]:
+    """The tool in the form of the OpenAI API, which chat templates expect."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
 
 
 def _characters(message: Message) -> int:

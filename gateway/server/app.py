@@ -12,8 +12,7 @@ from quire.gateway.features.cors.origins import CorsOrigins
 from quire.gateway.features.openapi import document
 from quire.gateway.features.pages import routes as pages
 from quire.gateway.features.several_models.discovery import DISCOVERY, ModelDiscovery
-from quire.gateway.features.tokenization import tokenization
-from quire.gateway.routes import completion_routes, embedding_routes, message_routes, responses
+from quire.gateway.routes import table
 from quire.gateway.server.access_log import recording
 from quire.gateway.server.http_server import add_headers
 from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Served
@@ -51,11 +50,7 @@ def create_app(models: Served) -> web.Application:
     app.on_cleanup.append(batches.close)
     app.add_routes(
         [
-            *completion_routes.routes(directory),
-            *embedding_routes.routes(directory),
-            *message_routes.routes(directory),
-            *tokenization.routes(directory),
-            *responses.routes(directory),
+            *table.routes(directory),
             *batches.routes(),
             *admin_routes.routes(directory),
             web.get("/openapi.json", document.handler(directory.title)),

@@ -5,31 +5,28 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from aiohttp import web
 
-from quire.gateway.admission.admission_options import read_admission_options
 from quire.gateway.admission.retry import down
+from quire.gateway.admission.terms import read_terms
 from quire.gateway.api import resume as stored
 from quire.gateway.api.body_budget import release_body
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.parsing import BODY, read_object
-from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.resume import StoredCall
-from quire.gateway.errors.api_errors import REQUEST_ID, USER_HASH, BrokerDown
+from quire.gateway.api.resume import StoredCall, StoredCalls
+from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, REQUEST_ID, USER_HASH, BrokerDown
 from quire.gateway.features.tracing.http_span import SPAN
-from quire.gateway.model.renderer import Renderer
-from quire.gateway.model.served_model import ServedModel
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer
-from quire.gateway.stream.call_metadata import CallMetadata, request_id
+from quire.gateway.stream.call_metadata import request_id
 from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
-from quire.gateway.stream.writer import AnswerFormat, EventRenderer, StreamWriter, collect, write_body
+from quire.gateway.stream.writer import StreamWriter, write_body
 from quire.gateway.telemetry.request_meter import BEGAN, METER
 from quire.shared.protocol.messages import MessageError
 from quire.shared.protocol.states import CancelReply
@@ -40,44 +37,14 @@ log = logging.getLogger("gateway")
 MAX_LOGGED_PROMPT = 4096
 
 
-C_co = TypeVar("C_co", bound=Call, covariant=True)
-C_contra = TypeVar("C_contra", bound=Call, contravariant=True)
-C = TypeVar("C", bound=Call)
+# Writes the answer to an accepted call. The id of the call is `request[REQUEST_ID]`.
+AnswerWriter = Callable[[Gateway, web.Request, OutputBuffer, Transcript, Call], Awaitable[web.StreamResponse]]
 
 
-class CallReader(Protocol[C_co]):
-    """How an API reads its calls. name: in the metadata of its calls, in metrics and in logs."""
-
-    @property
-    def name(self) -> str: ...
-
-    async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> C_co:
-        """Checks and tokenizes a call. Raises ApiError."""
-        ...
-
-
-class AnswerWriter(Protocol[C_contra]):
-    """Writes the answer to an accepted call. The id of the call is `request[REQUEST_ID]`."""
-
-    async def __call__(
-        self, gateway: Gateway, request: web.Request, buffer: OutputBuffer, transcript: Transcript, call: C_contra
-    ) -> web.StreamResponse: ...
-
-
-class Dialect(CallReader[Call], Protocol):
-    """One of the APIs: how it reads calls, and how it writes answers. prefix: of the ids that clients see."""
-
-    @property
-    def prefix(self) -> str: ...
-
-    def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> AnswerFormat:
-        """Returns the renderer of the answer to one call."""
-        ...
-
-
-async def serve(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions, /v1/completions, /v1/messages: generates an answer."""
-    return await serve_with(gateway, dialect, request, partial(_write_answer, dialect))
+async def serve(dialect: Dialect, gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions, /v1/completions, /v1/messages, /v1/responses: generates an answer."""
+    request[NO_EFFECT_NAMES] = ", ".join(dialect.check_headers(request.headers))
+    return await serve_with(dialect, gateway, request, partial(_write_answer, dialect))
 
 
 async def _write_answer(
@@ -88,20 +55,24 @@ async def _write_answer(
     transcript: Transcript,
     call: Call,
 ) -> web.StreamResponse:
-    """Writes the answer as events or as one body."""
-    form = dialect.form(request[REQUEST_ID], gateway.model, transcript.metadata)
-    meter, write_timeout_s = request[METER], gateway.settings.write_timeout_s
+    """Writes the answer as events or as one body; or only that the call was accepted."""
+    call_id, model, meter = request[REQUEST_ID], gateway.model, request[METER]
+    write_timeout_s = gateway.settings.write_timeout_s
+    if call.stream:
+        request[TRANSCRIPT] = transcript
+        events = dialect.events(call_id, model, transcript, request.headers)
+        return await StreamWriter(request, buffer, transcript, events, meter, write_timeout_s).run(events.opening())
+    form = dialect.form(call_id, model, transcript.metadata)
+    if call.about.is_background:
+        return json_text(await dialect.status(form, call_id, not transcript.is_joined))
     request[TRANSCRIPT] = transcript
-    if not call.options.stream:
-        choices = await collect(buffer, transcript)
-        meter.collected(transcript.tokens)
-        return await write_body(request, form.full(choices, transcript.usage), meter, write_timeout_s)
-    events = EventRenderer(transcript, form, request.headers)
-    return await StreamWriter(request, buffer, transcript, events, meter, write_timeout_s).run(events.opening())
+    parts = await form.whole(buffer, transcript)
+    meter.collected(transcript.tokens)
+    return await write_body(request, parts, meter, write_timeout_s)
 
 
 async def serve_with(
-    gateway: Gateway, dialect: CallReader[C], request: web.Request, write: AnswerWriter[C]
+    dialect: Dialect, gateway: Gateway, request: web.Request, write: AnswerWriter
 ) -> web.StreamResponse:
     """Reads and submits a call, or attaches to the earlier one of its idempotency key; `write` writes the answer."""
     settings = gateway.settings
@@ -113,36 +84,36 @@ async def serve_with(
     call = await dialect.read(body, gateway.limits, gateway.renderer)
     caller = caller_of(request)
     call = gateway.key_limits.restricted(caller, call, body)
-    call.options.labels.note(request, gateway.user_hash_key)
-    options = read_admission_options(
-        request.headers, request.path, body, call.options, settings.default_timeout_s, settings.max_timeout_s
-    )
-    options = replace(
-        options,
-        retention_s=call.retention_s,
-        conversation=call.conversation,
-    )
-    options = gateway.key_limits.charged(caller, call.options.model, options, request.get(USER_HASH, ""))
+    call.note(request, gateway.user_hash_key)
+    terms = read_terms(gateway.submission.terms, request.headers, body, request.path, call, settings.max_timeout_s)
+    terms = gateway.key_limits.charged(caller, call.model, terms, request.get(USER_HASH, ""))
+    traceparent = ""
     if (span := request.get(SPAN)) is not None:
         span.asks(dialect.name, call)
-        options = replace(options, traceparent=str(span.context))
+        traceparent = str(span.context)
     call_id = request[REQUEST_ID]
     requests = call.requests(call_id)
     metadata = call.metadata(dialect.name, int(time.time()))
+    terms = terms._replace(
+        metadata=metadata.encode(),
+        traceparent=traceparent,
+        retention_s=call.retention_s,
+        conversation=call.conversation,
+    )
     # The body is not needed while the answer is written.
     del body
     request.pop(BODY, None)
     release_body(request)
     # 2) Listen before the requests are submitted, so that no frame is missed.
-    can_return = bool(options.idempotency_key) or (call.options.stream and len(requests) == 1)
+    can_return = bool(terms.idempotency_key) or (call.stream and len(requests) == 1)
     with gateway.listening([item.id for item in requests], can_return, caller.owner) as buffer:
         # 3) Submit a request for each prompt.
-        first = await gateway.submission.submit(requests, metadata.encode(), options)
-        gateway.key_limits.tell(request, options.charge)
+        first, rates = await gateway.submission.submit(requests, terms)
+        gateway.key_limits.tell(request, rates)
         if first == call_id:
             meter.accepted(metadata.prompt_tokens)
-            buffer.accept(options.deadline_ms / 1000 or None, is_logged=False)
-            buffer.is_responsible = not options.is_background
+            buffer.accept(terms.deadline_ms / 1000 or None, is_logged=False)
+            buffer.is_responsible = not terms.is_background
             # 4) Answer.
             transcript = Transcript(metadata, gateway.model, buffer.cursors)
             return await write(gateway, request, buffer, transcript, call)
@@ -151,8 +122,10 @@ async def serve_with(
     ids = [request_id(first, index) for index in range(len(requests))]
     with gateway.listening(ids, owner=caller.owner) as buffer:
         # The submission may have added requests that the earlier call lacked, or listeners to its requests.
-        buffer.is_responsible = not options.is_background
-        known = await _look_up(gateway, ids, dialect.name, caller.owner)
+        buffer.is_responsible = not terms.is_background
+        known = await stored_calls(gateway, caller.owner).look_up(first, dialect.name)
+        if known is not None and known.metadata.requests != len(ids):
+            raise stored.several_prompts(known.metadata.requests)
         if known is None or not await attach(gateway, buffer, known):
             raise down(f"request {first} of an idempotency key is gone")
         request[REQUEST_ID] = first
@@ -161,31 +134,28 @@ async def serve_with(
         return await write(gateway, request, buffer, transcript, call)
 
 
-async def resume(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-    """GET /v1/chat/completions/{id}/stream, /v1/completions/{id}/stream: goes on after the client's last event."""
+async def resume(dialect: Dialect, gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    """GET .../{id}/stream, GET /v1/responses/{id}?stream=true: goes on after the client's last event."""
     meter = request[METER] = gateway.meters.open(dialect.name, "resumed", request[BEGAN])
     # 1) Read which event the client has.
-    after = stored.read_event_id(request)
-    meter.tokens = after.tokens
-    call_id = stored.read_call_id(request.match_info["id"], dialect.prefix)
+    place = dialect.read_place(request)
     await gateway.retry.check_subscribed()
+    # 2) Find the call in Redis.
+    call_id, known = await find(dialect, gateway, request)
+    if known.metadata.requests > 1:
+        raise stored.several_prompts(known.metadata.requests)
     with gateway.listening([call_id], owner=caller_of(request).owner) as buffer:
-        # 2) Find the call in Redis.
-        known = await _look_up(gateway, [call_id], dialect.name, caller_of(request).owner)
-        if known is None:
-            raise stored.not_found()
         transcript = Transcript(known.metadata, gateway.model, buffer.cursors, is_joined=True)
-        form = dialect.form(call_id, gateway.model, known.metadata)
-        events = EventRenderer(transcript, form, request.headers, after)
+        events = dialect.events(call_id, gateway.model, transcript, request.headers, place)
         buffer.accept(known.left_s, is_logged=True)
         # All other listeners of this gateway may leave during the reads. A listener at another gateway keeps the
         # request alive.
         buffer.is_responsible = not known.metadata.is_background
         # 3) Read the output log up to that event.
-        beginning = await stored.catch_up(buffer, transcript, events, after, known)
+        beginning, meter.tokens = await dialect.catch_up(buffer, transcript, events, place, known)
         # 4) Attach only now: it takes the output away from another gateway, and makes this one responsible.
         if not await attach(gateway, buffer, known):
-            raise stored.not_found()
+            raise dialect.not_found(request.match_info["id"])
         # 5) Write the rest.
         request[REQUEST_ID] = call_id
         request[TRANSCRIPT] = transcript
@@ -194,45 +164,32 @@ async def resume(gateway: Gateway, dialect: Dialect, request: web.Request) -> we
         )
 
 
-async def cancel(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.Response:
-    """POST /v1/chat/completions/{id}/cancel, /v1/completions/{id}/cancel: ends a call, also one in the background.
+async def cancel(dialect: Dialect, gateway: Gateway, request: web.Request) -> web.Response:
+    """POST .../{id}/cancel: ends a call, also one in the background. A call that has ended stays as it is."""
+    call_id, known = await find(dialect, gateway, request)
+    was_cancelled = await cancel_requests(gateway, call_id, known)
+    return web.json_response({"id": dialect.prefix + call_id, "cancelled": was_cancelled})
 
-    A call that has ended stays as it is.
-    """
-    call_id, known = await find(gateway, dialect, request)
+
+async def cancel_requests(gateway: Gateway, call_id: str, known: StoredCall) -> bool:
+    """Cancels the requests of a call. Returns False if all had ended. Raises BrokerDown."""
     found = [await gateway.retry(partial(gateway.broker.cancel, id_)) for id_ in _requests(call_id, known)]
-    ran = not known.is_done or CancelReply.CANCELLED in found or CancelReply.FLAGGED in found
-    return web.json_response({"id": dialect.prefix + call_id, "cancelled": ran})
+    return not known.is_done or CancelReply.CANCELLED in found or CancelReply.FLAGGED in found
 
 
-async def find(gateway: Gateway, dialect: Dialect, request: web.Request) -> tuple[str, StoredCall]:
+def stored_calls(gateway: Gateway, owner: str) -> StoredCalls:
+    """Returns the calls of an owner that Redis has."""
+    return StoredCalls(gateway.broker, gateway.retry, partial(note_corrupt_metadata, gateway), owner)
+
+
+async def find(dialect: Dialect, gateway: Gateway, request: web.Request) -> tuple[str, StoredCall]:
     """Returns the id of the call that the path names, and what Redis has of it. Raises NotFound or BrokerDown."""
-    call_id = stored.read_call_id(request.match_info["id"], dialect.prefix)
-    try:
-        known = await gateway.retry(partial(stored.look_up, gateway.broker, call_id, caller_of(request).owner))
-    except MessageError as error:
-        note_corrupt_metadata(gateway, call_id, error)
-        raise stored.not_found() from error
-    if known is None or known.metadata.dialect != dialect.name:
-        raise stored.not_found()
+    public_id = request.match_info["id"]
+    call_id = stored.read_call_id(public_id, dialect.prefix)
+    known = await stored_calls(gateway, caller_of(request).owner).look_up(call_id, dialect.name) if call_id else None
+    if known is None or not dialect.is_kept(known.metadata):
+        raise dialect.not_found(public_id)
     return call_id, known
-
-
-async def _look_up(gateway: Gateway, ids: Sequence[str], dialect: str, owner: str) -> StoredCall | None:
-    """Returns what Redis has of the call with these requests; None if it is unknown, or of another dialect or owner.
-
-    Raises BrokerDown, or InvalidRequest if the call has another number of requests.
-    """
-    try:
-        known = await gateway.retry(partial(stored.look_up, gateway.broker, ids[0], owner))
-    except MessageError as error:
-        note_corrupt_metadata(gateway, ids[0], error)
-        return None
-    if known is None or known.metadata.dialect != dialect:
-        return None
-    if known.metadata.requests != len(ids):
-        raise stored.several_prompts(known.metadata.requests)
-    return known
 
 
 async def attach(gateway: Gateway, buffer: OutputBuffer, known: StoredCall) -> bool:
@@ -269,28 +226,23 @@ def _log_prompt(call_id: str, body: dict[str, Any]) -> None:
     log.info("request %s asks: %s", call_id, prompt, extra={"request_id": call_id, "prompt": prompt})
 
 
-async def park(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.Response:
+async def park(dialect: Dialect, gateway: Gateway, request: web.Request) -> web.Response:
     """POST .../{id}/park: sets a call aside with its tokens. A call that has ended, or is about to, stays as it is."""
-    return await park_call(gateway, dialect.prefix, *await find(gateway, dialect, request))
+    call_id, known = await find(dialect, gateway, request)
+    return (await gateway.parking.park(_requests(call_id, known))).answer(dialect.prefix + call_id)
 
 
-async def unpark(gateway: Gateway, dialect: Dialect, request: web.Request) -> web.Response:
+async def unpark(dialect: Dialect, gateway: Gateway, request: web.Request) -> web.Response:
     """POST .../{id}/unpark: queues a parked call again. A call that is not parked stays as it is."""
-    return await unpark_call(gateway, dialect.prefix, *await find(gateway, dialect, request), request)
-
-
-async def park_call(gateway: Gateway, prefix: str, call_id: str, known: StoredCall) -> web.Response:
-    """Parks a call that was found. Raises ParkingIsFull or BrokerDown."""
-    return (await gateway.parking.park(_requests(call_id, known))).answer(prefix + call_id)
-
-
-async def unpark_call(
-    gateway: Gateway, prefix: str, call_id: str, known: StoredCall, request: web.Request
-) -> web.Response:
-    """Queues a call that was found again. Raises ApiError."""
+    call_id, known = await find(dialect, gateway, request)
     state = await gateway.parking.unpark(_requests(call_id, known), caller_of(request))
-    return state.answer(prefix + call_id)
+    return state.answer(dialect.prefix + call_id)
 
 
 def _requests(call_id: str, known: StoredCall) -> list[str]:
     return [request_id(call_id, index) for index in range(known.metadata.requests)]
+
+
+def json_text(text: str) -> web.Response:
+    """Returns an answer of JSON that is written already."""
+    return web.Response(text=text, content_type="application/json")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from aiohttp import web
 from redis.exceptions import RedisError
 
+from quire.gateway.api.call import Call
 from quire.gateway.api.embeddings import EmbeddingCall, EmbeddingDialect, EmbeddingFormat, render_answer
 from quire.gateway.api.headers import IDEMPOTENCY_KEY
 from quire.gateway.errors.api_errors import REQUEST_ID, GenerationFailed
@@ -29,13 +30,14 @@ DROP_S = 0.25
 async def serve(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """POST /v1/embeddings: computes the embedding of each input."""
     dialect = EmbeddingDialect(gateway.model, gateway.settings.max_embedding_inputs)
-    return await serve_with(gateway, dialect, request, _write_answer)
+    return await serve_with(dialect, gateway, request, _write_answer)
 
 
 async def _write_answer(
-    gateway: Gateway, request: web.Request, buffer: OutputBuffer, transcript: Transcript, call: EmbeddingCall
+    gateway: Gateway, request: web.Request, buffer: OutputBuffer, transcript: Transcript, call: Call
 ) -> web.StreamResponse:
     """Writes the embeddings as one body."""
+    assert isinstance(call, EmbeddingCall)
     request[TRANSCRIPT] = transcript
     call_id = request[REQUEST_ID]
     embeddings = await collect(buffer, transcript, call.form, call_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.telemetry.request_meter import RequestMeters
-from quire.shared.protocol.broker import Broker, QueueBounds, new_id
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, new_id
 from quire.shared.redis.clients import command_client, pubsub_client
 from quire.shared.telemetry.loop_lag import LoopLag
 
@@ -128,8 +129,7 @@ class Gateway:
         )
         self.submission = Submission(
             self.broker,
-            self.id,
-            bounds,
+            Admission(gateway=self.id, bounds=bounds, deadline_ms=math.ceil(1000 * settings.default_timeout_s)),
             self.worker_registry,
             self.retry,
             self.router.has,

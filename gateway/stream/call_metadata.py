@@ -12,10 +12,10 @@ from typing import Any
 
 import msgpack
 
-from quire.gateway.stream.answer_options import AnswerOptions, read_answer_options
 from quire.gateway.stream.output_spec import MAX_SPEC_LENGTH, OutputSpec, read_spec
 from quire.shared.config.validators import Flag, Integer, InvalidValue, OneOf, Text, Texts, checked, fixed_array
 from quire.shared.model.adapter_names import MAX_NAME as MAX_ADAPTER_NAME
+from quire.shared.protocol.logprobs import MAX_TOP_LOGPROBS
 from quire.shared.protocol.messages import MAX_PROMPT_TOKENS, MessageError, decode
 from quire.shared.protocol.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
@@ -33,6 +33,7 @@ MAX_ECHO_LENGTH = 1024 * 1024
 MAX_TEXT_LENGTH = MAX_STOP_STRINGS * MAX_STOP_LENGTH + MAX_LABEL_CHARACTERS + MAX_SPEC_LENGTH + MAX_ECHO_LENGTH
 MAX_BYTES = 4 * MAX_TEXT_LENGTH + 4096
 MAX_REQUESTS = 2048
+MAX_FINGERPRINT = 64
 
 
 def request_id(call_id: str, index: int) -> str:
@@ -65,6 +66,12 @@ class CallMetadata:
     did not ask for them. prompt_cache_key: of the call. output_spec: the JSON of `OutputSpec`; empty for an answer of
     plain text. echo: JSON that the dialect repeats in its answer. adapter: the LoRA adapter that the call named as its
     model; empty for the model itself.
+
+    echoes_prompt: the prompt is the beginning of the text. logprobs: number of alternatives per token; -1: no
+    log-probabilities. prompt_logprobs: the same for the field `prompt_logprobs`. return_token_ids: token ids of prompt
+    and answer. return_tokens_as_token_ids: log-probabilities name tokens by their ids. skip_special_tokens: special
+    tokens have no text. continues_message: the answer continues the last message of a chat. continuous_usage: events of
+    the stream have the usage so far. system_fingerprint: of the server when the call was accepted.
     """
 
     dialect: str = checked(OneOf(DIALECTS))
@@ -79,7 +86,15 @@ class CallMetadata:
     metadata: tuple[tuple[str, str], ...] = checked(metadata_pairs, default=())
     service_tier: str = checked(OneOf(("", *TIERS)), default="")
     prompt_cache_key: str = checked(Text(0, MAX_CACHE_KEY_LENGTH), default="")
-    answer: AnswerOptions = checked(read_answer_options, default=AnswerOptions())
+    echoes_prompt: bool = checked(Flag(), default=False)
+    logprobs: int = checked(Integer(-1, MAX_TOP_LOGPROBS), default=-1)
+    prompt_logprobs: int = checked(Integer(-1, MAX_TOP_LOGPROBS), default=-1)
+    return_token_ids: bool = checked(Flag(), default=False)
+    return_tokens_as_token_ids: bool = checked(Flag(), default=False)
+    skip_special_tokens: bool = checked(Flag(), default=True)
+    continues_message: bool = checked(Flag(), default=False)
+    continuous_usage: bool = checked(Flag(), default=False)
+    system_fingerprint: str = checked(Text(0, MAX_FINGERPRINT), default="")
     output_spec: str = checked(Text(0, MAX_SPEC_LENGTH), default="")
     echo: str = checked(Text(0, MAX_ECHO_LENGTH), default="")
     adapter: str = checked(Text(0, MAX_ADAPTER_NAME), default="")
@@ -96,6 +111,11 @@ class CallMetadata:
         return self.adapter or model
 
     @property
+    def needs_prompt(self) -> bool:
+        """True if the answer has the prompt's text, token ids or log-probabilities."""
+        return self.echoes_prompt or self.return_token_ids or self.prompt_logprobs >= 0
+
+    @property
     def choices(self) -> int:
         """Choices of all prompts together."""
         return self.requests * self.n
@@ -109,9 +129,10 @@ class CallMetadata:
         return tier, f',"metadata":{pairs}' if self.metadata else ""
 
     def encode(self) -> bytes:
-        """The metadata as a message: an array of the version and the fields."""
-        packed: bytes = msgpack.packb((VERSION, *_values(self)), use_bin_type=True)
-        return packed
+        """The metadata as a message: an array of the version and the fields, some of which are an array."""
+        values = _values(self)
+        written = (VERSION, *values[:_FIRST], values[_FIRST:_LAST], *values[_LAST:])
+        return bytes(msgpack.packb(written, use_bin_type=True))
 
     @classmethod
     def decode(cls, data: bytes) -> CallMetadata:
@@ -120,11 +141,15 @@ class CallMetadata:
 
     @classmethod
     def _read(cls, value: Any) -> CallMetadata:
-        version, *values = fixed_array("call metadata", value, 1 + len(_FIELDS))
+        version, *values = fixed_array("call metadata", value, 2 + len(_FIELDS) - (_LAST - _FIRST))
         _version("version", version)
+        values[_FIRST : _FIRST + 1] = fixed_array("answer", values[_FIRST], _LAST - _FIRST)
         return cls(*(one.metadata["check"](one.name, field) for one, field in zip(_FIELDS, values, strict=True)))
 
 
 _FIELDS = fields(CallMetadata)
-_values = attrgetter(*(one.name for one in _FIELDS))
+_NAMES = [one.name for one in _FIELDS]
+# The fields that are an array of their own in the message.
+_FIRST, _LAST = _NAMES.index("echoes_prompt"), _NAMES.index("output_spec")
+_values = attrgetter(*_NAMES)
 _version = Integer(VERSION, VERSION)

@@ -52,15 +52,14 @@ class ChoiceText:
     def __init__(self, model: ServedModel, metadata: CallMetadata) -> None:
         self._eos_token_ids = model.eos_token_ids
         # The worker uses the same classes, so that both find the same stop strings.
-        options = metadata.answer
-        self._shows_end = metadata.include_stop_str_in_output and not options.skip_special_tokens
-        self._detokenizer = IncrementalDetokenizer(model.tokenizer, model.context, options.skip_special_tokens)
+        self._shows_end = metadata.include_stop_str_in_output and not metadata.skip_special_tokens
+        self._detokenizer = IncrementalDetokenizer(model.tokenizer, model.context, metadata.skip_special_tokens)
         self._includes_stop = metadata.include_stop_str_in_output
         self._stops = bool(metadata.stop)
         self._filter = StopStringFilter(metadata.stop, self._includes_stop)
         # A message begins a text of its own; a completion continues one. The first character clears this flag.
         self._drops_space = (
-            metadata.dialect != "completion" and model.drops_first_space and not options.continues_message
+            metadata.dialect != "completion" and model.drops_first_space and not metadata.continues_message
         )
         # Characters of the text so far, with an echoed prompt; counted for log-probabilities only.
         self.length = 0

@@ -88,7 +88,7 @@ class _RequestText:
         self.choices = [ChoiceText(model, metadata) for _ in range(metadata.n)]
         self._first_choice = first_choice
         self._model, self._metadata = model, metadata
-        self._keeps_ids = metadata.answer.return_token_ids
+        self._keeps_ids = metadata.return_token_ids
         self.tokens = 0
         # One per choice; empty if the call has plain text.
         self._parts: list[ChoiceParts] = []
@@ -105,15 +105,15 @@ class _RequestText:
     def begin(self, report: PromptReport) -> None:
         """Takes the worker's report about the prompt from the first item."""
         self.cached_tokens = report.cached_tokens
-        if self._metadata.answer.needs_prompt:
-            model, options = self._model, self._metadata.answer
+        if self._metadata.needs_prompt:
+            model, metadata = self._model, self._metadata
             self.prompt = PromptText(
                 report,
                 model.tokenizer,
                 model.token_texts,
-                frozenset(model.special_tokens.values()) if options.skip_special_tokens else (),
+                frozenset(model.special_tokens.values()) if metadata.skip_special_tokens else (),
                 model.drops_first_space,
-                options.echo,
+                metadata.echoes_prompt,
             )
             for choice in self.choices:
                 choice.length = len(self.prompt.text)

@@ -11,7 +11,7 @@ connection is closed after the write timeout.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -24,7 +24,7 @@ from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.cursor import split
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.sse import BEGINNING, EventId
-from quire.gateway.stream.transcript import Choice, Transcript
+from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
 from quire.shared.protocol.messages import StepItem
 
 # Bytes in the write buffer of a socket above which its client counts as slow. Up to `buffer.MAX_WAITING` tokens are
@@ -63,9 +63,20 @@ class AnswerFormat(Protocol):
         """Events after which the stream ends without a complete answer."""
         ...
 
+    async def whole(self, buffer: OutputBuffer, transcript: Transcript) -> Iterator[str]:
+        """Waits for the whole answer: pieces of one JSON object. Raises ApiError if a request failed."""
+        ...
+
+
+class ChoiceFormat:
+    """A format that writes the whole answer from its choices."""
+
     def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
         """The whole answer: pieces of one JSON object."""
-        ...
+        raise NotImplementedError
+
+    async def whole(self, buffer: OutputBuffer, transcript: Transcript) -> Iterator[str]:
+        return self.full(await collect(buffer, transcript), transcript.usage)
 
 
 class WriteMeter(Protocol):
@@ -84,25 +95,26 @@ _NO_ENDS = (api_errors.Parked, api_errors.ShuttingDown, api_errors.ApiKeyWrong)
 class EventRenderer:
     """Renders the events of a stream from its beginning, and drops those up to `after`, which the client has.
 
+    after: None is the beginning.
     Rendering always begins at token 0: only then do detokenizer and stop-string filter repeat the first stream exactly.
     """
 
     def __init__(
         self,
         transcript: Transcript,
-        dialect: AnswerFormat,
+        form: AnswerFormat,
         headers: Mapping[str, str],
-        after: EventId = BEGINNING,
+        after: EventId | None = None,
         *,
         adds_ids: bool = True,
     ) -> None:
-        """`headers`: of the client's request; they tell whether it can parse ids. `adds_ids`: False if the dialect
+        """`headers`: of the client's request; they tell whether it can parse ids. `adds_ids`: False if the format
         numbers its events itself."""
         self._transcript = transcript
-        self._dialect = dialect
+        self.form = form
         self._with_ids = adds_ids and sse.takes_ids(headers)
-        self._shows_usage = transcript.metadata.answer.continuous_usage
-        self._after = after
+        self._shows_usage = transcript.metadata.continuous_usage
+        self._after = after or BEGINNING
         self._is_skipping = True
         # The id of the last event.
         self._tokens, self._step = BEGINNING
@@ -115,7 +127,7 @@ class EventRenderer:
 
     def opening(self) -> str:
         """Renders the events before the first token."""
-        for data in self._dialect.opening():
+        for data in self.form.opening():
             self._add_at(0, data)
         return self._take()
 
@@ -135,20 +147,20 @@ class EventRenderer:
     def failure(self, error: api_errors.ApiError) -> list[str]:
         """Renders the end of a stream that this gateway cannot complete, as events without ids: a client resumes after
         the event before them."""
-        return self._dialect.failure(error)
+        return self.form.failure(error)
 
     def _feed(self, item: StepItem) -> None:
-        dialect, before = self._dialect, self._transcript.tokens
+        form, before = self.form, self._transcript.tokens
         text_deltas = self._transcript.feed(item)
         if item.report is not None:
             index, prompt = self._transcript.prompt_of(item.request_id)
             if prompt is not None:
-                for data in dialect.prompt(index * self._transcript.metadata.n, prompt):
+                for data in form.prompt(index * self._transcript.metadata.n, prompt):
                     self._add_at(before, data)
         for choice, text, rest, reason, position, _, logprobs, stop_reason, parts, rest_parts in text_deltas:
             if parts is not None:
                 if parts or logprobs is not None:
-                    events = dialect.parts(choice, parts, logprobs)
+                    events = form.parts(choice, parts, logprobs)
                     if len(events) != 1 or self._tokens >= position or self._is_skipping or self._shows_usage:
                         self._add_all(position, events)
                     else:  # `_add` of the common case
@@ -156,9 +168,9 @@ class EventRenderer:
                         data = events[0]
                         self._parts.append(f"id: {position}\n{data}" if self._with_ids else data)
                 if rest_parts:
-                    self._add_all(position, dialect.parts(choice, rest_parts))
+                    self._add_all(position, form.parts(choice, rest_parts))
             elif text or logprobs is not None:
-                data = dialect.text(choice, text, logprobs)
+                data = form.text(choice, text, logprobs)
                 if self._is_skipping or self._shows_usage or not self._with_ids:
                     self._add(position, 0, data)
                 else:  # `_add` of the common case
@@ -166,19 +178,19 @@ class EventRenderer:
                     self._parts.append(f"id: {position}\n{data}")
             if reason is not None:
                 if rest:
-                    self._add_at(position, dialect.text(choice, rest))
-                for data in dialect.finish(choice, reason, stop_reason):
+                    self._add_at(position, form.text(choice, rest))
+                for data in form.finish(choice, reason, stop_reason):
                     self._add_at(position, data)
 
     def _end(self) -> None:
         transcript = self._transcript
         if isinstance(transcript.error, _NO_ENDS):  # without an id: a client resumes after the event before
-            self._parts += self._dialect.failure(transcript.error)
+            self._parts += self.form.failure(transcript.error)
             return
         if transcript.error is not None:
-            events = self._dialect.failure(transcript.error)
+            events = self.form.failure(transcript.error)
         else:
-            events = self._dialect.ending(transcript.usage)
+            events = self.form.ending(transcript.usage)
         for data in events:
             self._add_at(transcript.tokens, data)
 
@@ -323,6 +335,16 @@ class StreamWriter:
         await _in_time(self._request, written, self._write_timeout_s, self._meter)
 
 
+async def deltas(buffer: OutputBuffer, transcript: Transcript) -> AsyncIterator[TextDelta]:
+    """Waits for the texts of all tokens up to the end of the call. Raises ApiError at the end if a request failed."""
+    while not transcript.ended:
+        for item in await buffer.next():
+            for delta in transcript.feed(item):
+                yield delta
+    if transcript.error is not None:
+        raise transcript.error
+
+
 async def collect(buffer: OutputBuffer, transcript: Transcript) -> list[Choice]:
     """Waits for the complete answer. Raises ApiError if a request failed."""
     count = transcript.metadata.choices
@@ -332,19 +354,15 @@ async def collect(buffer: OutputBuffer, transcript: Transcript) -> list[Choice]:
     scores: list[float | None] = [None] * count
     parts: list[list[AnswerPart]] = [[] for _ in range(count)]
     stop_reasons: list[str | int | None] = [None] * count
-    while not transcript.ended:
-        for item in await buffer.next():
-            for delta in transcript.feed(item):
-                texts[delta.choice] += (delta.text, delta.rest)
-                if delta.parts is not None:
-                    parts[delta.choice] += (*delta.parts, *delta.rest_parts)
-                if delta.logprobs is not None:
-                    scored[delta.choice].append(delta.logprobs)
-                if delta.finish_reason is not None:
-                    reasons[delta.choice], scores[delta.choice] = delta.finish_reason, delta.score
-                    stop_reasons[delta.choice] = delta.stop_reason
-    if transcript.error is not None:
-        raise transcript.error
+    async for delta in deltas(buffer, transcript):
+        texts[delta.choice] += (delta.text, delta.rest)
+        if delta.parts is not None:
+            parts[delta.choice] += (*delta.parts, *delta.rest_parts)
+        if delta.logprobs is not None:
+            scored[delta.choice].append(delta.logprobs)
+        if delta.finish_reason is not None:
+            reasons[delta.choice], scores[delta.choice] = delta.finish_reason, delta.score
+            stop_reasons[delta.choice] = delta.stop_reason
     logprobs = [ScoredTokens.join(parts) if parts else None for parts in scored]
     prompts = [prompt for prompt in transcript.prompts for _ in range(transcript.metadata.n)]
     made = map(merged, parts)

@@ -1,4 +1,4 @@
-"""The charge of a call: the accounts of its key, and the prices of its model."""
+"""The charge of a request: the limits of its accounts, and the prices of its model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from quire.shared.protocol.keys import AccountKeys
-
 if TYPE_CHECKING:
     from quire.shared.accounts.account import Account
 
+# Key, project and organisation of a call.
+Accounts = tuple["Account", ...]
 # Limits whose end is a new day or month; the others allow the call after some seconds.
 BUDGETS = frozenset(("tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month"))
 
@@ -48,46 +48,28 @@ class Price:
     completion: int = 0
 
 
-@dataclass(slots=True)
-class Charge:
-    """The accounts of one call. accounts: key, project and organisation. prefix: of the accounts' keys in Redis.
+FREE = Price()
 
-    park_s: the call is accepted if the budgets suffice for a part of its answer, and parked for at most this many
-    seconds when they are used up; 0 refuses such a call.
 
-    `submit` sets `calls` and `tokens` to the state of the tightest limits per minute; None without such a limit.
+def tightest(states: Sequence[Sequence[int]]) -> dict[str, RateState]:
+    """Return the tightest of the limits per minute of `calls` and of `tokens` that `submit` returned for each account.
+
+    A kind of limit that no account has is left out.
     """
-
-    accounts: tuple[Account, ...]
-    model: str
-    price: Price = Price()
-    park_s: int = 0
-    prefix: str = AccountKeys().prefix
-    calls: RateState | None = None
-    tokens: RateState | None = None
-
-    def encode(self, prompt_tokens: int, *, begins_call: bool) -> bytes:
-        """Return the charge of a request, as `_limits.lua` reads it."""
-        parts: list[Any] = [self.prefix, int(begins_call), prompt_tokens, self.price.prompt, self.price.completion]
-        packed: bytes = msgpack.packb(
-            [*parts, self.model, self.park_s, *map(_packed, self.accounts)], use_bin_type=True
-        )
-        return packed
-
-    def encode_accounts(self) -> bytes:
-        """Return the accounts and their limits, as `unpark` reads them."""
-        packed: bytes = msgpack.packb(list(map(_packed, self.accounts)), use_bin_type=True)
-        return packed
-
-    def note(self, states: Sequence[Sequence[int]]) -> None:
-        """Keep the tightest of the limits that `submit` returned for each account."""
-        for name, at in (("calls", 0), ("tokens", 3)):
-            rates = [RateState(*(int(value) for value in state[at : at + 3])) for state in states if int(state[at])]
-            if rates:
-                setattr(self, name, min(rates, key=lambda state: state.left))
+    found: dict[str, RateState] = {}
+    for name, at in (("calls", 0), ("tokens", 3)):
+        rates = [RateState(*(int(value) for value in state[at : at + 3])) for state in states if int(state[at])]
+        if rates:
+            found[name] = min(rates, key=lambda state: state.left)
+    return found
 
 
-def _packed(account: Account) -> list[Any]:
+def packed_limits(accounts: Sequence[Account]) -> bytes:
+    """Return the names of accounts and their limits, as `unpark` reads them; empty without accounts."""
+    return bytes(msgpack.packb(list(map(limits_of, accounts)))) if accounts else b""
+
+
+def limits_of(account: Account) -> list[Any]:
     """Return the name of an account and its limits, as `_limits.lua` reads them."""
     limits = account.limits
     return [

@@ -1,9 +1,8 @@
-"""The share of a request in fair sharing: its tenant, the tenant's user, and the weight of the tenant."""
+"""Fair sharing: a request counts for a tenant, which has a weight, and for a user of the tenant."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 # Tenant of calls without an API key. Other tenants are projects, whose ids have a slash.
 ANONYMOUS_TENANT = "anonymous"
@@ -28,21 +27,12 @@ _TENANT = re.compile(r"[a-z]+ ([0-9]{1,4}) (\S{1,256})", re.ASCII)
 _USER = re.compile(r"[0-9]+ ([0-9a-f]{0,64})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The tenant, user and weight that a request counts for. user: a hash in hexadecimal; empty without a user."""
+def read_share(tenant: str, user: str) -> tuple[str, int, str]:
+    """The tenant, its weight and the user in the fields `tenant` and `user` that scripts write.
 
-    tenant: str = ANONYMOUS_TENANT
-    user: str = ""
-    weight: int = DEFAULT_WEIGHT
-
-    @classmethod
-    def of_fields(cls, tenant: str, user: str) -> Share:
-        """Read the fields `tenant` and `user` that scripts write; the default share if they are corrupt."""
-        first, second = _TENANT.fullmatch(tenant), _USER.fullmatch(user)
-        if first is None or second is None or not 1 <= int(first[1]) <= MAX_WEIGHT:
-            return cls()
-        return cls(first[2], second[1], int(first[1]))
-
-
-ANONYMOUS_SHARE = Share()
+    Corrupt fields count as those of a request of nobody.
+    """
+    first, second = _TENANT.fullmatch(tenant), _USER.fullmatch(user)
+    if first is None or second is None or not 1 <= int(first[1]) <= MAX_WEIGHT:
+        return ANONYMOUS_TENANT, DEFAULT_WEIGHT, ""
+    return first[2], int(first[1]), second[1]

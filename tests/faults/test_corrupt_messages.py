@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.protocol.broker import Broker, QueueBounds, new_id
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, new_id
 from quire.shared.protocol.keys import QUEUES
 from quire.shared.redis.clients import command_client
 from tests.conftest import QuireProcess
@@ -56,7 +56,8 @@ class Serving:
             client = command_client(self.stack.redis_server.url)
             try:
                 broker = Broker(client, self.stack.keys.lane)
-                return await broker.submit(new_id(), data, gateway="none", cost=1, bounds=QueueBounds(10**6, 10**9))
+                terms = Admission(gateway="none", cost=1, bounds=QueueBounds(10**6, 10**9))
+                return (await broker.submit(new_id(), data, terms)).id
             finally:
                 await client.aclose()
 

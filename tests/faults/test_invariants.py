@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.protocol.messages import Delta, Outcome, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
 from tests.support.faults.stack import FaultStack
@@ -23,7 +23,7 @@ async def serve(stack: FaultStack) -> str:
     try:
         broker, reader = Broker(commands, stack.keys.lane), QueueReader(blocking, stack.keys.lane, "a")
         await broker.create_groups()
-        await broker.submit(new_id(), b"", gateway=GATEWAY, cost=1, bounds=QueueBounds(10, 10))
+        await broker.submit(new_id(), b"", Admission(gateway=GATEWAY, cost=1, bounds=QueueBounds(10, 10)))
         (delivery,) = await reader.read(1, 0)
         claim = await broker.claim(delivery, "a", new_id())
         assert claim is not None

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
-from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, QueueReader, new_id
 from quire.shared.redis.clients import blocking_client, command_client
 
 ROUNDS = 400
@@ -27,7 +27,7 @@ async def test_entries_that_race_with_the_end_of_a_read_are_read_or_pending(tmp_
 
         async def submit(request_id: str) -> None:
             await asyncio.sleep(draw.uniform(0, 0.002))
-            await broker.submit(request_id, b"", gateway="g", cost=1, bounds=QueueBounds(10**6, 10**6))
+            await broker.submit(request_id, b"", Admission(gateway="g", cost=1, bounds=QueueBounds(10**6, 10**6)))
 
         async def unblock() -> None:
             await asyncio.sleep(draw.uniform(0, 0.002))

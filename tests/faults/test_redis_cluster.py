@@ -12,7 +12,7 @@ import pytest
 
 from quire.ops.cli.redis_commands import dead
 from quire.ops.cli.settings import DeadSettings
-from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.protocol.messages import Delta, Outcome, StepItem, decode_items
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.clients import blocking_client, command_client, pubsub_client
@@ -56,7 +56,7 @@ class Lane:
         return found
 
     async def submit(self) -> str:
-        return await self.broker.submit(new_id(), b"body", gateway="g", cost=1, bounds=BOUNDS)
+        return (await self.broker.submit(new_id(), b"body", Admission(gateway="g", cost=1, bounds=BOUNDS))).id
 
     async def serve(self) -> None:
         """Serve one request from its submission to its end, with every broker operation."""

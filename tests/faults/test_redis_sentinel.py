@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, QueueReader, new_id
 from quire.shared.redis import places
 from quire.shared.redis.check import check_redis
 from quire.shared.redis.clients import blocking_client, command_client, pubsub_client
@@ -48,8 +48,8 @@ async def test_clients_leave_a_master_that_has_become_a_replica(tmp_path: Path) 
                 patch.setattr(places, "RECHECK_S", 60.0)  # independent of the duration of the failover
                 watched.swap()
                 with pytest.raises(NotTheServer):
-                    await broker.submit(new_id(), b"", gateway="g", cost=1, bounds=BOUNDS)
-            await broker.submit(new_id(), b"", gateway="g", cost=1, bounds=BOUNDS)
+                    await broker.submit(new_id(), b"", Admission(gateway="g", cost=1, bounds=BOUNDS))
+            await broker.submit(new_id(), b"", Admission(gateway="g", cost=1, bounds=BOUNDS))
             new = watched.master()
             assert new is not old
             # Other connections follow without an error.

@@ -53,17 +53,16 @@ PAUSE_WITH_ROWS = """() => new Promise((resolve) => {
 })"""
 
 
-# Records the largest figures, the texts of the steps, and any frame in which the two lines contradict each other.
+# Records the largest figures and any frame in which the two lines contradict each other.
 RECORD = """() => {
   const text = (selector) => document.querySelector(selector).textContent;
-  const seen = (window.seen = { peak: 0, sequences: 0, chips: 0, shared: 0, contradictions: [], steps: [] });
+  const seen = (window.seen = { peak: 0, sequences: 0, chips: 0, shared: 0, contradictions: [] });
   window.recorder?.disconnect();
   window.recorder = new MutationObserver(() => {
     const used = Number(text("[data-figure=blocks_used]"));
     seen.sequences = Math.max(seen.sequences, Number(text("[data-figure=sequences]")) || 0);
     seen.shared = Math.max(seen.shared, Number(text("[data-figure=blocks_shared]")) || 0);
     seen.chips = Math.max(seen.chips, document.querySelectorAll("#sequences button").length);
-    if (text("#step") !== seen.steps.at(-1)) seen.steps.push(text("#step"));
     if (used > seen.peak) [seen.peak, seen.worker] = [used, document.getElementById("worker").value];
     const [status, note] = [text("#try-status"), text("#sequence")];
     if (/running|sent|queued/.test(status) && note.startsWith("Nothing runs")) seen.contradictions.push([status, note]);
@@ -234,16 +233,6 @@ async def test_beams_fork_and_requests_find_the_beginning_that_they_share(page: 
     assert seen["sequences"] == 8, "all eight run at once"
     assert seen["chips"] == 8, "each has its own name and colour"
     assert seen["shared"] > 0
-
-
-async def test_a_step_of_one_sequence_is_told_in_the_singular(page: Page, stack: Stack) -> None:
-    await open_engine(page, stack)
-    await page.evaluate(RECORD)
-    await page.click("[data-demo=one]")
-    await done(page)
-    steps = "; ".join((await page.evaluate("window.seen"))["steps"])
-    assert "1 sequence writes a token: 1 of" in steps
-    assert "1 sequences" not in steps
 
 
 async def test_no_arc_outlives_the_blocks(page: Page, stack: Stack) -> None:

@@ -30,6 +30,7 @@ from quire.shared.redis.url import parse_redis_url
 from quire.shared.telemetry import tracing
 from quire.shared.telemetry.internal_server import bind
 from quire.shared.text.tokenizer import load_tokenizer
+from tests.conftest import is_running
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
@@ -76,7 +77,7 @@ def test_a_child_dies_when_its_parent_is_killed() -> None:
         # The child has inherited no end of this pipe: it ends with the parent.
         parent.wait(30)
     deadline = time.monotonic() + 30
-    while is_alive(pid):
+    while is_running(pid):
         assert time.monotonic() < deadline, "the child lives on"
         time.sleep(0.01)
 
@@ -85,15 +86,6 @@ def test_a_child_dies_when_its_parent_is_killed() -> None:
 def test_a_parent_that_has_died_before_ends_the_child_at_once() -> None:
     command = [sys.executable, "-I", "-S", die_with_parent.__file__, "9", "1", "/bin/true"]
     assert subprocess.run(command, check=False).returncode == (0 if os.getpid() == 1 else 1)
-
-
-def is_alive(pid: int) -> bool:
-    """Return False also for a zombie, a process that has ended and was not waited for."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 # --- interrupts -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.shared.protocol.broker import (
+    Admission,
     Broker,
     Claim,
     QueueBounds,
@@ -21,7 +22,7 @@ NOTHING = StepReply((), (), (), {})
 
 
 async def submit(broker: Broker, request_id: str, cost: int = 10, deadline_ms: int = 0) -> None:
-    await broker.submit(request_id, b"body", gateway="g", cost=cost, bounds=BOUNDS, deadline_ms=deadline_ms)
+    await broker.submit(request_id, b"body", Admission(gateway="g", cost=cost, bounds=BOUNDS, deadline_ms=deadline_ms))
 
 
 async def take(broker: Broker, worker_id: str = "w") -> StreamEntry:

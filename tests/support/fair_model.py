@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from quire.shared.protocol.share import COUNTER_UNITS, DEFAULT_WEIGHT, FLOOR, INPUT_COST, OUTPUT_COST, Share
+from quire.shared.protocol.share import (
+    ANONYMOUS_TENANT,
+    COUNTER_UNITS,
+    DEFAULT_WEIGHT,
+    FLOOR,
+    INPUT_COST,
+    OUTPUT_COST,
+)
+
+
+class Share(NamedTuple):
+    """Who a request counts for: fields of `Admission`."""
+
+    tenant: str = ANONYMOUS_TENANT
+    user: str = ""
+    weight: int = DEFAULT_WEIGHT
+
+
+ANYBODY = Share()
 
 
 def price(tokens: int, cost: int, weight: int) -> int:

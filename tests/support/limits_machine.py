@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.protocol.broker import ComputedTokens, QueueBounds, StepCommit, new_id
-from quire.shared.protocol.charge import Charge, LimitReached, Price, RateState
+from quire.shared.protocol.broker import Admission, ComputedTokens, QueueBounds, StepCommit, new_id
+from quire.shared.protocol.charge import LimitReached, Price, RateState, packed_limits
 from quire.shared.protocol.keys import AccountKeys
 from quire.shared.protocol.messages import Delta, Outcome, StepItem
 from tests.support.protocol_driver import KEYS, Lane, Patch, finished
@@ -196,25 +196,31 @@ class LimitsMachine(RuleBasedStateMachine):
         chain = tuple(self.accounts[place] for place in places)
         self.count += 1
         request_id, most = f"r{self.count}", prompt + answer
-        charge = Charge(chain, "model", PRICE, park_s=PARK_S if parks else 0)
+        rates: list[Any] = []
 
         def call() -> Any:
             try:
-                finished(
+                submitted = finished(
                     self.lane.broker.submit(
                         request_id,
                         b"body",
-                        gateway="g",
-                        cost=most,
-                        bounds=BOUNDS,
-                        metadata=b"metadata",
-                        charge=charge,
-                        prompt_tokens=prompt,
-                        begins_call=begins,
+                        Admission(
+                            gateway="g",
+                            cost=most,
+                            bounds=BOUNDS,
+                            metadata=b"metadata",
+                            accounts=chain,
+                            charged_model="model",
+                            price=PRICE,
+                            park_s=PARK_S if parks else 0,
+                            prompt_tokens=prompt,
+                            begins_call=begins,
+                        ),
                     )
                 )
             except LimitReached as reached:
                 return reached.limit, reached.account, reached.wait_ms
+            rates.append(submitted.rates)
             return None
 
         found, (expected, granted) = call(), self.expected(chain, int(begins), most, prompt, parks)
@@ -223,8 +229,8 @@ class LimitsMachine(RuleBasedStateMachine):
         if expected is None:
             assert found is None
             self.accept(self.part(request_id, chain, prompt, most, granted, parks), int(begins))
-            assert charge.calls == self.tightest(chain, "requests_per_minute", "calls")
-            assert charge.tokens == self.tightest(chain, "tokens_per_minute", "tokens")
+            assert rates[0].get("calls") == self.tightest(chain, "requests_per_minute", "calls")
+            assert rates[0].get("tokens") == self.tightest(chain, "tokens_per_minute", "tokens")
         else:
             assert found in expected
 
@@ -414,11 +420,11 @@ class LimitsMachine(RuleBasedStateMachine):
         work = self.parked()[which % len(self.parked())]
         chain = tuple(self.accounts[one.place] for one in work.accounts) if is_checked else work.accounts
         prompt, whole = 0 if work.counted else work.prompt, work.whole - work.counted
-        charge = Charge(chain, "another model", Price(100, 100)) if is_checked else None
+        limits = packed_limits(chain if is_checked else ())
 
         def call() -> Any:
             try:
-                finished(self.lane.broker.unpark(work.request_id, BOUNDS, charge))
+                finished(self.lane.broker.unpark(work.request_id, BOUNDS, limits))
             except LimitReached as reached:
                 return reached.limit, reached.account, reached.wait_ms
             return None

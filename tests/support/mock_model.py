@@ -156,13 +156,13 @@ class MockModel:
         """Never raise: the mock device is never lost."""
 
     def forward(self, batch: ForwardBatch, cache: MockCache) -> torch.Tensor:
-        return self._logits(self._states(batch, cache, batch.logits_rows))
+        return self.logits_of(self._states(batch, cache, batch.logits_rows))
 
     def forward_pooled(self, batch: ForwardBatch, cache: MockCache) -> tuple[torch.Tensor, torch.Tensor]:
         assert batch.pooled_rows is not None
         states = self._states(batch, cache, torch.cat([batch.logits_rows, batch.pooled_rows]))
         count = len(batch.logits_rows)
-        return self._logits(states[:count]), torch.tensor(list(map(hidden_state, states[count:])))
+        return self.logits_of(states[:count]), torch.tensor(list(map(hidden_state, states[count:])))
 
     def _states(self, batch: ForwardBatch, cache: MockCache, rows: torch.Tensor) -> list[int]:
         """Compute a step. Returns the states after the tokens `rows`."""
@@ -213,7 +213,7 @@ class MockModel:
         assert ((before * 31 + tokens + 1) % PRIME == states).all(), "a slot does not continue the slot before it"
         return int(states[-1]) if len(states) else START
 
-    def _logits(self, states: list[int]) -> torch.Tensor:
+    def logits_of(self, states: list[int]) -> torch.Tensor:
         if not self.branches:
             logits = torch.zeros(len(states), VOCAB)
             logits[range(len(states)), [state % VOCAB for state in states]] = 1.0
@@ -262,7 +262,13 @@ def graphed(model: Any, limits: EngineLimits, input_batch: InputBatch, record: R
     return runner
 
 
-def make_engine(branches: bool = False, runner: Any = Runner, model: MockModel | None = None, **limits: Any) -> Engine:
+def make_engine(
+    branches: bool = False,
+    runner: Any = Runner,
+    model: MockModel | None = None,
+    tokenizer: Callable[[], Any] | None = None,
+    **limits: Any,
+) -> Engine:
     """Return a small engine that checks itself after every step. limits: fields of EngineLimits."""
     from tests.support.mock_grammars import MockGrammars
 
@@ -276,7 +282,9 @@ def make_engine(branches: bool = False, runner: Any = Runner, model: MockModel |
     }
     model = model or MockModel(branches=branches)
     limits = roomy | limits
-    engine = Engine(model, EngineLimits(**limits), (EOS,), Letters(), runner=runner, grammars=MockGrammars())
+    engine = Engine(
+        model, EngineLimits(**limits), (EOS,), (tokenizer or Letters)(), runner=runner, grammars=MockGrammars()
+    )
     engine.checks_itself = True
     return engine
 

@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError
 
 from quire.shared.protocol.broker import Broker, QueueReader
 from quire.shared.protocol.keys import GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
-from quire.shared.protocol.share import Share
+from tests.support.fair_model import Share
 from tests.support.redis_server import RedisServer
 
 LANE = "lane"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from quire.shared.protocol.broker import (
+    Admission,
     Claim,
     IdempotencyConflict,
     NoRoom,
@@ -18,9 +19,10 @@ from quire.shared.protocol.broker import (
     QueueFull,
     StepReply,
     StreamEntry,
+    Submitted,
 )
 from quire.shared.protocol.keys import PRIORITY_CLASSES
-from quire.shared.protocol.share import Share
+from tests.support.fair_model import Share
 from tests.support.protocol_checks import ProtocolChecks
 from tests.support.protocol_driver import API_KEYS, KEYS, SHARES, Lane, finished
 from tests.support.protocol_model import AHEAD, NONE, Request
@@ -63,6 +65,8 @@ class GatewayActions(ProtocolChecks):
                 got = "conflict"
             if isinstance(got, StepReply):
                 got, expected = _unordered(got), _unordered(expected)
+            elif isinstance(got, Submitted):
+                got = got.id
             elif isinstance(got, Claim):
                 got = replace(got, waited_ms=0)
             for request, worker in self.model.unplaced:
@@ -140,24 +144,26 @@ class GatewayActions(ProtocolChecks):
             lambda: self.lane.broker.submit(
                 request.request_id,
                 request.body,
-                gateway=gateway,
-                cost=cost,
-                bounds=BOUNDS,
-                priority_class=priority_class,
-                deadline_ms=3_600_000 if deadline == AHEAD else 0,
-                metadata=request.metadata,
-                is_background=is_background,
-                idempotency_key=key,
-                fingerprint=fingerprint,
-                traceparent=request.traceparent,
-                beside=beside,
-                retention_s=retention_s,
-                conversation=request.conversation,
-                prompt_tokens=request.prompt_tokens,
-                share=share,
-                counts_stored=counts_stored,
-                rows=rows,
-                owner=api_key,
+                Admission(
+                    gateway=gateway,
+                    cost=cost,
+                    bounds=BOUNDS,
+                    priority_class=priority_class,
+                    deadline_ms=3_600_000 if deadline == AHEAD else 0,
+                    metadata=request.metadata,
+                    is_background=is_background,
+                    idempotency_key=key,
+                    fingerprint=fingerprint,
+                    traceparent=request.traceparent,
+                    beside=beside,
+                    retention_s=retention_s,
+                    conversation=request.conversation,
+                    prompt_tokens=request.prompt_tokens,
+                    **share._asdict(),
+                    counts_stored=counts_stored,
+                    rows=rows,
+                    owner=api_key,
+                ),
             ),
             lambda: self.model.submit(request, BOUNDS, key, fingerprint, beside),
             lost,
@@ -173,7 +179,7 @@ class GatewayActions(ProtocolChecks):
         again = replace(known, gateway=gateway)
         self.call(
             lambda: self.lane.broker.submit(
-                known.request_id, known.body, gateway=gateway, cost=known.cost, bounds=BOUNDS
+                known.request_id, known.body, Admission(gateway=gateway, cost=known.cost, bounds=BOUNDS)
             ),
             lambda: self.model.submit(again, BOUNDS, "", ""),
             lost,

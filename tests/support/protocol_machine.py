@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from quire.shared.protocol.broker import Claim, ComputedTokens, StepCommit, StreamEntry
+from quire.shared.protocol.broker import Admission, Claim, ComputedTokens, StepCommit, StreamEntry
 from quire.shared.protocol.broker.parking import NO_BOUNDS
 from quire.shared.protocol.keys import PRIORITY_CLASSES, QUEUES, WAITING_QUEUES
 from quire.shared.protocol.messages import Delta, Outcome, StepItem
@@ -437,7 +437,9 @@ class ProtocolMachine(GatewayActions, RuleBasedStateMachine):
         bounds = replace(BOUNDS, stored_bytes=1, key_bytes=1)
         last_one = Request("last", "standard", 1, "g", True, NONE)
         self.call(
-            lambda: self.lane.broker.submit("last", b"", gateway="g", cost=1, bounds=bounds, is_background=True),
+            lambda: self.lane.broker.submit(
+                "last", b"", Admission(gateway="g", cost=1, bounds=bounds, is_background=True)
+            ),
             lambda: self.model.submit(last_one, bounds, "", ""),
         )
         assert client.hgetall(KEYS.held) in ({}, {b"": b"0"})

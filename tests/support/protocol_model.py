@@ -30,8 +30,7 @@ from quire.shared.protocol.keys import (
     WAITING_QUEUES,
 )
 from quire.shared.protocol.messages import Outcome, StepItem
-from quire.shared.protocol.share import ANONYMOUS_SHARE, Share
-from tests.support.fair_model import FairModel
+from tests.support.fair_model import ANYBODY, FairModel, Share
 
 MAX_DEATHS_IN_ALL = 10
 # Deadlines of requests.
@@ -69,7 +68,7 @@ class Request:
     is_stored: bool = False
     counts_stored: bool = True
     has_lapsed: bool = False  # parked for longer than its retention
-    share: Share = ANONYMOUS_SHARE
+    share: Share = ANYBODY
     prompt_tokens: int = 0
     rows: int = 1
     arrival: int = 0

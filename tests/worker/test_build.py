@@ -91,11 +91,6 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
         check_settings(WorkerSettings(**settings), CPU)
 
 
-def test_the_defaults_pass() -> None:
-    check_settings(WorkerSettings(), CPU)
-    check_settings(WorkerSettings(max_num_seqs=4096), CPU)
-
-
 @pytest.mark.parametrize("name", ["", "awq", "w8a8"])
 def test_quantising_on_load_is_a_remedy_only_for_weights_that_are_not_quantised(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -265,12 +260,6 @@ def test_a_value_out_of_bounds_is_refused_with_its_name(flag: str, value: str) -
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
-
-
-def test_the_end_token_is_that_of_the_tokenizer(model: Path) -> None:
-    texts = read_texts(WorkerSettings(), model)
-    assert (texts.eos_token_id, texts.prefixes) == (EOS_TOKEN_ID, [])
-    assert texts.tokenizer.encode("a").ids
 
 
 def test_prefixes_are_read_with_the_tokenizer(model: Path, tmp_path: Path) -> None:

@@ -14,9 +14,17 @@ import pytest
 import torch
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from quire.shared.protocol.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, StepReply, new_id
+from quire.shared.protocol.broker import (
+    Admission,
+    Broker,
+    Claim,
+    QueueBounds,
+    QueueReader,
+    StepReply,
+    new_id,
+)
 from quire.shared.protocol.keys import GROUP, LaneKeys
-from quire.shared.protocol.messages import Delta, GenerationRequest, SamplingParams, StepItem, decode_items
+from quire.shared.protocol.messages import GenerationRequest, SamplingParams, StepItem, decode_items
 from quire.shared.redis.clients import command_client, pubsub_client
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
@@ -63,7 +71,9 @@ class Gateway:
     async def submit(self, prompt: tuple[int, ...], **params: object) -> str:
         params = {"temperature": 0.0, "max_tokens": 8, **params}
         request = GenerationRequest(new_id(), MODEL, prompt, SamplingParams(**params))  # type: ignore[arg-type]
-        await self.broker.submit(request.id, request.encode(), gateway="g1", cost=request.cost, bounds=BOUNDS)
+        await self.broker.submit(
+            request.id, request.encode(), Admission(gateway="g1", cost=request.cost, bounds=BOUNDS)
+        )
         return request.id
 
     async def listen(self) -> list[StepItem]:
@@ -131,19 +141,6 @@ async def test_a_worker_card_says_what_the_engine_holds(redis_url: str) -> None:
             (card,) = await gateway.broker.live_workers()
             assert (card.model, card.max_model_len, card.total_blocks, card.eos_token_ids) == (MODEL, 128, 64, (EOS,))
         assert await gateway.broker.live_workers() == []
-
-
-async def test_a_waiting_request_is_cancelled_at_once(redis_url: str) -> None:
-    async with Gateway(redis_url) as gateway:
-        await gateway.broker.create_groups()
-        request_id = await gateway.submit((1, 2))
-        assert await gateway.broker.cancel(request_id) == "cancelled"
-        assert await gateway.result(request_id) == ([], "cancelled")
-        assert await gateway.broker.cancel(request_id) == "done"
-        assert await gateway.broker.cancel("never-seen") == "unknown"
-        async with serving(redis_url):
-            await gateway.result(await gateway.submit((1, 2)))
-        await assert_drained(gateway, 2)
 
 
 class Paced(MockModel):
@@ -254,7 +251,7 @@ async def test_what_the_engine_cannot_hold_ends_with_an_error_that_names_the_lim
 
 async def test_a_body_that_cannot_be_read_ends_with_an_error(redis_url: str) -> None:
     async with Gateway(redis_url) as gateway, serving(redis_url):
-        await gateway.broker.submit("broken", b"\xc1", gateway="g1", cost=1, bounds=BOUNDS)
+        await gateway.broker.submit("broken", b"\xc1", Admission(gateway="g1", cost=1, bounds=BOUNDS))
         assert await gateway.result("broken") == ([], "error")
         await assert_drained(gateway, 1)
 
@@ -296,54 +293,6 @@ async def test_a_worker_that_comes_back_goes_on_where_it_was(redis_url: str) -> 
         await assert_drained(gateway, 1)
 
 
-async def test_a_stale_attempt_appends_nothing(redis_url: str) -> None:
-    async with Gateway(redis_url) as gateway:
-        await gateway.broker.create_groups()
-        request_id = await gateway.submit((1, 2))
-        reader = QueueReader(gateway.client, MODEL, "zombie")
-        (delivery,) = await reader.read(10, 0)
-        old = await gateway.broker.claim(delivery, "zombie", new_id())
-        new = await gateway.broker.claim((await gateway.broker.reclaim("heir", 0, 10))[0], "heir", new_id())
-        assert old is not None
-        assert new is not None
-        item = StepItem(request_id, 0, (Delta(0, (5,)),))
-        reply = await gateway.broker.commit_step("zombie", [StepCommit(old.attempt, item)])
-        assert set(reply.lost) == {(request_id, old.attempt)}
-        assert await gateway.broker.read_output(request_id) == []
-        reply = await gateway.broker.commit_step("heir", [StepCommit(new.attempt, item)])
-        assert reply.lost == ()
-        assert await gateway.broker.read_output(request_id) == [item]
-        # A commit repeated after a lost reply appends nothing. Redis refuses a gap and gives the index to resend from.
-        await gateway.broker.commit_step("heir", [StepCommit(new.attempt, item)])
-        late = StepItem(request_id, 3, (Delta(0, (9,)),))
-        reply = await gateway.broker.commit_step("heir", [StepCommit(new.attempt, late)])
-        assert reply.behind == {request_id: 1}
-        assert await gateway.broker.read_output(request_id) == [item]
-        # The new owner of a running request receives the tokens that the old owner emitted.
-        third = await gateway.broker.claim((await gateway.broker.reclaim("third", 0, 10))[0], "third", new_id())
-        assert third is not None
-        assert (third.items(), third.emitted) == ((item,), 1)
-
-
-async def test_a_log_that_lost_its_tail_is_filled_again(redis_url: str) -> None:
-    # A step takes 10 ms, so that the answer lasts a second and the log is deleted in its middle.
-    async with Gateway(redis_url) as gateway, serving(redis_url, Slow(0.01)):
-        request_id = await gateway.submit((4, 2), max_tokens=100, ignore_eos=True)
-        await gateway.listen()
-        async with gateway.client.pipeline(transaction=True) as pipe:
-            # Imitate a Redis that came back with an older state: the first items are gone.
-            pipe.delete(KEYS.output(request_id))
-            pipe.hset(KEYS.request(request_id), "emitted", 0)
-            await pipe.execute()
-        async with asyncio.timeout(60):
-            while not any(item.outcome for item in gateway.items.get(request_id, [])):
-                await gateway.listen()
-        log = await gateway.broker.read_output(request_id)
-        tokens = [token for item in log for delta in item.deltas for token in delta.token_ids]
-        alone = Engine(MockModel(), LIMITS, (EOS,), None)
-        assert [[tokens]] == generate(alone, [(4, 2)], SamplingParams(max_tokens=100, ignore_eos=True, temperature=0.0))
-
-
 async def test_no_more_is_read_than_fits_so_what_waits_waits_in_redis(redis_url: str) -> None:
     async with Gateway(redis_url) as gateway:
         await gateway.broker.create_groups()
@@ -367,17 +316,6 @@ class Slow(MockModel):
     def forward(self, batch, kv_cache):  # type: ignore[no-untyped-def]
         time.sleep(self.step_s)
         return super().forward(batch, kv_cache)
-
-
-async def test_no_more_is_read_than_fits_while_a_step_takes_long(redis_url: str) -> None:
-    async with Gateway(redis_url) as gateway:
-        await gateway.broker.create_groups()
-        for i in range(30):
-            await gateway.submit((i + 1, 2), max_tokens=100, ignore_eos=True)
-        async with serving(redis_url, Slow(), drain_s=0.0):
-            for _ in range(5):
-                await gateway.listen()
-            assert (await gateway.client.xpending(KEYS.queue(), GROUP))["pending"] == LIMITS.max_num_seqs
 
 
 async def test_a_log_of_another_version_ends_its_request_and_not_the_worker(redis_url: str) -> None:

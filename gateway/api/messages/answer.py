@@ -6,15 +6,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from multidict import CIMultiDictProxy
+
 from quire.gateway.api.call import Call
 from quire.gateway.api.conversation import read_call, render_prompt
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.messages.events import BlockWriter, blocks, event
+from quire.gateway.api.messages.headers import check_headers
 from quire.gateway.api.messages.parameters import COUNT_TOKENS, CREATE
 from quire.gateway.api.messages.request import read_request
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.errors.message_errors import error_json
-from quire.gateway.model.prompt_form import PromptForm
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind
@@ -23,32 +26,37 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import TOOL_CALLS, Choice
+from quire.gateway.stream.writer import ChoiceFormat
 from quire.shared.protocol.states import OutcomeName
 
 # The priority classes as the tiers of this API.
 TIERS = {"interactive": "priority", "standard": "standard", "batch": "batch"}
 
 
-class MessageDialect:
+class MessageDialect(Dialect):
     """The Messages API."""
 
     name = "message"
     prefix = "msg_"
 
+    def check_headers(self, headers: CIMultiDictProxy[str]) -> list[str]:
+        return check_headers(headers)
+
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         """Checks and tokenizes a call. Raises ApiError."""
         request = read_request(body, CREATE, renderer.model)
-        options = request.options(limits.sampling_defaults)
+        call = request.call(limits.sampling_defaults)
+        call.check(limits)
         max_tokens = request.given["max_tokens"]
         echo = {
             "max_tokens": max_tokens,
             "hides_thinking": request.given.get("thinking", {}).get("is_hidden", False),
-            "tier": TIERS[options.priority],
+            "tier": TIERS[call.priority],
         }
         try:
             # A call with max_tokens 0 computes its prompt, and one token that is not in the answer.
             call = await read_call(
-                request.conversation, options, limits, renderer, sse.dumps(echo), default_max_tokens=max(max_tokens, 1)
+                request.conversation, call, limits, renderer, sse.dumps(echo), default_max_tokens=max(max_tokens, 1)
             )
         except ApiError as error:
             raise request.renamed(error) from error
@@ -66,14 +74,14 @@ async def count_tokens(body: dict[str, Any], limits: RequestLimits, renderer: Re
     request = read_request(body, COUNT_TOKENS, renderer.model)
     limits.check_model(request.given["model"])
     try:
-        form = PromptForm(continue_final_message=request.continues_message)
-        prompt = await render_prompt(request.conversation, limits, renderer, form)
+        limits.check_tools(request.conversation.tools)
+        prompt = await render_prompt(request.conversation, limits, renderer)
     except ApiError as error:
         raise request.renamed(error) from error
     return len(prompt.token_ids), request.no_effect
 
 
-class MessageAnswer:
+class MessageAnswer(ChoiceFormat):
     """Renders the answer to one call, and each event of its stream without the event's id."""
 
     def __init__(self, public_id: str, call_id: str, model: ServedModel, metadata: CallMetadata) -> None:

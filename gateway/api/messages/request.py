@@ -7,14 +7,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.gateway.api.call import Options
-from quire.gateway.api.conversation import Conversation
+from quire.gateway.api.call import Call
 from quire.gateway.api.messages.content import clear_thinking, read_messages, read_system
 from quire.gateway.api.messages.parameters import ALL, REFUSED, WITHOUT_EFFECT
 from quire.gateway.api.messages.tools import read_tool_choice, read_tools
-from quire.gateway.api.options import make_options
 from quire.gateway.api.parameters import read
 from quire.gateway.errors.api_errors import ApiError, ContextExceeded, refused
+from quire.gateway.model.conversation import Conversation
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.given_grammar import GivenGrammar
 from quire.gateway.output.tools import ToolChoice, ToolMode
@@ -43,8 +42,8 @@ class MessageRequest:
     no_effect: tuple[str, ...]
     tool_places: tuple[int, ...]
 
-    def options(self, defaults: Mapping[str, float]) -> Options:
-        """The options of the call without `max_tokens`: here it is only an upper bound. Raises InvalidRequest.
+    def call(self, defaults: Mapping[str, float]) -> Call:
+        """The call without its prompt and without `max_tokens`: here it is only an upper bound. Raises InvalidRequest.
 
         defaults: the model's sampling defaults.
         """
@@ -58,16 +57,10 @@ class MessageRequest:
         given["user"] = given.pop("metadata", "")
         for name in ("max_tokens", "tools", "tool_choice"):
             given.pop(name, None)
-        given["continue_final_message"] = self.continues_message
+        given["continue_final_message"] = self.conversation.continue_final_message
         if grammar := self.grammar:
             given["response_format"] = grammar
-        options = make_options(given, defaults)
-        return replace(options, labels=replace(options.labels, no_effect=self.no_effect))
-
-    @property
-    def continues_message(self) -> bool:
-        """True if the answer continues the last message."""
-        return bool(self.conversation.messages[-1]["role"] == "assistant")
+        return replace(Call.of(given, defaults), no_effect=self.no_effect)
 
     @property
     def grammar(self) -> GivenGrammar | None:
@@ -109,6 +102,8 @@ def read_request(body: Mapping[str, Any], table: Mapping[str, Parameter], model:
     choice = ToolChoice()
     if "tool_choice" in given:
         choice = read_tool_choice(given["tool_choice"], tuple(tools.values()))
+    # The answer continues the last message.
+    continues = messages[-1]["role"] == "assistant"
     request = MessageRequest(
         given=given,
         conversation=Conversation(
@@ -116,6 +111,8 @@ def read_request(body: Mapping[str, Any], table: Mapping[str, Parameter], model:
             tools=tuple(tools.values()),
             tool_choice=choice,
             template_variables=_template_variables(given, model, no_effect),
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
             is_typed=True,
         ),
         no_effect=tuple(dict.fromkeys(no_effect)),
@@ -156,9 +153,9 @@ def _template_variables(given: Mapping[str, Any], model: ServedModel, no_effect:
 
 def _check_continuation(request: MessageRequest) -> None:
     """Check that the answer can continue the last message, if that is of the assistant. Raises InvalidRequest."""
-    if not request.continues_message:
-        return
     conversation = request.conversation
+    if not conversation.continue_final_message:
+        return
     if conversation.messages[-1].get("tool_calls"):
         raise refused(
             "messages", "The last message has a tool_use; give its tool_result in a message of the user after it."

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
+
+from aiohttp import web
 
 from quire.gateway.api.call import Call
 from quire.gateway.api.conversation import read_call
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.responses.body import PREFIX
-from quire.gateway.api.responses.events import ResponseEvents
+from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored
+from quire.gateway.api.responses.events import START, ResponseEvents
 from quire.gateway.api.responses.items import Item, droppable, without_oldest
 from quire.gateway.api.responses.output_items import item_place
+from quire.gateway.api.responses.query import read_place, wrong_place
 from quire.gateway.api.responses.request import ResponseRequest, read_request
-from quire.gateway.api.responses.store import DIALECT, ResponseStore, StoredResponse, output_of, packed
+from quire.gateway.api.responses.store import DIALECT, ResponseStore, StoredResponse, not_found, output_of, packed
+from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import InvalidRequest, NotFound, refused
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
+from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import CallMetadata
+from quire.gateway.stream.transcript import Transcript
+from quire.gateway.stream.writer import AnswerFormat, EventRenderer
 
 # Other responses that the item references of one call may name.
 MAX_REFERENCED = 64
@@ -35,14 +43,14 @@ class StorageLimits:
     conversation_bytes: int
 
 
-class ResponseDialect:
+class ResponseDialect(Dialect):
     """The Responses API."""
 
     name = DIALECT
     prefix = PREFIX
 
     def __init__(self, store: ResponseStore, storage: StorageLimits) -> None:
-        self._store = store
+        self.store = store
         self._storage = storage
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
@@ -56,8 +64,8 @@ class ResponseDialect:
     async def _read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer, may_store: bool) -> Call:
         request = read_request(body, limits, renderer.model.template)
         is_stored = request.is_stored and may_store
-        limits.check_model(request.options.model)
-        before = await self._store.whole_conversation(request.previous) if request.previous else []
+        request.call.check(limits)
+        before = await self.store.whole_conversation(request.previous) if request.previous else []
         request = request.following(before)
         echo = request.echo()
         items = before + await self._resolved(request.items, before)
@@ -74,6 +82,39 @@ class ResponseDialect:
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ResponseEvents:
         return ResponseEvents(call_id, model, metadata)
+
+    def events(
+        self, call_id: str, model: ServedModel, transcript: Transcript, headers: Mapping[str, str], place: int = START
+    ) -> EventRenderer:
+        form = ResponseEvents(call_id, model, transcript.metadata, place)
+        return EventRenderer(transcript, form, headers, adds_ids=False)
+
+    async def status(self, form: AnswerFormat, call_id: str, is_new: bool) -> str:
+        if is_new:
+            assert isinstance(form, ResponseEvents)
+            return form.body.running(ResponseStatus.QUEUED)
+        return await self.store.json(PREFIX + call_id)
+
+    def is_kept(self, metadata: CallMetadata) -> bool:
+        return is_stored(metadata)
+
+    def not_found(self, public_id: str) -> NotFound:
+        return not_found(public_id)
+
+    def read_place(self, request: web.Request) -> int:
+        return read_place(request)[1]
+
+    async def catch_up(
+        self, buffer: OutputBuffer, transcript: Transcript, events: EventRenderer, place: int, known: StoredCall
+    ) -> tuple[str, int]:
+        beginning = events.opening()
+        if known.is_done and place != START:
+            while not transcript.ended:
+                beginning += events.feed(await buffer.next())
+            last = cast("ResponseEvents", events.form).next_number - 1
+            if place > last:
+                raise wrong_place(f"The response has ended with the event {last}.")
+        return beginning, transcript.tokens
 
     async def _resolved(self, items: Sequence[Item], before: Sequence[Item]) -> list[Item]:
         """The items with those that item references name. Raises InvalidRequest."""
@@ -102,7 +143,7 @@ class ResponseDialect:
             if len(responses) == MAX_REFERENCED:
                 raise refused(name, f"{name}: the references of one call may name at most {MAX_REFERENCED} responses.")
             try:
-                responses[call_id] = await self._store.read(PREFIX + call_id)
+                responses[call_id] = await self.store.read(PREFIX + call_id)
             except NotFound:
                 return None
         output = output_of(responses[call_id])
@@ -127,7 +168,7 @@ async def _fitting_call(
 ) -> Call:
     """The call with all items, or, with `truncation: auto`, without the oldest ones that do not fit."""
     try:
-        return await read_call(request.conversation(items), request.options, limits, renderer, echo)
+        return await read_call(request.conversation(items), request.call, limits, renderer, echo)
     except InvalidRequest as error:
         if error.code != "context_length_exceeded" or not request.is_truncated:
             raise
@@ -139,7 +180,7 @@ async def _fitting_call(
         count = (low + high) // 2
         conversation = request.conversation(without_oldest(items, count))
         try:
-            found = await read_call(conversation, request.options, limits, renderer, echo)
+            found = await read_call(conversation, request.call, limits, renderer, echo)
             high = count - 1
         except InvalidRequest as error:
             if error.code != "context_length_exceeded":

@@ -16,10 +16,12 @@ from quire.gateway.errors.api_errors import ApiError, Cancelled, DeadlinePassed,
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.stream import sse
+from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
-from quire.gateway.stream.transcript import Choice
+from quire.gateway.stream.transcript import Transcript
+from quire.gateway.stream.writer import deltas
 
 # The place before the first event.
 START = -1
@@ -85,13 +87,10 @@ class ResponseEvents:
         number = max(0, self.next_number - 1)
         return [f'event: error\ndata: {{"type":"error","sequence_number":{number},{sse.dumps(fields)[1:-1]}}}\n\n']
 
-    def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
-        for choice in choices:
-            for _ in self.output.push(choice.parts, choice.logprobs):
-                pass
-            for _ in self.output.finish(choice.finish_reason):
-                pass
-        yield self.body.ended(self.output, usage)
+    async def whole(self, buffer: OutputBuffer, transcript: Transcript) -> Iterator[str]:
+        async for delta in deltas(buffer, transcript):
+            self.output.add(delta)
+        return iter([self.body.ended(self.output, transcript.usage)])
 
     def _text_delta(self, item: OutputItem, text: str) -> list[str]:
         """The event of `_events_of` for text of a message."""

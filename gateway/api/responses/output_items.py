@@ -17,6 +17,7 @@ from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind, is_complete
 from quire.gateway.stream import sse
 from quire.gateway.stream.choice_text import ScoredTokens
+from quire.gateway.stream.transcript import TextDelta
 from quire.shared.protocol.states import OutcomeName
 
 
@@ -159,6 +160,12 @@ class OutputItems:
         if parts:
             # Tokens of reasoning and of function calls have no log-probabilities in the API.
             self._held = []
+
+    def add(self, delta: TextDelta) -> None:
+        """Adds what the transcript made of one token, without making events."""
+        changes = [*self.push(delta.parts or (), delta.logprobs), *self.push(delta.rest_parts)]
+        if delta.finish_reason is not None:
+            changes += self.finish(delta.finish_reason)
 
     def grow_message(self, text: str) -> OutputItem | None:
         """Adds text to the open message: the usual case, without log-probabilities. None if no message is open."""

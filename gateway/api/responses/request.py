@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.gateway.api.call import Call, Options
-from quire.gateway.api.conversation import Conversation, template_variables, unknown_variables
+from quire.gateway.api.call import Call
+from quire.gateway.api.conversation import template_variables, unknown_variables
 from quire.gateway.api.labels import LABELS, NO_EFFECT
-from quire.gateway.api.options import make_options
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.items import ADDITIONAL_TOOLS, Item, messages_of, read_items
@@ -33,6 +32,7 @@ from quire.gateway.api.responses.tools import (
 )
 from quire.gateway.api.tools import check_choice
 from quire.gateway.errors.api_errors import InvalidRequest, refused
+from quire.gateway.model.conversation import Conversation
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.gateway.stream.call_metadata import MAX_ECHO_LENGTH
 from quire.shared.text.chat_template import ChatTemplate
@@ -41,7 +41,7 @@ from quire.shared.text.chat_template import ChatTemplate
 _SCHEMA_NAME = re.compile(r"tools\[(\d+)\]\.function\.parameters")
 # The tier of a response whose call does not name one; the field of the answer must not be null.
 DEFAULT_TIER = "default"
-# Parameters that reach `make_options` under the same name.
+# Parameters that reach `Call.of` under the same name.
 _SAME = ("model", "stream", "background", "cache_salt", "priority", "timeout", *LABELS, "prompt_cache_key", *SAMPLING)
 
 
@@ -53,7 +53,7 @@ class ResponseRequest:
     items: list[Item]
     tools: GivenTools
     choice: ToolChoice
-    options: Options
+    call: Call
     skipped: tuple[tuple[str, str], ...]
 
     @property
@@ -117,30 +117,31 @@ class ResponseRequest:
         names = [self._schema_name(index) for index in call.loosened]
         if not names:
             return call
-        echo = json.loads(call.echo)
+        echo = json.loads(call.about.echo)
         reason = "the grammar follows this schema only in part, because the function is not strict"
         warnings = [{"param": name, "message": f"{name}: {reason}."} for name in names]
         echo["warnings"] = [*echo.get("warnings", []), *warnings]
-        return replace(call.without_effect(names), echo=json.dumps(echo, separators=(",", ":")))
+        about = replace(call.about, echo=json.dumps(echo, separators=(",", ":")))
+        return replace(call.without_effect(names), about=about)
 
     def echo(self) -> str:
         """The fields of the answer that repeat the call, as JSON. Raises InvalidRequest if they are too long."""
-        given, sampling = self.given, self.options.sampling
+        given, call, sampling = self.given, self.call, self.call.common
         text, reasoning = _text(given), _reasoning(given)
         fields = {
-            "background": self.options.background,
+            "background": call.about.is_background,
             "frequency_penalty": sampling.frequency_penalty,
             "instructions": given.get("instructions"),
             "max_output_tokens": given.get("max_output_tokens"),
             "max_tool_calls": given.get("max_tool_calls"),
-            "metadata": dict(self.options.labels.metadata),
+            "metadata": dict(call.about.metadata),
             "parallel_tool_calls": self.choice.parallel,
             "presence_penalty": sampling.presence_penalty,
             "previous_response_id": self.previous or None,
             "prompt_cache_key": given.get("prompt_cache_key"),
             "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
             "safety_identifier": given.get("safety_identifier"),
-            "service_tier": self.options.labels.service_tier or DEFAULT_TIER,
+            "service_tier": call.about.service_tier or DEFAULT_TIER,
             "store": self.is_stored,
             "temperature": sampling.temperature,
             "text": {"format": text.format} | ({"verbosity": text.verbosity} if text.verbosity else {}),
@@ -178,14 +179,12 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
             tools = tools.followed_by(read_response_tools(f"input[{index}].tools", item["tools"]))
     tool_choice = _choice(given).choice._replace(parallel=given.get("parallel_tool_calls", True))
     skipped = (*left_out, *_skipped(given, tools), *_unknown_variables(given, template))
-    options = _options(given, limits)
-    labels = replace(options.labels, no_effect=tuple(name for name, _ in skipped))
     request = ResponseRequest(
         given=given,
         items=items,
         tools=tools,
         choice=tool_choice,
-        options=replace(options, labels=labels),
+        call=replace(_call(given, limits), no_effect=tuple(name for name, _ in skipped)),
         skipped=skipped,
     )
     # The conversation before the call may have more tools.
@@ -218,8 +217,8 @@ def _check_allowed(tools: GivenTools, choice: GivenChoice) -> None:
         raise refused("tool_choice.tools", "tool_choice.tools has no function, but its mode is 'required'.")
 
 
-def _options(given: dict[str, Any], limits: RequestLimits) -> Options:
-    """The options of the call, from the names that they have in a chat."""
+def _call(given: dict[str, Any], limits: RequestLimits) -> Call:
+    """The call without its prompt, from the names that they have in a chat."""
     chat = {name: given[name] for name in _SAME if name in given}
     if "max_output_tokens" in given:
         chat["max_tokens"] = given["max_output_tokens"]
@@ -228,7 +227,7 @@ def _options(given: dict[str, Any], limits: RequestLimits) -> Options:
     top_logprobs = given.get("top_logprobs", 0)
     if top_logprobs or LOGPROBS in given.get("include", ()):
         chat |= {"logprobs": True, "top_logprobs": top_logprobs}
-    return make_options(chat, limits.sampling_defaults)
+    return Call.of(chat, limits.sampling_defaults)
 
 
 def _template_variables(given: dict[str, Any]) -> dict[str, Any]:

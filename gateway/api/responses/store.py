@@ -10,41 +10,23 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from quire.gateway.api import resume
 from quire.gateway.api.responses.body import PREFIX, ResponseBody, ResponseStatus, is_stored
 from quire.gateway.api.responses.items import Item
 from quire.gateway.api.responses.output_items import OutputItems
 from quire.gateway.api.responses.tools import function_names
-from quire.gateway.api.resume import StoredCall
+from quire.gateway.api.resume import StoredCall, StoredCalls, read_call_id
 from quire.gateway.errors.api_errors import ApiError, GenerationFailed, InvalidRequest, NotFound
 from quire.gateway.model.served_model import ServedModel
-from quire.gateway.stream.transcript import TextDelta, Transcript
-from quire.shared.protocol.broker import Broker
+from quire.gateway.stream.transcript import Transcript
 from quire.shared.protocol.messages import MessageError
-
-T = TypeVar("T")
 
 DIALECT = "response"
 # Largest number of log entries per read.
 PAGE = 128
-
-
-class Retry(Protocol):
-    """Retries a command to Redis (`admission.retry.RetryPolicy`)."""
-
-    async def __call__(self, command: Callable[[], Awaitable[T]]) -> T: ...
-
-
-def add_delta(output: OutputItems, delta: TextDelta) -> None:
-    """Adds what the transcript made of one token, without making events."""
-    changes = [*output.push(delta.parts or (), delta.logprobs), *output.push(delta.rest_parts)]
-    if delta.finish_reason is not None:
-        changes += output.finish(delta.finish_reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,39 +58,26 @@ class StoredResponse:
 class ResponseStore:
     """Reads the responses of one owner, which any gateway may have made."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        retry: Retry,
-        model: ServedModel,
-        note_corrupt: Callable[[str, MessageError], None],
-        owner: str = "",
-    ) -> None:
-        """note_corrupt: called with the id of a call whose metadata cannot be decoded. owner: of the responses."""
-        self._broker = broker
-        self._retry = retry
+    def __init__(self, calls: StoredCalls, model: ServedModel) -> None:
+        self._calls = calls
+        self._broker, self._retry = calls.broker, calls.retry
         self._model = model
-        self._note_corrupt = note_corrupt
-        self._owner = owner
 
     async def look_up(self, response_id: str) -> tuple[str, StoredCall]:
         """Returns the call of a stored response, and its id. Raises NotFound or BrokerDown."""
-        try:
-            call_id = resume.read_call_id(response_id, PREFIX)
-        except NotFound:
-            raise _not_found(response_id) from None
-        try:
-            call = await self._retry(partial(resume.look_up, self._broker, call_id, self._owner))
-        except MessageError as error:
-            self._note_corrupt(call_id, error)
-            raise _not_found(response_id) from error
-        if call is None or call.metadata.dialect != DIALECT or not is_stored(call.metadata):
-            raise _not_found(response_id)
+        call_id = read_call_id(response_id, PREFIX)
+        call = await self._calls.look_up(call_id, DIALECT) if call_id else None
+        if call is None or not is_stored(call.metadata):
+            raise not_found(response_id)
         return call_id, call
 
     async def read(self, response_id: str) -> StoredResponse:
         """Returns a stored response with its output so far. Raises NotFound or BrokerDown."""
         return await self.read_call(*await self.look_up(response_id))
+
+    async def json(self, response_id: str) -> str:
+        """Returns a stored response as it is now. Raises NotFound or BrokerDown."""
+        return (await self.read(response_id)).json(self._model)
 
     async def read_call(self, call_id: str, call: StoredCall) -> StoredResponse:
         """Returns the response of a call with its output so far. Raises BrokerDown."""
@@ -120,7 +89,7 @@ class ResponseStore:
                 found = await self._retry(partial(self._broker.read_output, call_id, transcript.tokens, PAGE))
                 for item in found:
                     for delta in transcript.feed(item):
-                        add_delta(output, delta)
+                        output.add(delta)
                 if not found:
                     break
         except (MessageError, KeyError):
@@ -133,7 +102,7 @@ class ResponseStore:
         """Returns the items before the answer of a stored response. Raises NotFound or BrokerDown."""
         found: Any = await self._retry(partial(self._broker.client.get, self._broker.keys.conversation(call_id)))
         if found is None:
-            raise _not_found(PREFIX + call_id)
+            raise not_found(PREFIX + call_id)
         items: list[Item] = json.loads(await asyncio.to_thread(zlib.decompress, found))
         return items
 
@@ -172,6 +141,6 @@ def output_of(response: StoredResponse) -> list[Item]:
     return items
 
 
-def _not_found(response_id: str) -> NotFound:
+def not_found(response_id: str) -> NotFound:
     """The error hides whether the response ever existed."""
     return NotFound(f"Response with id {response_id[:80]!r} not found.", param="response_id")

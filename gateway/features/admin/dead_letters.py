@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from quire.gateway.features.admin.commands import DeadLetterSettings
 from quire.shared.config.command_line import CommandError
 from quire.shared.process.interrupts import raise_at_ctrl_c
-from quire.shared.protocol.broker import Broker, DeadRequest, QueueBounds, new_id
+from quire.shared.protocol.broker import Admission, Broker, DeadRequest, QueueBounds, new_id
 from quire.shared.protocol.keys import LaneKeys
 from quire.shared.protocol.messages import GenerationRequest, MessageError
 from quire.shared.redis.clients import command_client, node_clients
@@ -122,19 +122,20 @@ async def _retry(broker: Broker, one: DeadRequest) -> int:
         request = replace(GenerationRequest.decode(one.body), id=new_id())
     except MessageError as error:
         raise CommandError(f"entry {one.entry_id} cannot be read: {error}") from error
-    await broker.submit(
-        request.id,
-        request.encode(),
+    terms = Admission(
         gateway="none",
-        cost=request.cost,
         bounds=NO_BOUNDS,
+        cost=request.cost,
+        prompt_tokens=len(request.prompt),
+        rows=request.rows,
         priority_class=one.priority_class,
         metadata=one.metadata,
         is_background=True,
-        prompt_tokens=len(request.prompt),
-        rows=request.rows,
-        share=one.share,
+        tenant=one.tenant,
+        weight=one.weight,
+        user=one.user,
     )
+    await broker.submit(request.id, request.encode(), terms)
     await broker.drop_dead(one.entry_id)
     print(f"queued again as request {request.id}")
     return 0

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from quire.gateway.api.call import Call
 from quire.gateway.api.chat import ChatDialect
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import CompletionDialect
+from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.embeddings import (
     EMBEDDINGS,
     EmbeddingCall,
@@ -24,13 +24,12 @@ from quire.gateway.api.embeddings import (
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, read
 from quire.gateway.api.responses.dialect import ResponseDialect, StorageLimits
 from quire.gateway.api.responses.request import read_request
-from quire.gateway.api.responses.store import ResponseStore, add_delta
+from quire.gateway.api.responses.store import ResponseStore
 from quire.gateway.serving import calls, embedding_calls
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.gateway.stream.transcript import Transcript
-from quire.gateway.stream.writer import collect
 
 
 class LineEndpoint(Protocol):
@@ -80,7 +79,7 @@ async def read_answer(
 class DialectLines:
     """Chats and completions."""
 
-    def __init__(self, gateway: Gateway, dialect: calls.Dialect) -> None:
+    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
         self._gateway = gateway
         self._dialect = dialect
         self.name = dialect.name
@@ -98,8 +97,7 @@ class DialectLines:
     async def answer(
         self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: EmbeddingFormat | None
     ) -> Iterable[str]:
-        choices = await collect(buffer, transcript)
-        return self._dialect.form(call_id, self._gateway.model, transcript.metadata).full(choices, transcript.usage)
+        return await self._dialect.form(call_id, self._gateway.model, transcript.metadata).whole(buffer, transcript)
 
 
 class EmbeddingLines:
@@ -129,12 +127,9 @@ class ResponseLines:
 
     def __init__(self, gateway: Gateway, owner: str) -> None:
         self._gateway = gateway
-        store = ResponseStore(
-            gateway.broker, gateway.retry, gateway.model, partial(calls.note_corrupt_metadata, gateway), owner
-        )
         settings = gateway.settings
         limits = StorageLimits(settings.response_retention_s, settings.max_conversation_bytes)
-        self._dialect = ResponseDialect(store, limits)
+        self._dialect = ResponseDialect(ResponseStore(calls.stored_calls(gateway, owner), gateway.model), limits)
         self.name = self._dialect.name
 
     def check(self, body: dict[str, Any]) -> None:
@@ -146,14 +141,7 @@ class ResponseLines:
     async def answer(
         self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: EmbeddingFormat | None
     ) -> Iterable[str]:
-        events = self._dialect.form(call_id, self._gateway.model, transcript.metadata)
-        while not transcript.ended:
-            for item in await buffer.next():
-                for delta in transcript.feed(item):
-                    add_delta(events.output, delta)
-        if transcript.error is not None:
-            raise transcript.error
-        return [events.body.ended(events.output, transcript.usage)]
+        return await self._dialect.form(call_id, self._gateway.model, transcript.metadata).whole(buffer, transcript)
 
 
 def line_endpoint(path: str, gateway: Gateway, owner: str) -> LineEndpoint:

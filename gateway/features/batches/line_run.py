@@ -14,8 +14,7 @@ from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from quire.gateway.admission.admission_options import read_admission_options
-from quire.gateway.admission.submission import AdmissionOptions
+from quire.gateway.admission.terms import read_terms
 from quire.gateway.api import resume
 from quire.gateway.api.call import Call
 from quire.gateway.api.embeddings import EmbeddingCall, EmbeddingFormat
@@ -39,7 +38,7 @@ from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer, ParkedOutcome
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.process.backoff import Backoff
-from quire.shared.protocol.broker import QueueBounds
+from quire.shared.protocol.broker import Admission, QueueBounds
 from quire.shared.protocol.keys import BATCH_CLASS, LINE_RETENTION_S
 from quire.shared.protocol.messages import MessageError
 from quire.shared.protocol.states import OutcomeName
@@ -171,11 +170,11 @@ class LineRunner:
         ids = [request.id for request in requests]
         # 2) Listen before the requests are submitted, so that no frame is missed.
         with gateway.listening(ids) as buffer:
-            user = user_hash(call.options.labels.user, gateway.user_hash_key)
-            options, run.ends_with_batch = self._options(gateway, call, line)
-            options = gateway.key_limits.charged(caller, call.options.model, options, user)
+            user = user_hash(call.user, gateway.user_hash_key)
+            terms, run.ends_with_batch = self._terms(gateway, call, line)
+            terms = gateway.key_limits.charged(caller, call.model, terms, user)
             metadata = call.metadata(endpoint.name, int(time.time()))
-            await gateway.submission.submit(requests, metadata.encode(), options)
+            await gateway.submission.submit(requests, terms._replace(metadata=metadata.encode()))
             turn.accepted()
             self._open.update(dict.fromkeys(ids, gateway))
             try:
@@ -184,30 +183,27 @@ class LineRunner:
                 if was_begun:
                     await self._attach(gateway, buffer, run.call_id)
                 else:
-                    buffer.accept(options.deadline_ms / 1000, is_logged=False)
+                    buffer.accept(terms.deadline_ms / 1000, is_logged=False)
                 # 3) Wait for the end. The answer stays in the output log until the window is written.
                 run.has_failed = not await self._wait(gateway, buffer)
             finally:
                 for id_ in ids:
                     self._open.pop(id_, None)
 
-    def _options(self, gateway: Gateway, call: Call, line: BatchLine) -> tuple[AdmissionOptions, bool]:
-        """Return the options of a call, and whether its deadline is the end of the batch."""
+    def _terms(self, gateway: Gateway, call: Call, line: BatchLine) -> tuple[Admission, bool]:
+        """Return the terms of a call, and whether its deadline is the end of the batch."""
         settings, left_ms = gateway.settings, max(1, math.ceil(1000 * self._state.left_s))
-        options = read_admission_options(
-            _NO_HEADERS, self._batch.endpoint, line.body, call.options, 0.0, settings.max_timeout_s
-        )
-        deadline_ms = min(options.deadline_ms or left_ms, left_ms)
-        options = replace(
-            options,
-            deadline_ms=deadline_ms,
+        terms = gateway.submission.terms._replace(
+            deadline_ms=0,
             retention_s=LINE_RETENTION_S,
             counts_stored=False,
             bounds=QueueBounds(
                 max(1, settings.max_queued_requests // SHARE), max(1, settings.max_queued_tokens // SHARE)
             ),
         )
-        return options, deadline_ms == left_ms
+        terms = read_terms(terms, _NO_HEADERS, line.body, self._batch.endpoint, call, settings.max_timeout_s)
+        deadline_ms = min(terms.deadline_ms or left_ms, left_ms)
+        return terms._replace(deadline_ms=deadline_ms), deadline_ms == left_ms
 
     async def _attach(self, gateway: Gateway, buffer: OutputBuffer, call_id: str) -> None:
         """Have the output published to this gateway, and read what was published before. Raises LineLost."""
@@ -313,7 +309,6 @@ class LineRunner:
 
 def _in_class(call: Call) -> Call:
     """Return a call that runs in the class of batches and needs no client."""
-    labels = call.options.labels
-    if labels.service_tier:
-        labels = replace(labels, service_tier=TIER)
-    return replace(call, options=replace(call.options, priority=BATCH_CLASS, background=True, labels=labels))
+    tier = TIER if call.about.service_tier else ""
+    about = replace(call.about, is_background=True, service_tier=tier)
+    return replace(call, priority=BATCH_CLASS, about=about)

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from quire.gateway.admission.submission import AdmissionOptions
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import Caller
 from quire.gateway.api.headers import ANSWER_HEADERS
@@ -17,9 +16,10 @@ from quire.gateway.features.keys.key_policy import restricted
 from quire.shared.accounts.limits import COSTS, MAX_PRICE, nanos
 from quire.shared.config.validators import InvalidValue
 from quire.shared.process.errors import StartError
-from quire.shared.protocol.charge import Charge, Price
+from quire.shared.protocol.broker import Admission
+from quire.shared.protocol.charge import FREE, Price, RateState
 from quire.shared.protocol.keys import AccountKeys, LaneKeys
-from quire.shared.protocol.share import DEFAULT_WEIGHT, Share
+from quire.shared.protocol.share import ANONYMOUS_TENANT, DEFAULT_WEIGHT
 from quire.shared.redis.url import parse_redis_url
 
 C = TypeVar("C", bound=Call)
@@ -57,7 +57,7 @@ class KeyLimits:
         park_s: int = 0,
         cache_scope: str = "organisation",
     ) -> None:
-        """park_s: of the charges, see `Charge`. cache_scope: the kind of account whose calls share cached prefixes."""
+        """park_s: of the terms, see `Admission`. cache_scope: the kind of account whose calls share cached prefixes."""
         # A script reaches one slot of a cluster only, so there each model has counters of its own.
         self.is_cluster = parse_redis_url(redis_url).kind == "cluster"
         self.prefix = LaneKeys(lane).prefix if self.is_cluster else AccountKeys().prefix
@@ -70,54 +70,46 @@ class KeyLimits:
         """Return a call within the limits of its key (`key_policy.restricted`) and its scope. Raises ApiError."""
         call = restricted(caller, call, body)
         scope = next((account.place for account in caller.accounts if account.kind == self._cache_scope), "")
-        return replace(call, options=replace(call.options, cache_scope=scope)) if scope else call
+        return replace(call, cache_scope=scope) if scope else call
 
-    def charged(self, caller: Caller, model: str, options: AdmissionOptions, user: str) -> AdmissionOptions:
-        """Return admission options with the owner of a call, what it is charged to, and who it counts for.
+    def tell(self, request: web.BaseRequest, rates: Mapping[str, RateState]) -> None:
+        """Add the headers about the limits per minute to the answer of a request."""
+        request[ANSWER_HEADERS] = _rate_headers(rates)
 
-        user: the hash of the user of the call; empty without one. Raises ApiError.
+    def charged(self, caller: Caller, model: str, terms: Admission, user: str) -> Admission:
+        """Return the terms of a call with its owner, what it is charged to, and who it counts for.
+
+        model: that the call names, perhaps an adapter. user: the hash of the user of the call; empty without one.
+        Raises ApiError.
         """
-        return replace(
-            options,
-            idempotency_key=caller.scoped(options.idempotency_key),
-            owner=caller.owner,
-            charge=self.charge(caller, model),
-            share=share_of(caller, user),
-        )
-
-    def tell(self, request: web.BaseRequest, charge: Charge | None) -> None:
-        """Add the headers about the limits to the answer of a request."""
-        if charge is not None:
-            request[ANSWER_HEADERS] = rate_headers(charge)
-
-    def charge(self, caller: Caller, model: str) -> Charge | None:
-        """Return what a call for a model, or an adapter of it, is charged to; None without a key. Raises ApiError."""
+        terms = terms._replace(idempotency_key=caller.scoped(terms.idempotency_key), owner=caller.owner, user=user)
         if not caller.accounts:
-            return None
+            return terms
         price = self._prices.get(model, self._prices.get(self._lane))
         if price is None and any(getattr(one.limits, name) for one in caller.accounts for name in COSTS):
             raise PermissionDenied(
                 f"Your API key has a budget in money, and {model[:200]!r} has no price; ask for one.", param="model"
             )
-        return Charge(caller.accounts, model, price or Price(), self._park_s, self.prefix)
+        project = next((account for account in caller.accounts if account.kind == "project"), None)
+        return terms._replace(
+            accounts=caller.accounts,
+            account_prefix=self.prefix,
+            charged_model=model,
+            price=price or FREE,
+            park_s=self._park_s,
+            tenant=project.id if project else ANONYMOUS_TENANT,
+            weight=(project and project.limits.weight) or DEFAULT_WEIGHT,
+        )
 
 
-def share_of(caller: Caller, user: str) -> Share:
-    """Return who a call counts for: the project of its key, or the tenant of all calls without a key."""
-    for account in caller.accounts:
-        if account.kind == "project":
-            return Share(account.id, user, account.limits.weight or DEFAULT_WEIGHT)
-    return Share(user=user)
-
-
-def rate_headers(charge: Charge) -> dict[str, str]:
+def _rate_headers(rates: Mapping[str, RateState]) -> dict[str, str]:
     """OpenAI's headers about the limits per minute, of the tightest account."""
     headers = {}
-    for name, state in (("requests", charge.calls), ("tokens", charge.tokens)):
-        if state is not None:
-            headers[f"x-ratelimit-limit-{name}"] = str(state.limit)
-            headers[f"x-ratelimit-remaining-{name}"] = str(state.left)
-            headers[f"x-ratelimit-reset-{name}"] = duration(state.full_in_ms)
+    for name, rate in (("requests", rates.get("calls")), ("tokens", rates.get("tokens"))):
+        if rate is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(rate.limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(rate.left)
+            headers[f"x-ratelimit-reset-{name}"] = duration(rate.full_in_ms)
     return headers
 
 

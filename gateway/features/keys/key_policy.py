@@ -38,14 +38,14 @@ def restricted(caller: Caller, call: C, body: Mapping[str, Any]) -> C:
     default one needs a `priority` limit that grants it: it would come before the shares of all other tenants.
     Raises ApiError.
     """
-    check_model(caller, call.options.model)
+    check_model(caller, call.model)
     if not caller.accounts:
         return call
     limits = [account.limits for account in caller.accounts]
     most = min((one.max_tokens for one in limits if one.max_tokens), default=0)
     if most and any(sampling.max_tokens > most for sampling in call.sampling):
         name = next((name for name in _MAX_TOKENS if name in body), "max_tokens")
-        if call.options.max_tokens is not None:
+        if call.max_tokens is not None:
             raise refused(name, f"{name} must be at most {most}, the limit of your API key.")
         if any(sampling.min_tokens > most for sampling in call.sampling):
             raise refused("min_tokens", f"min_tokens must be at most {most}, the limit of your API key.")
@@ -53,12 +53,12 @@ def restricted(caller: Caller, call: C, body: Mapping[str, Any]) -> C:
         call = replace(call, sampling=lowered)
     ranks = [PRIORITY_CLASSES.index(one.priority) for one in limits if one.priority]
     highest = PRIORITY_CLASSES[max(ranks)] if ranks else DEFAULT_CLASS
-    if PRIORITY_CLASSES.index(call.options.priority) < PRIORITY_CLASSES.index(highest):
+    if PRIORITY_CLASSES.index(call.priority) < PRIORITY_CLASSES.index(highest):
         if given := next((name for name in _CLASSES if body.get(name) not in (None, "auto", "default")), ""):
             raise PermissionDenied(
                 f"{given}: your API key allows the class {highest} at most. Send that class, or ask the operator for a "
                 "higher limit `priority` of the key.",
                 param=given,
             )
-        call = replace(call, options=replace(call.options, priority=highest))
+        call = replace(call, priority=highest)
     return call

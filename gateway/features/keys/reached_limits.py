@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from quire.gateway.features.keys.limit_errors import error_of
 from quire.shared.accounts.account import Account
-from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.broker import Admission
+from quire.shared.protocol.charge import LimitReached
 from quire.shared.protocol.keys import AccountKeys
 
 LIMIT = "requests_per_minute"
@@ -26,12 +27,12 @@ class ReachedLimits:
         # By account, the oldest first: the account with its limits, the end of the wait, the end of the memory.
         self._refused: dict[str, tuple[Account, float, float]] = {}
 
-    def note(self, reached: LimitReached, charge: Charge | None) -> None:
+    def note(self, reached: LimitReached, terms: Admission | None) -> None:
         """Remember a refusal by Redis."""
         # In a cluster each model has counters of its own, and the model of the next call is in its body.
-        if charge is None or charge.prefix != AccountKeys().prefix or reached.limit != LIMIT:
+        if terms is None or terms.account_prefix != AccountKeys().prefix or reached.limit != LIMIT:
             return
-        account = next(one for one in charge.accounts if one.place == reached.account)
+        account = next(one for one in terms.accounts if one.place == reached.account)
         now = time.monotonic()
         allowed_at = now + reached.wait_ms / 1000
         self._refused.pop(account.place, None)

@@ -24,7 +24,8 @@ from quire.gateway.features.keys.usage_calls import UsageCalls
 from quire.gateway.settings import GatewaySettings
 from quire.shared.accounts.store import AccountStore
 from quire.shared.accounts.usage import UsageRow, read_usage
-from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.broker import Admission
+from quire.shared.protocol.charge import LimitReached
 from quire.shared.protocol.keys import ACCOUNTS_TAG, AccountKeys, LaneKeys
 from quire.shared.redis.clients import command_client
 from quire.shared.redis.url import parse_redis_url
@@ -99,9 +100,9 @@ class Keys:
         """Raise RateLimited if Redis has just refused a call of this caller for a limit that still holds."""
         self._reached.check(caller.accounts)
 
-    def refusal(self, reached: LimitReached, charge: Charge | None) -> ApiError:
+    def refusal(self, reached: LimitReached, terms: Admission | None) -> ApiError:
         """Return the error for a call that Redis refused, and remember it for the next call."""
-        self._reached.note(reached, charge)
+        self._reached.note(reached, terms)
         return error_of(reached)
 
     async def tokens_today(self, models: Mapping[str, Redis]) -> Mapping[tuple[str, str], int]:

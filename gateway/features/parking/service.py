@@ -16,8 +16,8 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.submission import queue_is_full
 from quire.gateway.api.caller import Caller
 from quire.gateway.errors.api_errors import ApiError, ParkingIsFull
-from quire.shared.protocol.broker import Broker, QueueBounds, QueueFull
-from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, QueueFull
+from quire.shared.protocol.charge import LimitReached, packed_limits
 from quire.shared.protocol.states import ParkReply, UnparkReply
 from quire.shared.redis.cancellation import check_cancelled
 
@@ -59,7 +59,7 @@ class Parking:
         retention_s: int,
         max_parked: int,
         max_parked_of_key: int,
-        refusal: Callable[[LimitReached, Charge | None], ApiError],
+        refusal: Callable[[LimitReached, Admission | None], ApiError],
     ) -> None:
         """bounds: of the queue, which unparked requests enter, and of the memory of parked ones.
 
@@ -117,8 +117,8 @@ class Parking:
         Raises QueueIsFull, RateLimited, BudgetSpent or BrokerDown.
         """
         try:
-            charge = Charge(caller.accounts, self._broker.keys.lane) if caller.accounts else None
-            unpark = partial(self._broker.unpark, bounds=self._bounds, charge=charge)
+            limits = packed_limits(caller.accounts)
+            unpark = partial(self._broker.unpark, bounds=self._bounds, limits=limits)
             found = [await self._retry(partial(unpark, id_)) for id_ in ids]
         except QueueFull as error:
             raise queue_is_full(error, self._rate) from error

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.gateway.api.chat_messages import read_messages
-from quire.gateway.api.conversation import Conversation, template_variables
+from quire.gateway.api.conversation import read_conversation
 from quire.gateway.api.parameters import MESSAGES, OF_THE_CHAT, read
-from quire.gateway.api.prompt_parameters import read_prompt_form
 from quire.gateway.errors.api_errors import invalid, refused
-from quire.gateway.model.prompt_form import PromptForm
+from quire.gateway.model.conversation import Conversation
 from quire.shared.config.validators import Flag, Text, TokenIds
 from quire.shared.protocol.sampling_params import Parameter
 
@@ -72,12 +70,15 @@ DETOKENIZE: dict[str, Parameter] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """A text, or a conversation, to be tokenized. Exactly one of them is not None."""
+    """A text, or a conversation, to be tokenized. Exactly one of them is not None.
+
+    add_special_tokens: to the text.
+    """
 
     model: str
     prompt: str | None
     conversation: Conversation | None
-    form: PromptForm
+    add_special_tokens: bool
     return_token_strs: bool
 
 
@@ -86,18 +87,11 @@ def read_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
     given = read(body, TOKENIZE)
     if ("prompt" in given) == ("messages" in given):
         raise refused("prompt", "Give either prompt or messages.", code="missing_required_parameter")
-    conversation = None
-    if "messages" in given:
-        conversation = Conversation(
-            messages=read_messages(given["messages"]),
-            tools=given.get("tools", ()),
-            template_variables=template_variables(given),
-        )
     return TokenizeRequest(
         model=given.get("model", ""),
         prompt=given.get("prompt"),
-        conversation=conversation,
-        form=read_prompt_form(given),
+        conversation=read_conversation(given) if "messages" in given else None,
+        add_special_tokens=given.get("add_special_tokens", True),
         return_token_strs=given.get("return_token_strs", False),
     )
 

@@ -10,28 +10,8 @@ from quire.gateway.api.parsing import read_object
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, NotFound
 from quire.gateway.features.tokenization.token_requests import read_detokenize, read_tokenize
 from quire.gateway.features.tokenization.tokenizer_info import tokenizer_info
-from quire.gateway.serving.dispatch import ModelDirectory, by_body
+from quire.gateway.serving.dispatch import ModelDirectory
 from quire.gateway.serving.service import Gateway
-
-
-def routes(directory: ModelDirectory) -> list[web.RouteDef]:
-    """Returns the routes of the endpoints."""
-
-    async def info(request: web.Request) -> web.Response:
-        """GET /tokenizer_info: the configuration of a tokenizer, if the server shows it."""
-        if not directory.process.settings.tokenizer_info:
-            raise NotFound("This server does not show its tokenizer; its operator can, with --tokenizer-info.")
-        name = request.query.get("model")
-        gateway = directory.choose(name, caller_of(request))
-        if name is not None:
-            gateway.limits.check_model(name)
-        return web.json_response(tokenizer_info(gateway.model))
-
-    return [
-        web.post("/tokenize", by_body(directory, tokenize)),
-        web.post("/detokenize", by_body(directory, detokenize)),
-        web.get("/tokenizer_info", info),
-    ]
 
 
 async def tokenize(gateway: Gateway, request: web.Request) -> web.Response:
@@ -42,11 +22,12 @@ async def tokenize(gateway: Gateway, request: web.Request) -> web.Response:
     if asked.model:
         limits.check_model(asked.model)
     if asked.conversation is not None:
-        tokens = (await render_prompt(asked.conversation, limits, renderer, asked.form)).token_ids
+        limits.check_tools(asked.conversation.tools)
+        tokens = (await render_prompt(asked.conversation, limits, renderer)).token_ids
         variables = {"chat_template_kwargs": asked.conversation.template_variables}
         request[NO_EFFECT_NAMES] = ", ".join(unknown_variables(variables, renderer.model.template))
     else:
-        tokens = await renderer.prompt("prompt", asked.prompt or "", limits.max_model_len, asked.form)
+        tokens = await renderer.prompt("prompt", asked.prompt or "", limits.max_model_len, asked.add_special_tokens)
     return web.json_response(
         {
             "count": len(tokens),
@@ -65,3 +46,14 @@ async def detokenize(gateway: Gateway, request: web.Request) -> web.Response:
     if model:
         gateway.limits.check_model(model)
     return web.json_response({"prompt": await gateway.renderer.text(tokens)})
+
+
+async def info(directory: ModelDirectory, request: web.Request) -> web.Response:
+    """GET /tokenizer_info: the configuration of a tokenizer, if the server shows it."""
+    if not directory.process.settings.tokenizer_info:
+        raise NotFound("This server does not show its tokenizer; its operator can, with --tokenizer-info.")
+    name = request.query.get("model")
+    gateway = directory.choose(name, caller_of(request))
+    if name is not None:
+        gateway.limits.check_model(name)
+    return web.json_response(tokenizer_info(gateway.model))

@@ -83,8 +83,8 @@ class HttpSpan:
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": OPERATIONS[dialect],
             "gen_ai.provider.name": "quire",
-            "gen_ai.request.model": call.options.model,
-            "gen_ai.usage.input_tokens": call.prompt_tokens,
+            "gen_ai.request.model": call.model,
+            "gen_ai.usage.input_tokens": call.about.prompt_tokens,
         }
         if OPERATIONS[dialect] != "embeddings":
             attributes |= _sampling_attributes(call)
@@ -136,11 +136,11 @@ def _sampling_attributes(call: Call) -> dict[str, Any]:
         "gen_ai.request.max_tokens": sampling.max_tokens,
         "gen_ai.request.temperature": float(sampling.temperature),
         "gen_ai.request.top_p": float(sampling.top_p),
-        "gen_ai.request.stream": call.options.stream,
+        "gen_ai.request.stream": call.stream,
     }
-    if call.options.seed is not None:
+    if call.seed is not None:
         # Attributes are signed 64-bit integers; a larger seed wraps around.
-        attributes["gen_ai.request.seed"] = (call.options.seed + 2**63) % 2**64 - 2**63
+        attributes["gen_ai.request.seed"] = (call.seed + 2**63) % 2**64 - 2**63
     if sampling.top_k:
         attributes["gen_ai.request.top_k"] = sampling.top_k
     if sampling.frequency_penalty:

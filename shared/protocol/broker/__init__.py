@@ -6,6 +6,7 @@ docs/protocol.md states the invariants that the scripts keep.
 
 from __future__ import annotations
 
+from quire.shared.protocol.admission import Admission, QueueBounds
 from quire.shared.protocol.broker.adapters import AdapterVerbs
 from quire.shared.protocol.broker.commit import CommitVerb, ComputedTokens, PackedStep, StepCommit, StepReply
 from quire.shared.protocol.broker.gateway import (
@@ -14,8 +15,8 @@ from quire.shared.protocol.broker.gateway import (
     IdempotencyConflict,
     LastBeat,
     NoRoom,
-    QueueBounds,
     QueueFull,
+    Submitted,
 )
 from quire.shared.protocol.broker.lane import new_id
 from quire.shared.protocol.broker.operators import DeadRequest, OperatorVerbs
@@ -26,6 +27,7 @@ from quire.shared.protocol.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
 
 __all__ = [
     "MAX_DEATHS",
+    "Admission",
     "Attachment",
     "Broker",
     "Claim",
@@ -43,6 +45,7 @@ __all__ = [
     "StepCommit",
     "StepReply",
     "StreamEntry",
+    "Submitted",
     "new_id",
 ]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 
+from quire.shared.protocol.admission import Admission
 from quire.shared.protocol.broker.lane import Lane, text
-from quire.shared.protocol.charge import Charge, LimitReached
-from quire.shared.protocol.keys import DEFAULT_CLASS, GATEWAY_TTL_S, IDEMPOTENCY_S, QUEUES, RETENTION_S, VIEW_TTL_S
+from quire.shared.protocol.charge import LimitReached, RateState, tightest
+from quire.shared.protocol.keys import GATEWAY_TTL_S, QUEUES, RETENTION_S, VIEW_TTL_S
 from quire.shared.protocol.messages import MessageError, StepItem, WorkerCard, decode_items
-from quire.shared.protocol.share import ANONYMOUS_SHARE, Share
 from quire.shared.protocol.states import CancelReply, DeleteReply, ExpireReply, RequestState, SubmitReply
 
 
@@ -44,25 +44,22 @@ class NoRoom(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueBounds:
-    """Largest number of requests and of tokens that may wait in a lane, over all classes.
-
-    stored_bytes, key_bytes: of all requests that stay (stored, in the background, parked, or with much text), and of
-    those of one API key; 0 is any number.
-    """
-
-    requests: int
-    tokens: int
-    stored_bytes: int = 2**28
-    key_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class LastBeat:
     """The last heartbeat of a worker: its age, and the time between two heartbeats."""
 
     age_s: float
     every_s: float
+
+
+class Submitted(NamedTuple):
+    """A request that was submitted.
+
+    id: of the request that stands for the call: an earlier one if the idempotency key was used before.
+    rates: the tightest limits per minute of the accounts after the request, see `tightest`.
+    """
+
+    id: str
+    rates: Mapping[str, RateState] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +68,14 @@ class Attachment:
 
     is_done: bool
     metadata: bytes
+
+
+def check_refusal(reply: Sequence[Any]) -> None:
+    """Raise QueueFull or LimitReached if `submit` or `unpark` was refused for that reason."""
+    if text(reply[0]) == SubmitReply.FULL:
+        raise QueueFull(int(reply[1]), int(reply[2]))
+    if text(reply[0]) == SubmitReply.LIMITED:
+        raise LimitReached(text(reply[1]), text(reply[2]), int(reply[3]))
 
 
 # Calls of `submit` that each make a part of the room for a request; then the caller is refused, and may come back.
@@ -89,70 +94,26 @@ class GatewayVerbs(Lane):
         self._expire = self.script("expire")
         self._delete = self.script("delete")
 
-    async def submit(
-        self,
-        request_id: str,
-        body: bytes,
-        *,
-        gateway: str,
-        cost: int,
-        bounds: QueueBounds,
-        priority_class: str = DEFAULT_CLASS,
-        deadline_ms: int = 0,
-        metadata: bytes = b"",
-        is_background: bool = False,
-        idempotency_key: str = "",
-        fingerprint: str = "",
-        traceparent: str = "",
-        beside: str = "",
-        retention_s: int = 0,
-        conversation: bytes = b"",
-        counts_stored: bool = True,
-        owner: str = "",
-        charge: Charge | None = None,
-        prompt_tokens: int = 0,
-        rows: int = 1,
-        begins_call: bool = True,
-        share: Share = ANONYMOUS_SHARE,
-    ) -> str:
+    async def submit(self, request_id: str, body: bytes, terms: Admission) -> Submitted:
         """Accept a request into the queue; calls with the same id accept it once.
 
-        deadline_ms: from now; 0 is no deadline. metadata: of the call; `attach` returns it. is_background: run on
-        without a client. traceparent: of the span of the call, which `claim` returns.
-        idempotency_key, fingerprint: a key that the client chose, and a hash of the call.
-        beside: another request, whose listeners become listeners of this one.
-        retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
-        `LaneKeys.conversation`. counts_stored: whether `bounds.stored_bytes` counts the request.
-        owner: id of the API key of the call; empty without one.
-        charge, prompt_tokens, begins_call: what the request is charged to, the tokens of its prompt, and whether it
-        counts as a call. share: who the request counts for while others wait. rows: sequences that it runs at once.
-        Returns the id of the request that stands for the call: an earlier one if the key was used before. Raises
-        QueueFull, NoRoom, IdempotencyConflict and LimitReached.
+        Raises QueueFull, NoRoom, IdempotencyConflict and LimitReached.
         """
         request = self.keys.request(request_id)
-        keys = [request, self.keys.idempotency(idempotency_key) if idempotency_key else request]
-        args: list[Any] = [self.keys.prefix, request_id, body, gateway, priority_class]
-        args += [cost, bounds.requests, bounds.tokens, deadline_ms, metadata, "1" if is_background else ""]
-        args += [fingerprint if idempotency_key else "", IDEMPOTENCY_S, traceparent, beside]
-        args += [retention_s or "", conversation, bounds.stored_bytes if counts_stored else "", bounds.key_bytes, owner]
-        args.append(b"" if charge is None else charge.encode(prompt_tokens, begins_call=begins_call))
-        args += [share.tenant, share.weight, share.user, prompt_tokens, rows]
+        keys = [request, self.keys.idempotency(terms.idempotency_key) if terms.idempotency_key else request]
+        args = [self.keys.prefix, request_id, body, terms.encode()]
         for _ in range(ROOM_ATTEMPTS):
             reply = await self._submit(keys=keys, args=args)
             found = SubmitReply(text(reply[0]))
             if found is not SubmitReply.NO_ROOM or int(reply[3]):
                 break
-        if found is SubmitReply.FULL:
-            raise QueueFull(int(reply[1]), int(reply[2]))
-        if found is SubmitReply.LIMITED:
-            raise LimitReached(text(reply[1]), text(reply[2]), int(reply[3]))
+        check_refusal(reply)
         if found is SubmitReply.NO_ROOM:
-            raise NoRoom(owner if text(reply[1]) == "key" else "", int(reply[2]), int(reply[3]))
-        if found is SubmitReply.ACCEPTED and charge is not None:
-            charge.note(reply[2])
+            raise NoRoom(terms.owner if text(reply[1]) == "key" else "", int(reply[2]), int(reply[3]))
         if found is SubmitReply.CONFLICT:
-            raise IdempotencyConflict(idempotency_key)
-        return text(reply[1]) if found is SubmitReply.SAME else request_id
+            raise IdempotencyConflict(terms.idempotency_key)
+        first = text(reply[1]) if found is SubmitReply.SAME else request_id
+        return Submitted(first, tightest(reply[2]) if found is SubmitReply.ACCEPTED else {})
 
     async def attach(self, request_id: str, gateway: str) -> Attachment | None:
         """Publish the output of a request to `gateway` from now on. Returns None for an unknown request."""

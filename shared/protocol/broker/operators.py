@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.shared.protocol.broker.lane import Lane, text
 from quire.shared.protocol.keys import PRIORITY_CLASSES
-from quire.shared.protocol.share import ANONYMOUS_SHARE, Share
+from quire.shared.protocol.share import ANONYMOUS_TENANT, DEFAULT_WEIGHT, read_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,9 @@ class DeadRequest:
     emitted: int
     body: bytes
     metadata: bytes
-    share: Share = ANONYMOUS_SHARE
+    tenant: str = ANONYMOUS_TENANT
+    weight: int = DEFAULT_WEIGHT
+    user: str = ""
 
 
 class OperatorVerbs(Lane):
@@ -63,5 +65,5 @@ def _dead_request(entry_id: Any, fields: dict[bytes, bytes]) -> DeadRequest:
         int(fields[b"emitted"]),
         fields[b"body"],
         fields[b"metadata"],
-        Share.of_fields(text(fields.get(b"tenant", b"")), text(fields.get(b"user", b""))),
+        *read_share(text(fields.get(b"tenant", b"")), text(fields.get(b"user", b""))),
     )

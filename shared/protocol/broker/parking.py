@@ -7,9 +7,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from quire.shared.protocol.broker.gateway import QueueBounds, QueueFull
+from quire.shared.protocol.admission import QueueBounds
+from quire.shared.protocol.broker.gateway import check_refusal
 from quire.shared.protocol.broker.lane import Lane, text
-from quire.shared.protocol.charge import Charge, LimitReached
 from quire.shared.protocol.keys import PARKING_S, QUEUES, RETENTION_S, WAITING_QUEUES
 from quire.shared.protocol.states import ParkReply, UnparkReply
 
@@ -56,22 +56,17 @@ class ParkingVerbs(Lane):
         args += [max_parked_of_key, bounds.stored_bytes, bounds.key_bytes]
         return ParkReply(text(await self._park(keys=[self.keys.request(request_id)], args=args)))
 
-    async def unpark(
-        self, request_id: str, bounds: QueueBounds = NO_BOUNDS, charge: Charge | None = None
-    ) -> UnparkReply:
+    async def unpark(self, request_id: str, bounds: QueueBounds = NO_BOUNDS, limits: bytes = b"") -> UnparkReply:
         """Queue a parked request again.
 
-        charge: the accounts of the caller, whose limits must allow the rest; without it the rest is reserved in any
-        case. Raises QueueFull and LimitReached.
+        limits: those of the caller's accounts (`packed_limits`), which must allow the rest; without any the rest is
+        reserved in any case.
+        Raises QueueFull and LimitReached.
         """
-        accounts = b"" if charge is None else charge.encode_accounts()
-        args: list[Any] = [self.keys.prefix, request_id, bounds.requests, bounds.tokens, accounts]
+        args: list[Any] = [self.keys.prefix, request_id, bounds.requests, bounds.tokens, limits]
         reply = await self._unpark(keys=[self.keys.request(request_id)], args=[*args, RETENTION_S])
         found = UnparkReply(text(reply[0]))
-        if found is UnparkReply.FULL:
-            raise QueueFull(int(reply[1]), int(reply[2]))
-        if found is UnparkReply.LIMITED:
-            raise LimitReached(text(reply[1]), text(reply[2]), int(reply[3]))
+        check_refusal(reply)
         return found
 
     async def parked_until(self, request_id: str) -> float | None:

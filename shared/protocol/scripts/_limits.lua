@@ -68,7 +68,7 @@ local function write_spent(key, spent)
 end
 
 -- Reserve what a request may use at most, for all of its accounts or for none.
---   charge  msgpack array: prefix of the accounts, 1 if the request begins a call (else 0), tokens of the prompt, price
+--   given   array: prefix of the accounts, 1 if the request begins a call (else 0), tokens of the prompt, price
 --           of a token of a prompt, of an answer, model, seconds for which the request is parked once its budget is
 --           used up (0 = it is refused if it might not suffice), then for each account an array: name, and the limits of
 --           calls and tokens per minute, of open requests, of tokens per day and month, of costs per day and month
@@ -80,8 +80,7 @@ end
 -- `allowed` of the request's hash has the number of tokens before which `commit_step` parks it.
 --   ->      nil, states: for each account {limit of calls, left, full in ms, limit of tokens, left, full in ms}
 --           | limit that is reached, its account, milliseconds until it allows the request (-1: never)
-local function reserve(prefix, id, charge, most, now, base, is_unchecked)
-    local given = cmsgpack.unpack(charge)
+local function reserve(prefix, id, given, most, now, base, is_unchecked)
     local root, calls, prompt, price_in, price_out, park_s = given[1], given[2], given[3], given[4], given[5], given[7]
     local day = day_of(root, given, now)
     local month = month_of(day)

@@ -40,8 +40,7 @@ if req[6] then
     local unpaid = cmsgpack.unpack(req[6])
     local prompt = unpaid[2]
     local accounts = ARGV[5] ~= '' and cmsgpack.unpack(ARGV[5]) or {unpack(unpaid, 8)}
-    local charge = cmsgpack.pack({unpaid[1], 0, prompt, unpaid[3], unpaid[4], unpaid[5], unpaid[7],
-        unpack(accounts)})
+    local charge = {unpaid[1], 0, prompt, unpaid[3], unpaid[4], unpaid[5], unpaid[7], unpack(accounts)}
     local reached, account, wait = reserve(prefix, id, charge, unpaid[6], now, used_tokens(req[4], req[11]), ARGV[5] == '')
     if reached then
         return {'limited', reached, account, wait}

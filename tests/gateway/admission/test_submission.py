@@ -18,7 +18,7 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import usable_adapters
 from quire.gateway.features.parking import service as parking
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.protocol.broker import Broker, QueueBounds
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds
 from quire.shared.protocol.keys import LaneKeys
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from quire.shared.redis.clients import command_client
@@ -166,7 +166,7 @@ async def test_who_leaves_while_an_earlier_cancellation_is_under_way_is_not_forg
 ) -> None:
     async with lane(redis_url) as broker:
         for name in ("wanted", "slow"):
-            await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS)
+            await broker.submit(name, b"", Admission(gateway="g", cost=1, bounds=BOUNDS))
         listening = {"wanted"}
         asked, answer = asyncio.Event(), asyncio.Event()
         detach: Any = broker.detach

@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from quire.gateway.api.call import Call
 from quire.gateway.api.headers import NO_EFFECT_HEADER
-from quire.gateway.api.labels import USER_HASH_DIGITS, read_labels, user_hash
+from quire.gateway.api.labels import USER_HASH_DIGITS, user_hash
 from quire.gateway.api.parameters import CHAT, read
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.stream.call_metadata import CallMetadata
@@ -167,7 +168,7 @@ NO_EFFECT = NO_EFFECT_HEADER.lower()
 
 
 def labels(**given: Any) -> Any:
-    return read_labels(read(chat_body(**given), CHAT))
+    return Call.of(read(chat_body(**given), CHAT), {})
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def labels(**given: Any) -> Any:
 )
 def test_a_tier_is_a_class(tier: str | None, priority: str | None, expected: tuple[str, str]) -> None:
     found = labels(service_tier=tier, priority=priority)
-    assert (found.priority_class, found.service_tier) == expected
+    assert (found.priority, found.about.service_tier) == expected
 
 
 @pytest.mark.parametrize(("tier", "priority"), [("default", "batch"), ("flex", "standard"), ("priority", "standard")])

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from quire.gateway.api import chat, completions
 from quire.gateway.api.call import Call
 from quire.gateway.api.logprobs import LEAST, ScoredTokens, generated_rows, of_chat, of_completion
-from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import COMPLETIONS as COMPLETION_PARAMETERS
+from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.model.token_texts import TokenTexts
@@ -336,8 +336,8 @@ def test_what_would_not_fit_into_one_message_is_refused() -> None:
     limits = RequestLimits(MODEL, 200_000, vocab_size=500, special_tokens={}, sampling_defaults={}, **counts, **tools)
 
     def call(**asked: Any) -> None:
-        options = read_options({"model": MODEL, "prompt": "x", **asked}, COMPLETION_PARAMETERS, {})
-        Call.of(options, [("prompt", [5])], limits, None)
+        given = read({"model": MODEL, "prompt": "x", **asked}, COMPLETION_PARAMETERS)
+        Call.of(given, {}).with_prompts([("prompt", [5])], limits, None)
 
     ranked = {"n": 4, "best_of": 5, "logprobs": 20}
     call(**ranked, max_tokens=99_000)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from quire.gateway.api import parameters
-from quire.gateway.api.call import Options
+from quire.gateway.api.call import Call
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import read_prompts
-from quire.gateway.api.options import read_options
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_schemas import MESSAGES, PROMPT
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, body
@@ -194,7 +193,7 @@ def refused(act: Callable[[], object]) -> dict[str, Any] | None:
 @given(st.dictionaries(names, values, max_size=5))
 def test_any_parameters_are_accepted_or_refused_by_name(given_values: dict[str, Any]) -> None:
     for table in (parameters.CHAT, parameters.COMPLETIONS):
-        refusal = refused(lambda table=table: read_options(given_values, table, {}))
+        refusal = refused(lambda table=table: Call.of(read(given_values, table), {}))
         assert refusal is None or refusal["param"] is not None
 
 
@@ -223,17 +222,17 @@ def test_any_messages_and_prompts_are_accepted_or_refused_by_name(value: Any) ->
     )
 )
 def test_what_is_accepted_can_be_ranked_and_streamed_as_asked(given_values: dict[str, Any]) -> None:
-    def read() -> Options:
-        return read_options(given_values, parameters.COMPLETIONS, {})
+    def read() -> Call:
+        return Call.of(parameters.read(given_values, parameters.COMPLETIONS), {})
 
     if (refusal := refused(read)) is not None:
         assert refusal["param"] in given_values
         return
-    options = read()
-    sampling = options.sampling
+    accepted = read()
+    sampling = accepted.common
     assert sampling.num_sequences >= sampling.n == given_values.get("n", 1)
-    assert sampling.num_sequences == max(options.counts.values())
-    assert sampling.is_streamed or not options.stream
+    assert sampling.num_sequences == max(accepted.counts.values())
+    assert sampling.is_streamed or not accepted.stream
     assert bool(sampling.beam_width) == given_values.get("use_beam_search", False)
     assert not sampling.beam_width or (sampling.temperature, sampling.stop, sampling.best_of) == (0.0, (), 0)
     request = GenerationRequest("r", "m", (1,), sampling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from quire.gateway.api.logprobs import PROMPT_PORTION
 from quire.gateway.api.paging import PageQuery, read_page_query
 from quire.gateway.api.prompt_parameters import MAX_PROMPT_VALUES, MAX_STREAMED_VALUES, check_prompt_size
 from quire.gateway.errors.api_errors import InvalidRequest
-from quire.gateway.stream.answer_options import AnswerOptions
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.shared.protocol.messages import BY_TOKEN, Delta, GenerationRequest, Outcome, PromptReport
 from quire.shared.protocol.messages.codec import pack_token_ids
@@ -380,19 +381,20 @@ async def test_what_cannot_be_honoured_is_refused_by_name(gateway: RunningGatewa
 
 def test_the_prompts_of_an_answer_are_bounded() -> None:
     length = MAX_PROMPT_VALUES // 23
-    scored_20 = AnswerOptions(prompt_logprobs=20)
-    check_prompt_size(scored_20, 1, [[1] * length], is_stream=False)
-    check_prompt_size(AnswerOptions(), 128, [[1] * MAX_PROMPT_VALUES], is_stream=True)
+    about = CallMetadata("completion", 0, 1, False, (), 0, 0, False)
+    scored_20 = replace(about, prompt_logprobs=20)
+    check_prompt_size(scored_20, [[1] * length], is_stream=False)
+    check_prompt_size(replace(about, n=128), [[1] * MAX_PROMPT_VALUES], is_stream=True)
     for n, prompts in ((2, [[1] * length]), (1, [[1] * length, [1] * 99])):
         with pytest.raises(InvalidRequest, match="shorter or fewer") as refusal:
-            check_prompt_size(scored_20, n, prompts, is_stream=False)
+            check_prompt_size(replace(scored_20, n=n), prompts, is_stream=False)
         assert refusal.value.param == "prompt_logprobs"
-    echoed = AnswerOptions(echo=True, logprobs=0)
+    echoed = replace(about, echoes_prompt=True, logprobs=0)
     length = MAX_STREAMED_VALUES // 3
-    check_prompt_size(echoed, 1, [[1] * length], is_stream=True)
-    check_prompt_size(echoed, 1, [[1] * (length + 1)], is_stream=False)
+    check_prompt_size(echoed, [[1] * length], is_stream=True)
+    check_prompt_size(echoed, [[1] * (length + 1)], is_stream=False)
     with pytest.raises(InvalidRequest, match="in a stream"):
-        check_prompt_size(echoed, 1, [[1] * (length + 1)], is_stream=True)
+        check_prompt_size(echoed, [[1] * (length + 1)], is_stream=True)
 
 
 async def test_texts_are_as_without_echo_after_the_prompt(gateway: RunningGateway) -> None:

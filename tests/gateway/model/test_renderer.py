@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from quire.gateway.errors.api_errors import InvalidRequest
-from quire.gateway.model.prompt_form import PromptForm
+from quire.gateway.model.conversation import Conversation
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import load_model
 from quire.shared.text.chat_template import ChatTemplate
@@ -31,7 +32,7 @@ async def test_a_template_that_refuses_says_why(tmp_path: Path) -> None:
     renderer = Renderer(load_model(str(folder), "test"), 1)
     try:
         with pytest.raises(InvalidRequest, match=r"refuses these messages: Not today\.$") as refused:
-            await renderer.chat(CHATS["one turn"], 4096)
+            await renderer.chat(Conversation(messages=CHATS["one turn"]), 4096)
         assert refused.value.param == "messages"
     finally:
         renderer.close()
@@ -59,7 +60,7 @@ async def test_only_a_short_chat_is_rendered_in_the_thread_of_the_event_loop(
     monkeypatch.setattr(ChatTemplate, "render", render)
     renderer = Renderer(load_model(str(write_folder(tmp_path, byte_level(), TEMPLATES["chatml"])), "test"), 1)
     try:
-        await renderer.chat(messages, 4096)
+        await renderer.chat(Conversation(messages=messages), 4096)
         assert (threads == [threading.current_thread()]) == is_short
     finally:
         renderer.close()
@@ -69,7 +70,7 @@ async def test_a_model_without_a_template_has_no_chat(tmp_path: Path) -> None:
     renderer = Renderer(load_model(str(write_folder(tmp_path, byte_level())), "test"), 1)
     try:
         with pytest.raises(InvalidRequest, match="/v1/completions"):
-            await renderer.chat(CHATS["one turn"], 4096)
+            await renderer.chat(Conversation(messages=CHATS["one turn"]), 4096)
     finally:
         renderer.close()
 
@@ -82,9 +83,9 @@ async def test_tokens_become_text_with_special_tokens_and_gaps(tmp_path: Path) -
         assert await renderer.text([*ids, 10**6]) == "<s>x<|im_end|>"
         assert await renderer.token_strings([ids[0], 10**6]) == ["<s>", ""]
         assert await renderer.token_strings(ids * 1000) == await renderer.token_strings(ids) * 1000
-        opened = (await renderer.chat([{"role": "user", "content": "x"}], 4096)).token_ids
-        form = PromptForm(add_generation_prompt=False)
-        closed = (await renderer.chat([{"role": "user", "content": "x"}], 4096, form=form)).token_ids
+        asked = Conversation(messages=[{"role": "user", "content": "x"}])
+        opened = (await renderer.chat(asked, 4096)).token_ids
+        closed = (await renderer.chat(replace(asked, add_generation_prompt=False), 4096)).token_ids
         assert opened[: len(closed)] == closed != opened
     finally:
         renderer.close()

@@ -19,14 +19,12 @@ from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id
 from quire.gateway.output.tools import Tool
-from quire.gateway.stream.answer_options import AnswerOptions, read_answer_options
 from quire.gateway.stream.call_metadata import MAX_ADAPTER_NAME, CallMetadata
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
 from quire.gateway.stream.output_spec import OutputSpec
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import TextDelta, Transcript
-from quire.shared.config.validators import InvalidValue
 from quire.shared.protocol.messages import Delta, MessageError, Outcome, PromptReport, StepItem
 from quire.shared.protocol.messages.codec import pack_token_ids
 from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs
@@ -91,7 +89,7 @@ def test_parts_depend_on_the_tokens_and_not_on_how_they_come(model: ServedModel,
     """Of two requests with two choices each, whose calls all have ids of their own."""
     spec = OutputSpec(tool_format="hermes", tools=(Tool("f"),))
     metadata = replace(COMPLETION, dialect="chat", n=2, requests=2, output_spec=spec.encode())
-    metadata = replace(metadata, answer=AnswerOptions(return_token_ids=keeps_ids))
+    metadata = replace(metadata, return_token_ids=keeps_ids)
     ids = tuple(tokens("Yes. " + CALL))
     found: list[list[TextDelta]] = []
     for size in (1, 3, len(ids)):
@@ -132,8 +130,8 @@ def test_the_first_space_of_a_tokenizer_that_drops_it_stays_in_a_continuation(
 ) -> None:
     model = load_model(str(write_model(tmp_path / "model", byte_fallback())), MODEL)
     ids = tuple(model.tokenizer.encode("the cat", add_special_tokens=False).ids)
-    options = AnswerOptions(echo=True, logprobs=0)
-    transcript = Transcript(replace(COMPLETION, dialect=dialect, answer=options), model, ["a"])
+    metadata = replace(COMPLETION, dialect=dialect, echoes_prompt=True, logprobs=0)
+    transcript = Transcript(metadata, model, ["a"])
     report = PromptReport(2, pack_token_ids(ids), None)
     records = b"".join(struct.pack("<f", -1.0) for _ in ids)
     [delta] = transcript.feed(StepItem("a", 0, (Delta(0, ids, "length", logprobs=records),), report=report))
@@ -194,35 +192,10 @@ def test_tokens_with_log_probabilities_know_where_they_begin(model: ServedModel)
 def test_only_a_text_of_its_own_loses_its_first_space(
     model: ServedModel, dialect: str, continues: bool, text: str
 ) -> None:
-    metadata = replace(COMPLETION, dialect=dialect, answer=AnswerOptions(continues_message=continues))
+    metadata = replace(COMPLETION, dialect=dialect, continues_message=continues)
     transcript = Transcript(metadata, replace(model, drops_first_space=True), ["a"])
     deltas = transcript.feed(item("a", 0, " a", reason="stop"))
     assert "".join(delta.text + delta.rest for delta in deltas) == text
-
-
-# --- The options of an answer survive the way through Redis, and other values are refused -----------------------------
-
-
-OPTIONS = AnswerOptions(True, 20, 0, True, True, False, True, True, "fp_abc_1")
-
-
-@pytest.mark.parametrize("options", [AnswerOptions(), OPTIONS])
-def test_options_come_back_as_they_were(options: AnswerOptions) -> None:
-    assert read_answer_options("answer", list(options)) == options
-
-
-@pytest.mark.parametrize("index", range(len(OPTIONS)))
-def test_every_option_is_checked(index: int) -> None:
-    values: list[Any] = list(OPTIONS)
-    values[index] = 21 if type(values[index]) is int else 1
-    with pytest.raises(InvalidValue, match=AnswerOptions._fields[index]):
-        read_answer_options("answer", values)
-
-
-@pytest.mark.parametrize("value", [None, [], list(OPTIONS)[1:], [*OPTIONS, 1], {}])
-def test_other_shapes_are_refused(value: Any) -> None:
-    with pytest.raises(InvalidValue, match="answer"):
-        read_answer_options("answer", value)
 
 
 # --- Call metadata survives its message; everything else is refused ---------------------------------------------------
@@ -230,6 +203,20 @@ def test_other_shapes_are_refused(value: Any) -> None:
 
 ABOUT = CallMetadata("chat", 1_700_000_000, 3, True, ("x", "stop😀"), 17, 1, True)
 LABELS = {f"{n:02}" + "😀" * 62: "😀" * 512 for n in range(16)}
+
+
+# The fields that are an array of their own in the message.
+ANSWER = {
+    "echoes_prompt": True,
+    "logprobs": 20,
+    "prompt_logprobs": 0,
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "skip_special_tokens": False,
+    "continues_message": True,
+    "continuous_usage": True,
+    "system_fingerprint": "fp_abc_1",
+}
 
 
 # Each field has another value than by default, and the largest that it may have.
@@ -240,7 +227,7 @@ FULL = replace(
     metadata=tuple(LABELS.items()),
     service_tier="flex",
     prompt_cache_key="😀" * 512,
-    answer=OPTIONS,
+    **ANSWER,
     output_spec="{}",
     echo="{}",
     adapter="a" * MAX_ADAPTER_NAME,

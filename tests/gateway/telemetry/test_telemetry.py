@@ -234,7 +234,7 @@ async def test_only_requests_of_the_api_are_traced() -> None:
 async def test_an_embedding_call_names_its_operation() -> None:
     tracer: Any = Tracer()
 
-    call: Any = SimpleNamespace(options=SimpleNamespace(model="m"), prompt_tokens=12)
+    call: Any = SimpleNamespace(model="m", about=SimpleNamespace(prompt_tokens=12))
 
     async def handler(request: web.Request) -> web.Response:
         request[SPAN].asks("embeddings", call)

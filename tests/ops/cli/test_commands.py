@@ -15,6 +15,7 @@ import pytest
 
 from quire.ops.cli.commands import COMMANDS, single_commands
 from quire.ops.cli.main import main
+from quire.ops.local.ports import free_port
 from quire.shared.process.interrupts import EXIT_CODE
 from tests.conftest import clean_environ
 from tests.support.commands import quire, refusal
@@ -94,7 +95,7 @@ def test_an_address_of_another_machine(tmp_path: Path, tiny_model: Path) -> None
 
 
 def test_no_redis_at_the_url(tmp_path: Path, tiny_model: Path) -> None:
-    url = f"redis://user:secret@127.0.0.1:{unused_port()}/0"
+    url = f"redis://user:secret@127.0.0.1:{free_port()}/0"
     arguments = ("serve", str(tiny_model), "--port", "0", "--state-dir", str(tmp_path))
     line = refusal(1, *arguments, "--redis-url", url)
     assert "no Redis at redis://user:***@127.0.0.1" in line
@@ -105,7 +106,7 @@ def test_no_redis_at_the_url(tmp_path: Path, tiny_model: Path) -> None:
 
 @pytest.mark.slow
 def test_services_without_redis(tiny_model: Path) -> None:
-    url = f"redis://127.0.0.1:{unused_port()}/0"
+    url = f"redis://127.0.0.1:{free_port()}/0"
     assert "no Redis at" in refusal(1, "gateway", str(tiny_model), "--redis-url", url, "--port", "0")
     assert "no Redis at" in refusal(1, "worker", str(tiny_model), "--redis-url", url)
 
@@ -114,12 +115,6 @@ def test_a_state_folder_that_cannot_be_written(tmp_path: Path, tiny_model: Path)
     (tmp_path / "file").touch()
     line = refusal(1, "serve", str(tiny_model), "--port", "0", "--state-dir", str(tmp_path / "file" / "state"))
     assert f"cannot write to the state folder {tmp_path}/file/state: Not a directory; pass --state-dir" in line
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_output_may_be_cut_off() -> None:

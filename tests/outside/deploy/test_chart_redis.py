@@ -14,7 +14,7 @@ from redis import Redis as Client
 from redis.asyncio import Redis
 
 from quire.ops.local.embedded_redis import find_redis_server
-from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.protocol.messages import Delta, Outcome, StepItem
 from tests.support.charts import of_kind, render
 
@@ -33,7 +33,9 @@ async def test_the_signal_is_what_waits_and_runs(redis_url: str) -> None:
             return sum([await client.xlen(stream) for stream in streams])
 
         async def submit(request_id: str, priority_class: str) -> None:
-            await broker.submit(request_id, b"body", gateway="g", cost=10, bounds=BOUNDS, priority_class=priority_class)
+            await broker.submit(
+                request_id, b"body", Admission(gateway="g", cost=10, bounds=BOUNDS, priority_class=priority_class)
+            )
 
         assert await need() == 0
         for request_id, priority_class in (("a", "standard"), ("b", "standard"), ("c", "batch"), ("d", "interactive")):

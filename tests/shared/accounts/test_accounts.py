@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 
-from quire.shared.accounts.account import Account, check_name
+from quire.shared.accounts.account import MAX_ACCOUNT_BYTES, Account, check_name
 from quire.shared.accounts.backup import DAY_MS, back_up, restore
 from quire.shared.accounts.limits import AccountLimits, money, nanos
 from quire.shared.accounts.secret import PREFIX, digest_of, key_id_of, new_secret
@@ -85,6 +85,14 @@ def test_corrupt_accounts_are_refused(place: str, data: str, wrong: str) -> None
         Account.decode(place, data)
     assert caught.value.name == wrong
     assert says_why(caught.value)
+
+
+def test_an_account_of_the_largest_size_is_read() -> None:
+    account = Account(kind="organisation", id="acme", name="acme")
+    data = account.encode().ljust(MAX_ACCOUNT_BYTES)
+    assert Account.decode(account.place, data) == account
+    with pytest.raises(InvalidValue, match="too long"):
+        Account.decode(account.place, data + " ")
 
 
 def test_only_the_digests_of_a_key_that_is_valid_now_are_accepted() -> None:
@@ -162,12 +170,13 @@ def test_limits_are_written_as_they_are_read() -> None:
         {"weight": 1001},
         {"weight": -1},
         {"weight": 2.5},
+        {"x" * 100: 1},
     ],
 )
 def test_wrong_limits_are_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue) as caught:
         AccountLimits.of(given)
-    assert caught.value.name.startswith(next(iter(given)))
+    assert caught.value.name == next(iter(given))[:80]
     assert says_why(caught.value)
 
 
@@ -411,8 +420,9 @@ async def test_accounts_that_exist_are_never_overwritten(client: Redis) -> None:
     store = AccountStore(client, "tester")
     await store.create("acme", "web", "ci", AccountLimits())
     saved = await back_up(client)
-    with pytest.raises(InvalidValue, match="where no account was ever made"):
+    with pytest.raises(InvalidValue, match="where no account was ever made") as caught:
         await restore(client, saved, "tester")
+    assert caught.value.name == "file"
     assert await back_up(client) == saved
     # Also where only the log is left.
     await client.delete(KEYS.accounts)

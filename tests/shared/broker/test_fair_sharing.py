@@ -11,12 +11,13 @@ from random import Random
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.protocol.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.broker import Admission, Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.protocol.keys import PRIORITY_CLASSES, LaneKeys
 from quire.shared.protocol.messages import Delta, Outcome, StepItem
-from quire.shared.protocol.share import FLOOR, INPUT_COST, OUTPUT_COST, Share
+from quire.shared.protocol.share import FLOOR, INPUT_COST, OUTPUT_COST
 from quire.shared.redis.clients import blocking_client
 from tests.support.broker_calls import KEYS as ASYNC_KEYS
+from tests.support.fair_model import Share
 from tests.support.protocol_driver import KEYS, Lane, Patch, finished
 from tests.support.redis_server import RedisServer
 
@@ -56,13 +57,15 @@ class Site:
             self.lane.broker.submit(
                 request_id,
                 b"body",
-                gateway="g",
-                cost=prompt + answer,
-                bounds=bounds,
-                priority_class=priority,
-                metadata=b"metadata",
-                prompt_tokens=prompt,
-                share=share,
+                Admission(
+                    gateway="g",
+                    cost=prompt + answer,
+                    bounds=bounds,
+                    priority_class=priority,
+                    metadata=b"metadata",
+                    prompt_tokens=prompt,
+                    **share._asdict(),
+                ),
             )
         )
         self.work[request_id] = (share, prompt, answer)
@@ -231,7 +234,7 @@ async def test_a_worker_that_blocks_is_woken_by_lines(broker: Broker, client: Re
     reader = QueueReader(blocking, "lane", "w")
     assert await reader.read(10, 1) == []  # the next read blocks without a look
     for name, share in (("a", A), ("b", B)):
-        await broker.submit(name, b"body", gateway="g", cost=1, bounds=MANY, share=share)
+        await broker.submit(name, b"body", Admission(gateway="g", cost=1, bounds=MANY, **share._asdict()))
     assert await client.xlen(ASYNC_KEYS.queue()) == 0
     async with asyncio.timeout(60):
         found = await reader.read(10, 60_000)
@@ -248,7 +251,8 @@ async def test_workers_wake_each_other_while_requests_wait(broker: Broker, clien
     for reader in readers:
         assert await reader.read(4, 1) == []
     for index in range(6):
-        await broker.submit(f"r{index}", b"body", gateway="g", cost=1, bounds=MANY, share=(A, B)[index % 2])
+        tenant = (A, B)[index % 2].tenant
+        await broker.submit(f"r{index}", b"body", Admission(gateway="g", cost=1, bounds=MANY, tenant=tenant))
     async with asyncio.timeout(60):
         found = await asyncio.gather(*(reader.read(4, 60_000) for reader in readers[:2]))
     assert sorted(one.request_id for part in found for one in part) == [f"r{index}" for index in range(6)]

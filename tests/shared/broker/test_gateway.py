@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.protocol.broker import Broker, IdempotencyConflict, NoRoom, QueueBounds, QueueFull, StepCommit
+from quire.shared.protocol.broker import (
+    Admission,
+    Broker,
+    IdempotencyConflict,
+    NoRoom,
+    QueueBounds,
+    QueueFull,
+    StepCommit,
+)
 from quire.shared.protocol.keys import (
     GATEWAY_TTL_S,
     GROUP,
@@ -77,7 +85,7 @@ async def test_the_listeners_of_a_request_are_bounded(broker: Broker, client: Re
     await submit(broker, "r")
     for index in range(100):
         await broker.attach("r", f"g{index}")
-    assert await broker.submit("r", b"body", gateway="one more", cost=10, bounds=BOUNDS) == "r"
+    assert (await broker.submit("r", b"body", Admission(gateway="one more", cost=10, bounds=BOUNDS))).id == "r"
     listeners = (await broker.listeners_of(["r"]))["r"]
     assert listeners == [f"g{index}" for index in range(36, 100)]
     for corrupt in (b"\xc1", b"\x01"):
@@ -86,9 +94,8 @@ async def test_the_listeners_of_a_request_are_bounded(broker: Broker, client: Re
 
 
 async def keyed(broker: Broker, request_id: str, fingerprint: str = "f", key: str = "key") -> str:
-    return await broker.submit(
-        request_id, b"body", gateway="g", cost=10, bounds=BOUNDS, idempotency_key=key, fingerprint=fingerprint
-    )
+    terms = Admission(gateway="g", cost=10, bounds=BOUNDS, idempotency_key=key, fingerprint=fingerprint)
+    return (await broker.submit(request_id, b"body", terms)).id
 
 
 async def test_an_idempotency_key_stands_for_one_request(broker: Broker, client: Redis) -> None:
@@ -105,7 +112,9 @@ async def test_an_idempotency_key_stands_for_one_request(broker: Broker, client:
 async def test_the_call_of_an_idempotency_key_is_found(broker: Broker) -> None:
     assert await broker.call_of("key") == ("", b"")
     await broker.submit(
-        "a", b"", gateway="g", cost=1, bounds=BOUNDS, metadata=b"about a", idempotency_key="key", fingerprint="f"
+        "a",
+        b"",
+        Admission(gateway="g", cost=1, bounds=BOUNDS, metadata=b"about a", idempotency_key="key", fingerprint="f"),
     )
     assert await broker.call_of("key") == ("a", b"about a")
     await broker.client.delete(KEYS.request("a"))
@@ -138,7 +147,7 @@ async def test_who_looks_at_a_worker_learns_what_waits_and_who_runs_what(broker:
     assert 0 < await client.pttl(KEYS.view("w")) <= 1000 * VIEW_TTL_S
     await start(broker, "running", "w")
     await submit(broker, "waiting")
-    await broker.submit("batch", b"", gateway="g", cost=1, bounds=BOUNDS, priority_class="batch")
+    await broker.submit("batch", b"", Admission(gateway="g", cost=1, bounds=BOUNDS, priority_class="batch"))
     await client.hset(KEYS.load, "requests:interactive", -1)  # a lost write
     assert await broker.look("w") == {"handed": 0, "interactive": 0, "standard": 1, "batch": 1}
     found = await broker.owners(["running", "waiting", "unknown"])
@@ -187,7 +196,9 @@ async def test_repairs_of_gateways_are_counted(broker: Broker) -> None:
 
 async def store(broker: Broker, request_id: str, owner: str = "", bounds: QueueBounds = STORED) -> None:
     await broker.submit(
-        request_id, b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, conversation=b"x" * 8000, owner=owner
+        request_id,
+        b"",
+        Admission(gateway="g", cost=1, bounds=bounds, retention_s=5000, conversation=b"x" * 8000, owner=owner),
     )
 
 
@@ -235,7 +246,7 @@ async def test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now(
     """
     names = [f"a{index}" for index in range(2 if are_gone else 600)]
     for name in names:
-        await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS, is_background=True, owner="a")
+        await broker.submit(name, b"", Admission(gateway="g", cost=1, bounds=BOUNDS, is_background=True, owner="a"))
         await broker.cancel(name)
     await client.zadd(KEYS.ended("a"), dict.fromkeys(names, 1))
     if are_gone:
@@ -244,7 +255,7 @@ async def test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now(
     owner = "a" if bound == "key_bytes" else "b"
 
     async def try_to_store() -> None:
-        await broker.submit("r", b"", gateway="g", cost=1, bounds=bounds, is_background=True, owner=owner)
+        await broker.submit("r", b"", Admission(gateway="g", cost=1, bounds=bounds, is_background=True, owner=owner))
 
     monkeypatch.setattr("quire.shared.protocol.broker.gateway.ROOM_ATTEMPTS", 1)
     with pytest.raises(NoRoom) as refused:
@@ -266,7 +277,7 @@ async def test_a_request_counts_until_redis_forgets_it_whoever_ended_it(broker: 
     assert await client.zscore(KEYS.holders, "a") == 3 * SIZE
     await client.delete(KEYS.request("a0"), KEYS.output("a0"), KEYS.conversation("a0"), KEYS.request("a1"))
     await client.zadd(KEYS.due, dict.fromkeys(("a0", "a1", "a2"), 1))  # the time at which they are looked at
-    await broker.submit("last", b"", gateway="g", cost=1, bounds=STORED, is_background=True)
+    await broker.submit("last", b"", Admission(gateway="g", cost=1, bounds=STORED, is_background=True))
     held = await client.hgetall(KEYS.held)
     assert {name: value.decode() for name, value in held.items()} == {
         b"": f"{SIZE + STORED_BYTES}",
@@ -307,7 +318,7 @@ async def test_a_request_that_counts_is_looked_at_when_its_keys_may_be_gone(brok
     ],
 )
 async def test_only_requests_that_stay_count(broker: Broker, client: Redis, more: dict[str, Any], counts: bool) -> None:
-    await broker.submit("r", b"body", gateway="g", cost=1, bounds=BOUNDS, owner="a", **more)
+    await broker.submit("r", b"body", Admission(gateway="g", cost=1, bounds=BOUNDS, owner="a", **more))
     size = STORED_BYTES + len(b"body") + len(more.get("metadata", b""))
     assert await client.zscore(KEYS.holders, "a") == (size if counts else None)
     await broker.cancel("r")

@@ -17,7 +17,6 @@ from quire.shared.protocol.keys import GROUP, MODEL_TTL_S, QUEUES, REGISTRY_LANE
 from quire.shared.protocol.messages import OUTCOMES, MessageError, WorkerCard
 from quire.shared.protocol.messages.manifest import MAX_MANIFEST_BYTES, FileEntry, ModelManifest
 from quire.shared.protocol.registered_files import manifest_of
-from quire.shared.protocol.share import Share
 from quire.shared.redis.clients import command_client
 from tests.support.broker_calls import KEYS, go_stale, start, step, submit, take
 
@@ -304,11 +303,14 @@ async def test_entries_of_the_dead_that_are_corrupt_are_left_out(
     for name, data in (("emitted", "x"), ("class", "none"), ("id", b"\xff")):
         await client.xadd(KEYS.dead, good | {name: data})
     await client.xadd(KEYS.dead, {"surprise": 1})
-    dead = DeadRequest(entry.decode(), "r", "batch", "w", 3, b"b", b"a", Share("acme/web", "ab", 300))
+    dead = DeadRequest(entry.decode(), "r", "batch", "w", 3, b"b", b"a", "acme/web", 300, "ab")
     assert await broker.read_dead() == [dead]
     assert broker.corrupt == {"dead entry": 4}
     assert caplog.text.count("is corrupt") == 1
     # The newest ones come first; one without a share is read as well.
     for number in (4, 5):
         await client.xadd(KEYS.dead, good | {"emitted": number})
-    assert [(one.emitted, one.share) for one in await broker.read_dead(count=2)] == [(5, Share()), (4, Share())]
+    assert [(one.emitted, one.tenant) for one in await broker.read_dead(count=2)] == [
+        (5, "anonymous"),
+        (4, "anonymous"),
+    ]

@@ -9,8 +9,8 @@ from redis.asyncio import Redis
 
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.protocol.broker import Broker, NoRoom, QueueBounds, new_id
-from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.broker import Admission, Broker, NoRoom, QueueBounds, new_id
+from quire.shared.protocol.charge import LimitReached, packed_limits
 from quire.shared.protocol.keys import STORED_BYTES
 from quire.shared.protocol.messages import Outcome
 from tests.support.broker_calls import BOUNDS, KEYS, outcome_of, start, step, submit, take
@@ -76,17 +76,16 @@ async def test_a_lost_hash_does_not_stay_among_the_parked(broker: Broker, client
 async def test_a_limit_of_its_caller_keeps_a_request_parked(broker: Broker) -> None:
     account = Account(kind="key", id="a" * 16, name="a")
     for name in ("r", "other"):
-        charge = Charge((account,), "model")
-        await broker.submit(name, b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1)
+        await broker.submit(name, b"", Admission(gateway="g", cost=1, bounds=BOUNDS, accounts=(account,)))
     await broker.park("r")
-    bounded = Charge((replace(account, limits=AccountLimits(concurrent_requests=1)),), "model")
+    bounded = replace(account, limits=AccountLimits(concurrent_requests=1))
     with pytest.raises(LimitReached) as reached:
-        await broker.unpark("r", charge=bounded)
+        await broker.unpark("r", limits=packed_limits([bounded]))
     assert (reached.value.limit, reached.value.account) == ("concurrent_requests", account.place)
     assert reached.value.wait_ms == 0
     assert await state_of(broker) == "parked"
     await broker.cancel("other")
-    assert await broker.unpark("r", charge=bounded) == "queued"
+    assert await broker.unpark("r", limits=packed_limits([bounded])) == "queued"
 
 
 @pytest.mark.parametrize("outcome", ["stop", "cancelled", "deadline"])
@@ -97,10 +96,10 @@ async def test_the_answer_of_a_parked_line_of_a_batch_makes_no_room_before_it_wa
     bounds = QueueBounds(10, 100, key_bytes=STORED_BYTES)
 
     async def store() -> None:
-        await broker.submit("r", b"", gateway="g", cost=1, bounds=bounds, is_background=True, owner="a")
+        await broker.submit("r", b"", Admission(gateway="g", cost=1, bounds=bounds, is_background=True, owner="a"))
 
     await broker.submit(
-        "line", b"", gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False, owner="a"
+        "line", b"", Admission(gateway="g", cost=1, bounds=bounds, retention_s=5000, counts_stored=False, owner="a")
     )
     assert await client.zscore(KEYS.holders, "a") is None
     await broker.park("line")

@@ -14,9 +14,17 @@ from redis.asyncio import Redis
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol import keys, share
-from quire.shared.protocol.broker import Broker, ComputedTokens, QueueBounds, QueueReader, StreamEntry, new_id
+from quire.shared.protocol.broker import (
+    Admission,
+    Broker,
+    ComputedTokens,
+    QueueBounds,
+    QueueReader,
+    StreamEntry,
+    new_id,
+)
 from quire.shared.protocol.broker.scripts import Script, constants, load_script
-from quire.shared.protocol.charge import Charge, LimitReached, Price, RateState
+from quire.shared.protocol.charge import LimitReached, RateState
 from quire.shared.protocol.keys import GROUP, QUEUES, RETENTION_S, AccountKeys
 from quire.shared.protocol.messages import VERSION
 from quire.shared.protocol.share import ANONYMOUS_TENANT, COUNTER_UNITS, OUTPUT_COST
@@ -92,13 +100,14 @@ class Key:
         submission = self.lane.broker.submit(
             request_id,
             b"body",
-            gateway="g",
-            cost=tokens,
-            bounds=BOUNDS,
-            metadata=b"metadata",
-            charge=Charge((self.account,), "model", Price()),
-            prompt_tokens=tokens,
-            begins_call=True,
+            Admission(
+                gateway="g",
+                cost=tokens,
+                bounds=BOUNDS,
+                metadata=b"metadata",
+                accounts=(self.account,),
+                prompt_tokens=tokens,
+            ),
         )
         try:
             finished(submission)
@@ -134,15 +143,16 @@ def test_the_smallest_limits_per_minute_have_a_state(lane: Lane) -> None:
     lane.client.set("now", START_MS)
     limits = AccountLimits(requests_per_minute=1, tokens_per_minute=1)
     account = Account(kind="key", id="a" * 16, name="a", limits=limits)
-    charge = Charge((account,), "model")
     with pytest.raises(LimitReached) as reached:  # no time helps a request that is larger than the limit
-        finished(lane.broker.submit("large", b"", gateway="g", cost=2, bounds=BOUNDS, charge=charge, prompt_tokens=2))
+        finished(lane.broker.submit("large", b"", Admission(gateway="g", cost=2, bounds=BOUNDS, accounts=(account,))))
     assert (reached.value.limit, reached.value.account) == ("tokens_per_minute", account.place)
     assert reached.value.wait_ms == -1
-    finished(lane.broker.submit("r", b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1))
-    assert charge.calls == charge.tokens == RateState(1, 0, 60_000)
+    submitted = finished(
+        lane.broker.submit("r", b"", Admission(gateway="g", cost=1, bounds=BOUNDS, accounts=(account,)))
+    )
+    assert submitted.rates == dict.fromkeys(("calls", "tokens"), RateState(1, 0, 60_000))
     with pytest.raises(LimitReached) as reached:  # one as large as the limit waits until all of it is free
-        finished(lane.broker.submit("next", b"", gateway="g", cost=1, bounds=BOUNDS, charge=charge, prompt_tokens=1))
+        finished(lane.broker.submit("next", b"", Admission(gateway="g", cost=1, bounds=BOUNDS, accounts=(account,))))
     assert (reached.value.account, reached.value.wait_ms) == (account.place, 60_000)
 
 
@@ -306,8 +316,11 @@ async def test_tokens_that_were_computed_for_a_corrupt_request_stop_no_commit_an
 ) -> None:
     """The budget of the request suffices for three tokens. The reply is lost, so its worker commits the step again."""
     account = Account(kind="key", id="a" * 16, name="a", limits=AccountLimits(tokens_per_day=13))
-    charge = Charge((account,), "model", Price(), park_s=60)
-    await broker.submit("r", b"body", gateway="g", cost=40, bounds=CORRUPT_BOUNDS, charge=charge, prompt_tokens=10)
+    await broker.submit(
+        "r",
+        b"body",
+        Admission(gateway="g", cost=40, bounds=CORRUPT_BOUNDS, accounts=(account,), park_s=60, prompt_tokens=10),
+    )
     claim = await broker.claim(await take(broker), "w", new_id())
     assert claim is not None
     ranked, plain = await start(broker, "ranked"), await start(broker, "plain")
@@ -355,7 +368,7 @@ async def test_a_request_that_does_not_know_how_far_it_is_ends_behind_its_log(br
 
 
 async def test_a_request_without_a_class_leaves_the_load_of_its_queue(broker: Broker, client: Redis) -> None:
-    await broker.submit("r", b"body", gateway="g", cost=10, bounds=CORRUPT_BOUNDS, priority_class="batch")
+    await broker.submit("r", b"body", Admission(gateway="g", cost=10, bounds=CORRUPT_BOUNDS, priority_class="batch"))
     await corrupt_field(client, "class", b"x")
     await broker.create_groups()
     [delivery] = await QueueReader(client, "lane", "w").read(1, 0)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from redis.asyncio import Redis
 
-from quire.shared.protocol.broker import MAX_DEATHS, Broker, Claim, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.broker import MAX_DEATHS, Admission, Broker, Claim, QueueBounds, QueueReader, new_id
 from quire.shared.protocol.keys import GROUP
 from quire.shared.protocol.messages import Outcome
 from quire.shared.redis.clients import blocking_client
@@ -18,7 +18,7 @@ from tests.support.broker_calls import BOUNDS, KEYS, NOTHING, go_stale, outcome_
 
 
 async def test_a_request_without_progress_is_quarantined_with_the_third_death(broker: Broker) -> None:
-    await broker.submit("r", b"body", gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata")
+    await broker.submit("r", b"body", Admission(gateway="g", cost=10, bounds=BOUNDS, metadata=b"metadata"))
     assert await broker.claim(await take(broker), "w", new_id())
     for deaths in range(1, MAX_DEATHS):
         claim = await take_over(broker, f"worker {deaths}")
@@ -144,10 +144,12 @@ async def test_a_read_takes_from_the_first_queue_first_and_no_more_than_asked(br
             await broker.submit(
                 f"{name}{index}",
                 b"body",
-                gateway="g",
-                cost=1,
-                bounds=QueueBounds(requests=100, tokens=1000),
-                priority_class=name,
+                Admission(
+                    gateway="g",
+                    cost=1,
+                    bounds=QueueBounds(requests=100, tokens=1000),
+                    priority_class=name,
+                ),
             )
     reader = QueueReader(broker.client, "lane", "w")
     assert await reader.read(0, 0) == []
@@ -169,7 +171,9 @@ async def test_a_read_counts_rows_and_nothing_passes_a_request_that_is_too_wide(
     await broker.create_groups()
     for index, rows in enumerate((1, 3, 2, 1)):
         await broker.submit(
-            f"r{index}", b"body", gateway="g", cost=1, bounds=QueueBounds(requests=100, tokens=1000), rows=rows
+            f"r{index}",
+            b"body",
+            Admission(gateway="g", cost=1, bounds=QueueBounds(requests=100, tokens=1000), rows=rows),
         )
     reader = QueueReader(broker.client, "lane", "w")
     found = []
@@ -195,7 +199,7 @@ async def test_behind_a_read_that_waited_none_is_lost_or_waited_for(broker: Brok
     await waits(broker)
     bounds = QueueBounds(requests=100, tokens=1000)
     for index in range(20):
-        await broker.submit(f"r{index}", b"body", gateway="g", cost=1, bounds=bounds)
+        await broker.submit(f"r{index}", b"body", Admission(gateway="g", cost=1, bounds=bounds))
     found = await waiting
     async with asyncio.timeout(60):
         while len(found) < 20:

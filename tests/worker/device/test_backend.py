@@ -119,16 +119,6 @@ def test_workers_that_may_differ_in_the_last_bits_have_different_labels(monkeypa
     assert backend.arithmetic_labels(model)["kernels"] == "triton-invariant"  # type: ignore[arg-type]
 
 
-def test_kernels_of_a_cpu_are_named_with_their_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        ops = kernels.CpuOps(torch.float32)
-    except kernels.KernelsUnavailable as missing:
-        pytest.skip(str(missing))
-    assert backend.kernels_name(ops) == f"cpu-{ops.level.name}"
-    monkeypatch.setenv("KERNELS_CPU_ISA", "avx2")
-    assert backend.kernels_name(kernels.CpuOps(torch.float32)) == "cpu-avx2"
-
-
 CPU = torch.device("cpu")
 
 

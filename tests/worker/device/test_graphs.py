@@ -75,15 +75,6 @@ def test_the_largest_is_captured_first_for_its_memory_then_decodes() -> None:
     assert launched.captured == [LARGE, *(decodes[at] for at in (1, 3, 0, 2)), MIDDLE, SMALL]
 
 
-def test_a_graph_is_replayed_once_before_a_request_needs_it() -> None:
-    made = graphs(Launched(), SMALL)
-    assert made.capture_next()
-    found = made.find(MIXED, 1, 1)
-    assert found is not None
-    assert isinstance(found[1], CalledAgain)
-    assert found[1].num_replays == 1
-
-
 def test_a_graph_that_does_not_fit_into_memory_is_left_out_and_smaller_ones_are_not(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.gpu.cuda import pinned_bytes
 from quire.shared.process.errors import StartError
 from quire.worker import build, capacity
 from quire.worker.capacity import choose_limits
@@ -168,16 +167,6 @@ def test_swapped_blocks_pin_the_memory_that_the_log_says(tmp_path: Path, monkeyp
     assert 0.59 * GIB < pinned[0] <= 0.6 * GIB + 4096
 
 
-def test_swapped_blocks_that_cannot_be_pinned_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        pinned_bytes(20 * GIB, SimpleNamespace(cudaHostRegister=lambda *_: 2))  # type: ignore[arg-type]
-
-    monkeypatch.setattr(build, "make_engine", fails)
-    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu", swap_gb=20)
-    with pytest.raises(StartError, match=r"--swap-gb 20: 20.00 GiB of host memory cannot be pinned .*; lower it"):
-        build.build_engine(settings, "llama")
-
-
 def limits(**settings: object) -> EngineLimits:
     return choose_limits(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, CUDA)  # type: ignore[arg-type]
 
@@ -229,33 +218,6 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
     # 16-bit weights stay as they are stored.
     monkeypatch.setattr(devices, "available_memory", lambda: needed // 2)
     check_weights(path, replace(model.config, dtype="bfloat16"), torch.float32, torch.device("cpu"))
-
-
-def test_the_log_names_each_part_of_the_memory(caplog: pytest.LogCaptureFixture) -> None:
-    model = SimpleNamespace(weight_bytes=3 << 20, kv_bytes_per_block=lambda block_size: 1 << 20)
-    with caplog.at_level("INFO"):
-        for ranks in (1, 2):
-            capacity.log_limits(model, EngineLimits(10, 16, 4, 64, 64), ranks)  # type: ignore[arg-type]
-    alone, shared = caplog.messages
-    assert alone.startswith("3 MiB of weights; KV cache of 10 blocks of 16 tokens, 10 MiB;")
-    assert shared == f"on each of 2 ranks {alone}"
-
-
-@pytest.mark.parametrize("has_ranks", [False, True])
-def test_memory_that_runs_out_at_start_is_one_line(
-    has_ranks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has")
-
-    def fails(*_: object) -> None:
-        raise out_of_step(error) if has_ranks else error
-
-    monkeypatch.setattr(build, "make_engine", fails)
-    settings = WorkerSettings(model=str(make_checkpoint(tmp_path / "llama", "llama")), device="cpu")
-    with pytest.raises(
-        StartError, match=r"out of the GPU's memory at start.* lower --gpu-memory-utilization \(now 0.9"
-    ):
-        build.build_engine(settings, "llama")
 
 
 def test_the_workspace_of_the_engines_thread_is_allocated_by_another_thread_that_ends(

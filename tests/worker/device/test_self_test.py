@@ -17,7 +17,6 @@ from quire.kernels.uses import AttentionUse, ExpertsUse, LinearUse
 from quire.ops.benchmarks.stack.random_model import random_decoder
 from quire.shared.process.errors import StartError
 from quire.shared.protocol.messages import SamplingParams
-from quire.worker.device import self_test
 from quire.worker.device.backend import arithmetic_labels, kernels_name
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.device.out_of_step import OutOfStep
@@ -228,10 +227,6 @@ def test_an_old_assembler_is_named_once_on_a_gpu(
     warn_of_assembler(CPU, WorkerSettings())
     warn_of_assembler(CUDA, WorkerSettings(kernels="reference"))
     assert caplog.messages == (["ptxas of (9, 0)"] if is_old else [])
-
-
-def test_the_refusal_names_what_to_do() -> None:
-    assert "--self-test off" in self_test.refusal(RuntimeError("fold is wrong here"))
 
 
 def test_the_kernels_of_a_model_of_transformers_pass(tmp_path: Path) -> None:

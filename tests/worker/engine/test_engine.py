@@ -15,20 +15,6 @@ from quire.worker.engine.limits import RequestRefused
 from tests.support.mock_model import EOS, Letters, continuation, make_engine, request, run, text
 
 
-def test_a_sequence_gets_the_tokens_that_its_prompt_determines() -> None:
-    engine = make_engine()
-    engine.add(request("a", (5, 6, 7), max_tokens=20))
-    assert text(run(engine), "a") == continuation((5, 6, 7), 20)
-
-
-def test_a_prompt_longer_than_the_token_budget_is_computed_in_chunks() -> None:
-    engine = make_engine(max_num_batched_tokens=8)
-    prompt = tuple(range(1, 61))
-    engine.add(request("long", prompt))
-    assert [engine.step() for _ in range(7)] == [[]] * 7
-    assert text(run(engine), "long") == continuation(prompt, 8)
-
-
 def test_computed_tokens_are_counted_as_those_of_prompts_and_of_decodes() -> None:
     engine = make_engine(max_num_batched_tokens=8)
     engine.add(request("a", range(1, 13), max_tokens=5, ignore_eos=True))
@@ -47,23 +33,6 @@ def test_running_streams_decode_in_every_step_while_a_long_prompt_is_computed() 
         assert "stream" in [item.request_id for item in engine.step()]
 
 
-def test_if_blocks_run_out_the_newest_group_is_preempted_and_every_text_is_unchanged() -> None:
-    engine = make_engine(num_blocks=10, max_num_batched_tokens=64)
-    prompts = {f"r{i}": (i + 1, 2 * i + 1, 3) for i in range(6)}
-    for name, prompt in prompts.items():
-        engine.add(request(name, prompt, max_tokens=24, ignore_eos=True))
-    items = run(engine)
-    assert engine.groups.num_preemptions > 0
-    for name, prompt in prompts.items():
-        tokens = list(prompt)
-        for token in text(items, name):
-            assert [token] == continuation(tuple(tokens), 1)
-            tokens.append(token)
-        assert len(tokens) == 27
-    finished = [item.request_id for item in items if item.outcome]
-    assert finished[0] == "r0", "first come, first served"
-
-
 def test_every_choice_of_a_request_is_drawn_by_its_own_random_numbers() -> None:
     engine = make_engine()
     engine.add(request("n", (9, 8), n=3, temperature=1.0, seed=42, ignore_eos=True))
@@ -71,35 +40,6 @@ def test_every_choice_of_a_request_is_drawn_by_its_own_random_numbers() -> None:
     texts = {tuple(text(items, "n", choice)) for choice in range(3)}
     assert len(texts) == 3
     assert next(item.outcome for item in items if item.outcome).name == "length"
-
-
-def test_the_same_seed_draws_the_same_text_alone_and_in_a_crowd_that_is_preempted() -> None:
-    alone = make_engine()
-    alone.add(request("a", (3, 1, 4), temperature=1.0, seed=7, max_tokens=20, ignore_eos=True))
-    expected = text(run(alone), "a")
-    crowd = make_engine(num_blocks=12)
-    for i in range(5):
-        crowd.add(request(f"x{i}", (i + 2,) * 5, max_tokens=20, ignore_eos=True))
-    crowd.add(request("a", (3, 1, 4), temperature=1.0, seed=7, max_tokens=20, ignore_eos=True))
-    items = run(crowd)
-    assert crowd.groups.num_preemptions > 0
-    assert text(items, "a") == expected
-
-
-@pytest.mark.parametrize("stop_after", [1, 5, 11])
-def test_a_request_continues_after_the_tokens_of_an_earlier_attempt(stop_after: int) -> None:
-    one = request("a", (3, 1, 4), n=2, temperature=1.0, seed=7, max_tokens=12, ignore_eos=True)
-    whole = make_engine()
-    whole.add(one)
-    items = run(whole)
-    first = make_engine()
-    first.add(one)
-    earlier = tuple(item for _ in range(stop_after) for item in first.step())
-    second = make_engine()
-    second.add(one, earlier)
-    later = run(second)
-    for choice in range(2):
-        assert text([*earlier, *later], "a", choice) == text(items, "a", choice)
 
 
 def test_a_request_that_can_never_fit_is_refused_alone() -> None:
@@ -110,32 +50,6 @@ def test_a_request_that_can_never_fit_is_refused_alone() -> None:
     with pytest.raises(RequestRefused, match="9 KV blocks and the cache has 4"):
         engine.add(request("wide", (1,) * 28))
     assert text(run(engine), "good") == continuation((1, 2), 8)
-
-
-def test_finishing_a_request_early_frees_its_blocks_at_once() -> None:
-    engine = make_engine()
-    engine.add(request("a", (1, 2, 3), n=2, ignore_eos=True))
-    engine.step()
-    item = engine.finish("a", "cancelled")
-    assert item is not None
-    assert item.outcome is not None
-    assert (item.start, item.end, item.outcome.name) == (2, 2, "cancelled")
-    assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
-    assert engine.finish("a", "cancelled") is None
-    engine.check_integrity()
-
-
-def test_min_tokens_bans_the_end_token_and_ignore_eos_passes_over_it() -> None:
-    prompt = next((i,) for i in range(1, 90) if EOS in continuation((i,), 6))
-    plain, banned, ignored = make_engine(), make_engine(), make_engine()
-    plain.add(request("a", prompt, max_tokens=20))
-    banned.add(request("a", prompt, max_tokens=20, min_tokens=20))
-    ignored.add(request("a", prompt, max_tokens=20, ignore_eos=True))
-    assert text(run(plain), "a")[-1] == EOS
-    unended = text(run(banned), "a")
-    assert len(unended) == 20
-    assert EOS not in unended[:-1]
-    assert EOS in text(run(ignored), "a")
 
 
 @pytest.mark.parametrize("include", [False, True])

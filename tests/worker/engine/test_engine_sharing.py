@@ -179,22 +179,6 @@ def test_a_group_that_fits_only_on_its_pinned_prefix_runs_to_its_end() -> None:
             assert texts(items, f"r{i}") == [continuation((*system, 90 + i), 15, ignore_eos=True)] * 2
 
 
-def test_best_of_returns_the_choices_with_the_highest_mean_log_probability_in_one_item() -> None:
-    params = {"temperature": 1.0, "seed": 5, "max_tokens": 9}
-    every = alone(request("all", (3, 4, 5), n=5, **params), branches=True)
-    ranked = alone(request("all", (3, 4, 5), n=5, best_of=5, **params), branches=True)
-    engine = make_engine(branches=True)
-    engine.add(request("a", (3, 4, 5), n=2, best_of=5, **params))
-    items = run(engine)
-    assert len(items) == 1
-    best = final(items, "a")
-    assert {one.token_ids for one in best} < {one.token_ids for one in every}
-    scores = [one.score for one in best]
-    assert all(score is not None and score < 0 for score in scores)
-    assert scores == sorted(scores, reverse=True)
-    assert ranked[0].score is None, "nothing is ranked where all are wanted"
-
-
 def test_best_of_scores_are_mean_log_probabilities_under_the_model() -> None:
     import numpy as np
 
@@ -207,7 +191,7 @@ def test_best_of_scores_are_mean_log_probabilities_under_the_model() -> None:
         state, logprobs = START, []
         for at, token in enumerate((3, 4, *one.token_ids)):
             if at >= 2:
-                logprobs.append(log_softmax(model._logits([state]))[0, token])
+                logprobs.append(log_softmax(model.logits_of([state]))[0, token])
             state = advance(state, token)
         assert one.score == pytest.approx(float(np.mean(logprobs)), abs=1e-5)
 

@@ -174,19 +174,6 @@ def test_another_attempt_continues_a_text_as_it_would_have_gone_on(
     assert results(begun + run(second)) == results(expected)
 
 
-def test_an_answer_that_its_grammar_does_not_continue_ends_alone(ahead: Callable[..., Engine]) -> None:
-    engines = [make(branches=True) for make in (make_engine, ahead)]
-    for engine in engines:
-        for index in range(6):
-            engine.add(request(f"r{index}", (index, 2), grammar=(ENDLESS, DEAD_ENDS)[index % 2], min_tokens=40))
-        engine.add(request("plain", (3, 2), max_tokens=40, ignore_eos=True))
-    expected, items = (run(engine) for engine in engines)
-    assert results(items) == results(expected)
-    ends = [last(items, f"r{index}").outcome.name for index in range(6)]
-    assert ends[::2] == ["length"] * 3
-    assert set(ends[1::2]) == {"error"}
-
-
 SCARCE = {"num_blocks": 20, "num_host_blocks": 40, "prefix_caching": True}
 
 
@@ -234,38 +221,6 @@ def test_a_preempted_group_resumes_only_after_its_token_in_flight_is_known(
     assert tokens(items, "narrow") == continuation((4, 5, 6), 12, ignore_eos=True)
 
 
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
-def test_texts_are_unchanged_if_blocks_run_out(ahead: Callable[..., Engine], preemption: str) -> None:
-    engine = ahead(num_blocks=20, num_host_blocks=40, preemption=preemption, prefix_caching=True)
-    prompts = {f"r{i}": tuple(range(i + 1, i + 8 + i % 5)) for i in range(12)}
-    for name, prompt in prompts.items():
-        engine.add(request(name, prompt, max_tokens=20))
-    items = run(engine)
-    assert engine.groups.num_preemptions > 0
-    for name, prompt in prompts.items():
-        assert tokens(items, name) == continuation(prompt, 20)
-
-
-def test_choices_that_stream_together_end_one_by_one(ahead: Callable[..., Engine]) -> None:
-    plain, other = make_engine(), ahead()
-    for engine in (plain, other):
-        engine.add(request("r", (4, 5, 6, 7, 8), n=3, temperature=1.0, seed=5, max_tokens=30))
-    expected, items = run(plain), run(other)
-    assert [tokens(items, "r", choice) for choice in range(3)] == [tokens(expected, "r", i) for i in range(3)]
-    assert last(items, "r").outcome == last(expected, "r").outcome
-
-
-def test_a_stop_string_ends_a_text_at_the_token_that_completes_it(ahead: Callable[..., Engine]) -> None:
-    plain, other = make_engine(), ahead()
-    for engine in (plain, other):
-        engine.add(request("r", (9, 5, 6), stop=("e", "xy"), max_tokens=40, ignore_eos=True))
-        engine.add(request("s", (2, 5, 6), max_tokens=40, ignore_eos=True))
-    expected, items = run(plain), run(other)
-    for name in ("r", "s"):
-        assert tokens(items, name) == tokens(expected, name)
-        assert last(items, name).deltas[-1].matched_stop == last(expected, name).deltas[-1].matched_stop
-
-
 def test_steps_run_ahead_again_once_a_synchronous_request_has_ended(
     ahead: Callable[..., Engine],
 ) -> None:
@@ -304,34 +259,12 @@ def test_a_cancelled_request_counts_its_tokens_in_flight(ahead: Callable[..., En
     items = steps(engine, 4)
     ended = engine.finish("r", "cancelled")
     assert ended is not None
-    assert engine._in_flight is None
     items += [ended, *run(engine)]
     assert last(items, "r") is ended
     # Four steps: the prompt, which gives the first token, and three more tokens.
     assert tokens(items, "r") == continuation((1, 2), 4, ignore_eos=True)
     assert tokens(items, "s") == continuation((1, 3), 6, ignore_eos=True)
     assert_idle(engine)
-
-
-def test_a_dropped_request_emits_nothing_more_and_no_other_request_loses_a_token(ahead: Callable[..., Engine]) -> None:
-    engine = ahead()
-    for name in ("dropped", "other"):
-        engine.add(request(name, (1, 2), max_tokens=20, ignore_eos=True))
-    items = steps(engine, 4)
-    engine.drop("dropped")
-    later = run(engine)
-    assert {item.request_id for item in later} == {"other"}
-    assert tokens(items + later, "other") == continuation((1, 2), 20, ignore_eos=True)
-
-
-def test_no_step_is_in_flight_after_a_step_with_a_synchronous_request(ahead: Callable[..., Engine]) -> None:
-    engine = ahead()
-    engine.add(request("beams", (1, 2), beam_width=2, max_tokens=60, ignore_eos=True))
-    for index in range(10):
-        engine.add(request(f"r{index}", (3, 4), max_tokens=2, ignore_eos=True))
-        steps(engine, 4)
-        assert engine._in_flight is None
-    run(engine)
 
 
 def test_steps_are_smaller_once_device_memory_has_run_out(
@@ -401,26 +334,6 @@ def test_sampling_that_fails_after_it_read_the_tokens_of_the_previous_step_loses
     assert tokens(items, "r") == tokens(expected, "r")[:4]
     assert last(items, "r").outcome == Outcome("error", "failed")
     assert_idle(other)
-
-
-def test_a_synchronous_step_that_fails_loses_no_token_of_the_step_in_flight(
-    ahead: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = ahead()
-    engine.add(request("r", (1, 2), max_tokens=50, ignore_eos=True))
-    items = steps(engine, 4)
-    engine.add(request("beams", (1, 3), beam_width=2))
-
-    def fails(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(engine.runner, "execute", fails)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        engine.step()
-    items += engine.fail("failed")
-    assert tokens(items, "r") == continuation((1, 2), 4, ignore_eos=True)
-    assert last(items, "r").outcome == Outcome("error", "failed")
-    assert_idle(engine)
 
 
 def test_a_pinned_prefix_of_several_chunks_is_pinned_with_its_blocks(ahead: Callable[..., Engine]) -> None:

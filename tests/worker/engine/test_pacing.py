@@ -73,12 +73,6 @@ def test_it_follows_a_machine_that_becomes_slower_and_one_that_becomes_faster() 
         assert pacer.allowance == pytest.approx(0.020 / token_s, rel=0.2)
 
 
-def test_it_converges_if_every_step_has_prompts() -> None:
-    pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
-    times = serve(pacer, Machine(0.010, 0.0002), 100, decode_only=0)
-    assert times[-1] == pytest.approx(TARGET_S, rel=0.15)
-
-
 def test_prompts_advance_by_a_block_if_the_target_cannot_be_met() -> None:
     pacer = PrefillPacer(TARGET_S, BLOCK, LIMIT)
     serve(pacer, Machine(0.050, 0.0001), 50)

@@ -181,7 +181,7 @@ def expected(prompt: tuple[int, ...], output: tuple[int, ...], top: int) -> list
     model, state, found = MockModel(branches=True), START, []
     for at, token in enumerate((*prompt, *output)):
         if at >= len(prompt):
-            row = log_softmax(model._logits([state]))[0]
+            row = log_softmax(model.logits_of([state]))[0]
             best = np.argsort(-row, kind="stable")[:top].tolist()
             found.append(TokenLogprobs(float(row[token]), tuple((token_id, float(row[token_id])) for token_id in best)))
         state = advance(state, token)
@@ -207,33 +207,6 @@ def test_each_token_has_log_probabilities_in_a_batch_with_requests_without(make:
     assert {delta.logprobs for item in items if item.request_id == "plain" for delta in item.deltas} == {None}
 
 
-def test_a_ranked_choice_has_all_its_log_probabilities_at_its_end(make: Callable[..., Engine]) -> None:
-    engine = make(num_blocks=14)
-    engine.add(request("ranked", (6, 7, 8), logprobs=True, top_logprobs=3, n=2, best_of=4, temperature=1.0, seed=4))
-    engine.add(request("other", (9, 8, 7, 6, 5), max_tokens=20, ignore_eos=True))
-    items = run(engine)
-    [item] = [item for item in items if item.request_id == "ranked"]
-    assert len(item.deltas) == 2
-    assert_right(items, "ranked", (6, 7, 8), 3)
-
-
-@pytest.mark.parametrize("cut", [1, 2, 5])
-def test_another_attempt_continues_the_log_probabilities(make: Callable[..., Engine], cut: int) -> None:
-    asked = request("r", (6, 7, 8), logprobs=True, top_logprobs=2, n=2, temperature=1.0, seed=4, ignore_eos=True)
-    first, second, whole = make(), make(), make()
-    whole.add(asked)
-    undisturbed = run(whole)
-    first.add(asked)
-    begun: list[StepItem] = []
-    while sum(len(delta.token_ids) for item in begun for delta in item.deltas) < 2 * cut:
-        begun += first.step()
-    second.add(asked, tuple(begun))
-    items = begun + run(second)
-    assert final(items, "r") == final(undisturbed, "r")
-    assert read(items, "r") == read(undisturbed, "r")
-    assert_right(items, "r", (6, 7, 8), 2)
-
-
 def test_no_more_log_probabilities_are_given_than_the_vocabulary_has_tokens() -> None:
     assert VOCAB > 20
     logits = torch.tensor([[0.0, 1.0, -1.0]])
@@ -247,14 +220,6 @@ def test_tokens_that_cannot_be_drawn_have_the_probability_that_the_model_gives_t
     assert found[0].logprob == 0.0
     assert found[0].top == ((1, 0.0), (0, never), (2, never))
     assert found[1].top == ((0, pytest.approx(np.log(1 / 3))),)
-
-
-def test_log_probabilities_of_sequences_that_have_ended_are_dropped() -> None:
-    first, _, third = sequences = scored_sequences([1, 1, 1])
-    scored(torch.eye(3), [0, 1, 2], [1, 1, 1]).record([first, third], np.array([0, 2]))
-    assert [one.logprob for one in sequences] == [pytest.approx(-0.5514, abs=1e-4), 0.0, first.logprob]
-    assert [read_records(one.take_logprobs() or b"", 1)[0].top[0][0] for one in (first, third)] == [0, 2]
-    assert sequences[1].take_logprobs() == b""
 
 
 def scored_sequences(tops: list[int]) -> list[Sequence]:

@@ -162,15 +162,6 @@ async def test_a_dead_engine_says_what_it_died_of() -> None:
             operator.loop.call(lambda engine: engine.num_steps).result(timeout=60)
 
 
-async def test_a_call_runs_on_the_engines_thread_and_its_failure_is_the_callers() -> None:
-    async with serving() as operator:
-        where = operator.loop.call(lambda engine: (threading.current_thread(), engine.limits))
-        assert where.result(timeout=60) == (operator.loop, LIMITS)
-        with pytest.raises(ZeroDivisionError):
-            operator.loop.call(lambda engine: 1 // 0).result(timeout=60)
-        assert (await operator.get("/health"))[0] == 200
-
-
 async def test_unknown_paths_and_methods_are_json_too() -> None:
     async with serving() as operator:
         status, answer = await operator.get("/blocks")

@@ -22,7 +22,7 @@ from quire.worker.engine.step import Step
 from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.inspect.snapshot import EngineUsage, take_snapshot
-from quire.worker.inspect.step_log import RecentSteps, StepLog
+from quire.worker.inspect.step_log import StepLog
 from quire.worker.pinned_prefixes import pin
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.counts import ClaimCounts
@@ -85,24 +85,6 @@ def test_a_prompt_in_chunks_fills_the_slots_that_were_promised_to_it() -> None:
     assert waste == [0, 0, 2, 1], "the newest token gets a slot when it is computed"
 
 
-def test_choices_share_the_blocks_of_their_prompt() -> None:
-    engine = make_engine()
-    add(engine, "a", tuple(range(1, 11)), n=4, temperature=1.0)
-    engine.step()
-    now = checked(engine)
-    assert (now.blocks_used, now.blocks_shared, now.sharing_saved_blocks) == (3, 3, 9)
-    assert now.sharing_saved_fraction == 0.75
-    engine.step()  # all but one write into copies of the last block
-    now = checked(engine)
-    assert (now.blocks_used, now.blocks_shared, now.copies, now.forks) == (6, 2, 3, 3)
-    assert now.sequences_running == 4
-    [first] = [
-        block for block in read_blocks(engine).render()["blocks"] if block["sequences"][-1] == "a/3" and block["shared"]
-    ][:1]
-    assert first["sequences"] == ["a/0", "a/1", "a/2", "a/3"]
-    assert first["refs"] == 4
-
-
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_it_holds_in_every_step_of_a_crowd_that_runs_out_of_blocks(preemption: str) -> None:
     engine = make_engine(24, 24, preemption=preemption)
@@ -151,11 +133,6 @@ def test_evictions_are_counted_in_blocks() -> None:
         assert (now.blocks_cached, now.evictions) == expected
 
 
-def test_an_idle_engine_holds_nothing() -> None:
-    now = checked(make_engine())
-    assert (now.blocks_used, now.slots_filled, now.slots_waste_max, now.sharing_saved_fraction) == (0, 0, 0, 0.0)
-
-
 def test_the_slots_of_states_are_counted_by_use() -> None:
     limits = EngineLimits(64, SIZE, 8, 16, 128, num_state_slots=8 + 10, snapshot_interval=8)
     engine = Engine(StatefulModel(), limits, (EOS,), None)
@@ -183,15 +160,6 @@ def steps_of(log: StepLog, **params: int) -> list[Step]:
     while engine.has_work:
         engine.step()
     return seen
-
-
-def test_steps_are_reported_once_with_the_latest_prefill_as_the_batch() -> None:
-    log = StepLog()
-    steps = steps_of(log, max_tokens=4)
-    found = log.take()
-    assert found.steps == ((0, 16), (0, 4), (1, 0), (1, 0), (1, 0))
-    assert found.shown is steps[1]
-    assert log.take() == RecentSteps()
 
 
 def test_only_the_latest_steps_are_kept() -> None:
@@ -246,15 +214,6 @@ def test_each_block_has_its_owners_and_slots_whatever_runs() -> None:
         num_shared += sum(one["shared"] for one in report["blocks"])
     assert num_shared > 0
     assert [one["id"] for one in report["blocks"] if one["pinned"]] == engine.scheduler.blocks.pinned[0].blocks
-
-
-def test_a_waiting_sequence_has_no_blocks_yet() -> None:
-    engine = make_engine(max_num_seqs=1)
-    add(engine, "first", (1, 2, 3))
-    add(engine, "second", (4, 5, 6))
-    engine.step()
-    states = {one["request"]: (one["state"], len(one["blocks"])) for one in read_blocks(engine).render()["sequences"]}
-    assert states == {"first": ("running", 1), "second": ("waiting", 0)}
 
 
 def families() -> Iterator[Metric]:

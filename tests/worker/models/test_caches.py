@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache
-from quire.worker.engine.transfers import send
-from quire.worker.models.native.mixed_cache import KVShape, LatentShape, MixedKVCache, alloc_layers, bytes_per_block
+from quire.worker.models.native.mixed_cache import KVShape, LatentShape, alloc_layers, bytes_per_block
 from quire.worker.models.transformers.state_pool import ALIGNMENT, StateKey, StateLayout, StatePool
 
 SHAPES = [KVShape(2, 16), KVShape(1, 48), KVShape(2, 16), KVShape(1, 16)]
@@ -34,13 +32,6 @@ def assert_blocks(cache: KVCache, before: list[torch.Tensor], order: list[int]) 
         assert torch.equal(one, old[order])
 
 
-def test_layers_have_the_shapes_that_were_asked_for(ops: kernels.Ops) -> None:
-    cache = alloc_layers(ops, SHAPES, 4, 16)
-    assert isinstance(cache, MixedKVCache)
-    assert [layer[0].shape for layer in cache.layers] == [(4, heads, 16, width) for heads, width in SHAPES]
-    assert len(cache.parts) == 3
-
-
 def test_blocks_are_copied_in_all_layers(ops: kernels.Ops) -> None:
     cache = alloc_layers(ops, SHAPES, 4, 16)
     before = fill(cache)
@@ -55,13 +46,6 @@ def test_swapped_blocks_of_two_shapes_come_back_into_other_blocks(ops: kernels.O
     cache.copy_blocks([0], [1])
     cache.swap_in([0, 1], [3, 0])
     assert_blocks(cache, before, [1, 0, 2, 2])
-
-
-def test_layers_of_one_shape_need_no_parts(ops: kernels.Ops) -> None:
-    cache = alloc_layers(ops, [SHAPES[0]] * 3, 4, 16, num_host_blocks=1)
-    assert type(cache) is KVCache
-    assert len(cache.layers) == 3
-    assert cache.host is not None
 
 
 def test_a_cache_without_host_blocks_swaps_nothing(ops: kernels.Ops) -> None:
@@ -123,15 +107,3 @@ def test_single_states_can_be_copied() -> None:
     pool.copy_states({SCAN}, 1, 0)
     assert pool.states[SCAN][0].unique().tolist() == [1]
     assert pool.states[CONV][0].unique().tolist() == [0]
-
-
-def test_pooled_rows_are_the_last_part_if_there_are_any() -> None:
-    tensors = [torch.full((number + 1,), number) for number in range(8)]
-    batch = ForwardBatch(*tensors)
-    assert batch.parts()[-1] is batch.pooled_rows is tensors[-1]
-    assert torch.equal(batch.to(torch.device("cpu")).parts()[-1], tensors[-1])
-
-
-def test_nothing_is_copied_on_a_cpu() -> None:
-    values = torch.arange(4)
-    assert send(values, torch.device("cpu")).data_ptr() == values.data_ptr()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -182,48 +181,6 @@ def test_bfloat16_is_as_near_to_the_exact_result_as_transformers_is(family, tmp_
         assert (ours - exact).abs().max() < 1.5 * (theirs - exact).abs().max()
 
 
-def test_only_the_rows_that_are_asked_for_get_logits(checkpoints, expected):
-    decoder = Decoder.load(checkpoints("llama"), operations("reference"), torch.float32, "cpu", 256)
-    prompts, logits = expected("llama")
-    stepper = Stepper(decoder, prompts[:1])
-    batch = ForwardBatch(
-        token_ids=prompts[0].to(torch.int32),
-        positions=torch.arange(40, dtype=torch.int32),
-        slot_mapping=(stepper.tables[0].repeat_interleave(BLOCK_SIZE) * BLOCK_SIZE + torch.arange(40) % 8).to(
-            torch.int32
-        ),
-        block_tables=stepper.tables,
-        seq_lens=torch.tensor([40], dtype=torch.int32),
-        query_start_loc=torch.tensor([0, 40], dtype=torch.int32),
-        logits_rows=torch.tensor([39, 3]),
-    )
-    with torch.inference_mode():
-        found = decoder.forward(batch, stepper.cache)
-        torch.testing.assert_close(found, logits[0][[39, 3]], rtol=0, atol=TOLERANCE)
-        nothing = torch.empty(0, dtype=torch.int64)
-        none = replace(batch, logits_rows=nothing)
-        assert decoder.forward(none, stepper.cache).shape == (0, VOCAB_SIZE)
-
-
-def test_the_older_form_of_rope_in_a_configuration_means_the_same(checkpoints, tmp_path):
-    for family in ("llama3-rope", "llama-linear-rope"):
-        new = checkpoints(family)
-        raw = json.loads((new / "config.json").read_text())
-        rope = raw.pop("rope_parameters")
-        raw["rope_theta"] = rope.pop("rope_theta")
-        rope["type"] = rope.pop("rope_type")
-        raw["rope_scaling"] = rope
-        raw["torch_dtype"] = raw.pop("dtype")
-        old = tmp_path / family
-        old.mkdir()
-        (old / "config.json").write_text(json.dumps(raw))
-        (old / "model.safetensors").symlink_to(new / "model.safetensors")
-        ops = operations("reference")
-        assert (
-            Decoder.load(old, ops, torch.float32, "cpu").config == Decoder.load(new, ops, torch.float32, "cpu").config
-        )
-
-
 @pytest.mark.parametrize("family", ["llama", "llama3-rope", "llama-linear-rope"])
 def test_cosines_and_sines_are_equal_to_those_of_transformers_bit_for_bit(family, checkpoints):
     decoder = Decoder.load(checkpoints(family), operations("reference"), torch.float32, "cpu", 256)
@@ -244,37 +201,6 @@ def test_any_sliding_window_is_that_of_transformers(window, expected, tmp_path):
         decoder = Decoder.load(path, operations(name), torch.float32, "cpu", 256)
         found = Stepper(decoder, prompts).run(MIXED)
         torch.testing.assert_close(torch.cat(found), torch.cat(truth), rtol=0, atol=TOLERANCE)
-
-
-def test_the_size_of_a_block_is_the_memory_that_it_takes(checkpoints):
-    decoder = Decoder.load(checkpoints("qwen3"), operations("cpu"), torch.float32, "cpu", 256)
-    cache = decoder.alloc_kv_cache(5, BLOCK_SIZE)
-    assert sum(tensor.nbytes for pair in cache.layers for tensor in pair) == 5 * decoder.kv_bytes_per_block(BLOCK_SIZE)
-    assert len(cache.layers) == decoder.config.num_layers
-
-
-@pytest.mark.parametrize("name", ["reference", "cpu"])
-def test_a_sequence_goes_on_in_copied_and_in_swapped_blocks(name, checkpoints, expected):
-    decoder = Decoder.load(checkpoints("qwen2-window"), operations(name), torch.float32, "cpu", 256)
-    prompts, logits = expected("qwen2-window")
-    stepper = Stepper(decoder, prompts[:1])
-    cache = stepper.cache = decoder.alloc_kv_cache(11, BLOCK_SIZE, num_host_blocks=4)
-    stepper.tables = torch.tensor([[7, 2, 9, 0, 4]], dtype=torch.int32)
-    found = [stepper.step({0: 21})[0]]
-
-    cache.copy_blocks([7, 9], [1, 3])
-    stepper.tables = torch.tensor([[1, 2, 3, 5, 4]], dtype=torch.int32)
-    for tensor in (tensor for pair in cache.layers for tensor in pair):
-        tensor[[7, 9]] = float("nan")
-    found.append(stepper.step({0: 6})[0])
-
-    cache.swap_out([1, 2, 3, 5], [3, 0, 2, 1])
-    for tensor in (tensor for pair in cache.layers for tensor in pair):
-        tensor.fill_(float("nan"))
-    cache.swap_in([3, 0, 2, 1], [10, 8, 6, 7])
-    stepper.tables = torch.tensor([[10, 8, 6, 7, 2]], dtype=torch.int32)
-    found.append(stepper.step({0: 13})[0])
-    torch.testing.assert_close(torch.cat(found), logits[0], rtol=0, atol=TOLERANCE)
 
 
 def test_swapping_without_host_memory_is_a_mistake_of_the_caller(checkpoints):

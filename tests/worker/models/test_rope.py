@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from quire.shared.process.errors import CheckpointError, NotSupported
+from quire.shared.process.errors import NotSupported
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models.files.fields import Fields
@@ -35,56 +34,10 @@ def test_both_forms_of_the_configuration_are_read() -> None:
     assert parsed(rope_parameters={"rope_type": "linear", "factor": 2.0}) == linear
 
 
-def test_llama3_needs_its_fields() -> None:
+def test_the_original_length_of_llama3_is_that_of_the_model_unless_it_is_given() -> None:
     original = {"original_max_position_embeddings": 4096}
     assert parsed(rope_scaling=LLAMA3).original_max_position_embeddings == 8192, "that of the model"
     assert parsed(rope_scaling=LLAMA3 | original).original_max_position_embeddings == 4096
-    with pytest.raises(CheckpointError, match="low_freq_factor is missing"):
-        parsed(rope_scaling={"rope_type": "llama3", "factor": 8.0})
-
-
-@pytest.mark.parametrize(
-    "fields", [{"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, {"partial_rotary_factor": 0.5}]
-)
-def test_other_kinds_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match="supported: "):
-        parsed(**fields)
-
-
-def test_linear_scaling_divides_all_frequencies() -> None:
-    plain = inverse_frequencies(RopeConfig(), 8)
-    assert torch.equal(inverse_frequencies(RopeConfig("linear", factor=4.0), 8), plain / 4)
-    assert plain.tolist() == pytest.approx([1.0, 0.1, 0.01, 0.001])
-
-
-def test_proportional_scaling_rotates_a_share_of_the_pairs() -> None:
-    plain = inverse_frequencies(RopeConfig(), 16)
-    found = inverse_frequencies(RopeConfig("proportional", factor=2.0, rotated=0.3), 16)
-    assert torch.equal(found, torch.cat([plain[:2] / 2, torch.zeros(6)]))
-    fields = Fields({"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.3}}, "here")
-    assert parse_rope(fields, 8192, proportional=True) == RopeConfig("proportional", rotated=0.3)
-    with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.3"):
-        parse_rope(fields, 8192)
-
-
-def test_llama3_keeps_high_frequencies_and_divides_low_ones() -> None:
-    config = RopeConfig("llama3", 10_000.0, 8.0, 1.0, 4.0, 512)
-    plain, scaled = inverse_frequencies(RopeConfig(), 64), inverse_frequencies(config, 64)
-    wavelength = 2 * math.pi / plain
-    high, low = wavelength < 512 / 4, wavelength > 512
-    assert torch.equal(scaled[high], plain[high])
-    assert torch.equal(scaled[low], plain[low] / 8)
-    between = ~high & ~low
-    assert between.any()
-    assert bool((scaled[between] < plain[between]).all())
-    assert bool((scaled[between] > plain[between] / 8).all())
-
-
-def test_the_table_holds_cosines_then_sines() -> None:
-    table = cos_sin_table(RopeConfig(), 4, 3)
-    assert table.shape == (3, 4)
-    assert table[0].tolist() == [1, 1, 0, 0]
-    assert table[2].tolist() == pytest.approx([math.cos(2), math.cos(0.02), math.sin(2), math.sin(0.02)])
 
 
 @pytest.mark.parametrize("truncate", [False, True])

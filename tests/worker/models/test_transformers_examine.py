@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.models.transformers import states, trial
+from quire.worker.models.transformers import states
 from quire.worker.models.transformers.attention import AttentionProbe, UnsupportedAttention, cache_of_call
 from quire.worker.models.transformers.config import read_transformers_config
-from quire.worker.models.transformers.examine import apart, examine
+from quire.worker.models.transformers.examine import examine
 from quire.worker.models.transformers.state_pool import StateKey, StateLayout, StatePool
 from quire.worker.models.transformers.states import StateProbe, StateStep
-from quire.worker.models.transformers.trial import BLOCK_SIZE, LENGTHS, TrialChunk, texts
+from quire.worker.models.transformers.trial import texts
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import VOCAB_SIZE
-from tests.support.transformers_checkpoints import make_kind, make_other
+from tests.support.transformers_checkpoints import make_other
 
 
 def asked(**changes: Any) -> AttentionProbe:
@@ -105,24 +105,6 @@ def masks(kind: str) -> Any:
     }[kind]
 
 
-@pytest.mark.parametrize(("kind", "width"), [("causal", 0), ("window", 9), ("wide", 0), ("chunks", -16)])
-@pytest.mark.parametrize("max_model_len", [60, 64, 63])
-def test_the_width_of_a_mask(kind: str, width: int, max_model_len: int) -> None:
-    assert AttentionProbe(torch.float32, max_model_len).width_of(masks(kind)) == width
-
-
-def test_chunks_are_no_windows_where_each_position_that_is_tried_first_ends_a_chunk() -> None:
-    assert AttentionProbe(torch.float32, 256).width_of(masks("chunks")) == -16
-    assert AttentionProbe(torch.float32, 16).width_of(masks("chunks")) == 0
-
-
-def test_the_chunk_of_a_call_is_noted() -> None:
-    [one] = asked(attention_mask=torch.full((1, 1, 2, 2), -16.0)).shapes
-    assert (one.chunk, one.sliding_window) == (16, 0)
-    with pytest.raises(UnsupportedAttention, match="a mask of its own"):
-        asked(attention_mask=torch.full((1, 1, 2, 2), -16.0), sliding_window=5)
-
-
 @pytest.mark.parametrize("kind", ["uneven", "both ways", "prefix", "none"])
 def test_masks_that_are_neither_causal_nor_a_window_are_refused(kind: str) -> None:
     with pytest.raises(UnsupportedAttention, match="its masks are neither causal nor"):
@@ -137,13 +119,6 @@ def examined(path: Path, max_model_len: int = 64) -> Any:
     return model, examine(model, read_transformers_config(path), text, torch.float32, max_model_len)
 
 
-def test_each_call_is_recorded_with_its_module(tmp_path: Path) -> None:
-    model, (shapes, states, modules) = examined(make_kind(tmp_path / "gemma3", "gemma3"))
-    assert [one.sliding_window for one in shapes] == [8, 0, 8]
-    assert modules == [layer.self_attn for layer in model.model.layers]
-    assert states is None
-
-
 def test_states_of_other_layers_are_found(tmp_path: Path) -> None:
     model_type, fields = ARCHITECTURES["lfm2"]
     _, (shapes, states, _) = examined(make_other(tmp_path / "lfm2", model_type, **fields))
@@ -155,31 +130,6 @@ def test_positions_that_are_counted_in_a_cache_are_refused(tmp_path: Path) -> No
     model_type, fields = ARCHITECTURES["llama4_text-tuned"]
     with pytest.raises(UnsupportedAttention, match="it takes positions from the cache of Transformers"):
         examined(make_other(tmp_path / "llama4", model_type, **fields))
-
-
-def test_the_distance_of_rows_is_relative_and_that_of_the_farthest_row() -> None:
-    expected = torch.tensor([[3.0, 4.0], [0.0, 10.0]])
-    assert apart(expected, expected) == 0
-    assert apart(torch.tensor([[3.0, 4.5], [0.0, 12.0]]), expected) == pytest.approx(0.2)
-
-
-def test_texts_have_the_last_token_and_fit_the_context() -> None:
-    first, second = trial.texts(50, 1000)
-    assert (len(first), len(second)) == LENGTHS
-    assert first[0] == 49
-    assert int(torch.cat([first, second]).max()) < 50
-    assert [len(text) for text in trial.texts(50, 4)] == [4, 4]
-
-
-def test_a_step_has_the_positions_slots_and_rows_of_its_chunks() -> None:
-    step = trial.batch([TrialChunk(0, 3, torch.tensor([7, 8, 9])), TrialChunk(1, 0, torch.tensor([5]))])
-    assert step.token_ids.tolist() == [7, 8, 9, 5]
-    assert step.positions.tolist() == [3, 4, 5, 0]
-    assert step.slot_mapping.tolist() == [3, 4, 5, BLOCK_SIZE]
-    assert step.block_tables.tolist() == [[0], [1]]
-    assert step.seq_lens.tolist() == [6, 1]
-    assert step.query_start_loc.tolist() == [0, 3, 4]
-    assert step.logits_rows.tolist() == [2, 3]
 
 
 WIDTH = 3

@@ -17,9 +17,9 @@ from quire.worker.engine.offline import generate
 from quire.worker.models.files.loader import WEIGHTS
 from quire.worker.models.transformers import trial as transformers_trial
 from quire.worker.models.transformers.config import read_transformers_config
-from quire.worker.models.transformers.hidden import HiddenStates, body_of
+from quire.worker.models.transformers.hidden import HiddenStates
 from quire.worker.models.transformers.linear import LinearUses, PackedLinearModule, pack
-from quire.worker.models.transformers.weights import copy_weights, load_weights, nbytes_of
+from quire.worker.models.transformers.weights import load_weights, nbytes_of
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import GREEDY, MAX_TOKENS, by_hugging_face, load, make_engine, prompts, refusal
 from tests.support.selection import one_in
@@ -80,34 +80,12 @@ def test_layers_have_caches_of_their_own_shapes(kind: str, widths: list[tuple[in
 
 
 @pytest.mark.slow
-def test_logits_are_those_of_transformers_in_float32_and_near_them_in_bfloat16(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    from quire.worker.models.transformers import trial
-
-    path = make_kind(tmp_path / "gpt-neox", "gpt-neox")
-    model = load(path)
-    texts = [torch.arange(3, 12, dtype=torch.int32), torch.arange(40, 43, dtype=torch.int32)]
-    exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    expected = trial.by_transformers(exact.eval(), texts)
-    assert float((trial.over_pages(model, texts) - expected).abs().max()) < 1e-4
-    rough = trial.over_pages(load(path, dtype=torch.bfloat16), texts)
-    assert 0 < float((rough - expected).norm() / expected.norm()) < 0.05
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", one_in(6, [*OTHERS, *OWN]))
 def test_towers_are_not_kept_in_memory(kind: str, tmp_path: Path) -> None:
     model = load(make_vision(tmp_path / kind, kind))._model
     names = [name for name, _ in model.named_parameters()]
     assert names
     assert not [name for name in names if re.search("vis|projector|connector|audio|vqmodel", name)]
-
-
-def test_a_model_of_text_alone_keeps_all_of_its_parts(tmp_path: Path) -> None:
-    model: Any = load(make_kind(tmp_path / "gpt2", "gpt2"))._model
-    assert None not in model._modules.values()
-    assert None not in model.transformer._modules.values()
 
 
 def test_bytes_are_reported_and_tied_weights_count_once(tmp_path: Path) -> None:
@@ -117,16 +95,6 @@ def test_bytes_are_reported_and_tied_weights_count_once(tmp_path: Path) -> None:
     assert reports[-1] == (nbytes_of([*model.parameters()]),) * 2
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     assert nbytes_of([table, head]) == table.nbytes
-
-
-def test_copied_weights_do_not_change_with_the_file(tmp_path: Path) -> None:
-    path = make_kind(tmp_path / "gpt2", "gpt2")
-    model = load_weights(read_transformers_config(path), torch.float32)
-    before = {name: one.data_ptr() for name, one in model.named_parameters()}
-    expected = {name: one.clone() for name, one in model.named_parameters()}
-    copy_weights(model)
-    assert all(one.data_ptr() != before[name] for name, one in model.named_parameters())
-    assert all(torch.equal(one, expected[name]) for name, one in model.named_parameters())
 
 
 def test_weights_that_are_missing_infinite_or_pickled_are_refused(tmp_path: Path) -> None:
@@ -237,27 +205,6 @@ class Body(nn.Module):
         return output
 
 
-class Model(nn.Module):
-    def __init__(self, base: nn.Module | None, decoder: nn.Module | None = None) -> None:
-        super().__init__()
-        self._base, self._decoder = base, decoder
-
-    @property
-    def base_model(self) -> nn.Module:
-        return self._base or self
-
-    def get_decoder(self) -> nn.Module:
-        return self._decoder or self
-
-
-def test_the_body_is_the_part_below_the_head() -> None:
-    assert body_of(Model(None)) is None
-    assert body_of(nn.Identity()) is None
-    base, decoder = Body(), Body()
-    assert body_of(Model(base)) is base
-    assert body_of(Model(base, decoder)) is decoder
-
-
 @pytest.mark.parametrize("output", [(torch.ones(1, 3, 2),), SimpleNamespace(last_hidden_state=torch.ones(3, 2)), None])
 def test_another_output_is_refused(output: Any) -> None:
     body = Body()
@@ -265,11 +212,3 @@ def test_another_output_is_refused(output: Any) -> None:
         body(output)
     with pytest.raises(RuntimeError, match="no hidden states"):
         hidden.rows(torch.tensor([0]))
-
-
-def test_the_hook_is_removed() -> None:
-    body = Body()
-    with HiddenStates(body) as hidden:
-        body(SimpleNamespace(last_hidden_state=torch.arange(6.0).view(1, 3, 2)))
-    body(None)
-    assert hidden.rows(torch.tensor([2, 0])).tolist() == [[4.0, 5.0], [0.0, 1.0]]

@@ -25,7 +25,7 @@ from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.models.transformers.layer_weights import AS_THEY_ARE
 from quire.worker.models.transformers.quantized import RoundedWeights, StoredWeights, _content
 from tests.support.checkpoints import EOS_TOKEN_ID
-from tests.support.hybrid_checkpoints import FAMILIES, make_hybrid
+from tests.support.hybrid_checkpoints import make_hybrid
 from tests.support.parity import assert_greedy, load_reference
 from tests.support.quantized import MIXTRAL_EXPERTS, PROJECTIONS, edit_config, quantize_checkpoint
 from tests.support.selection import one_in
@@ -199,7 +199,3 @@ def test_formats_that_are_not_read_are_refused(tmp_path: Path) -> None:
         edit_config(folder, quantization_config={"quant_method": method})
         with pytest.raises(CheckpointError, match=why):
             read_transformers_config(folder)
-
-
-def test_all_families_of_the_cases_exist() -> None:
-    assert {family for family, _ in CASES} <= FAMILIES.keys()

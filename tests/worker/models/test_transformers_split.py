@@ -16,7 +16,6 @@ from quire.worker.models.transformers.bridge import examine
 from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.models.transformers.linear import LinearUses
 from quire.worker.models.transformers.parts import (
-    WHOLE,
     ColumnPart,
     ExpertsPart,
     HeadPart,
@@ -208,15 +207,6 @@ def test_columns_and_rows_add_up(is_transposed: bool) -> None:
     torch.testing.assert_close(total(linear, halves), expected)
 
 
-def test_columns_of_other_ranks_are_zeros_and_are_gathered_if_asked() -> None:
-    ranks = IdleRanks(1, 2)
-    given = torch.ones(2, 3)
-    assert ColumnPart((slice(2, 5),), 6).give(given).tolist() == [[0, 0, 1, 1, 1, 0]] * 2
-    assert ranks.num_sums == 0
-    ColumnPart((slice(2, 5),), 6, ranks).give(given)
-    assert ranks.num_sums == 1
-
-
 def test_logits_of_a_vocabulary_that_does_not_divide_are_put_together() -> None:
     head = nn.Linear(8, 7, bias=False)
     parts = [HeadPart(slice(4 * one.rank, min(7, 4 * one.rank + 4)), 4, 7, one) for one in RANKS]
@@ -239,15 +229,6 @@ def test_parts_of_experts_add_up(kind: str, tmp_path: Path) -> None:
             assert own.down_proj.numel() == experts.down_proj.numel() / 2
             found += own(rows, index, weights)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_module_is_cut_once_and_others_are_whole() -> None:
-    linear, other = nn.Linear(8, 12), nn.Linear(8, 12)
-    parts = Parts({linear: RowPart(slice(0, 4), RANKS[0])})
-    assert parts.cut(linear) is parts.cut(linear)
-    assert linear.weight.shape == (12, 4)
-    assert parts.cut(other) is WHOLE
-    assert other.weight.shape == (12, 8)
 
 
 def test_a_weight_that_is_shared_with_the_embedding_is_cut_in_the_head_only() -> None:

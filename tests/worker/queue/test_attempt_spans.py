@@ -111,9 +111,5 @@ def test_an_attempt_that_fails_is_marked(outcome: str) -> None:
     assert "gen_ai.usage.output_tokens" not in tracer.spans[-1].attributes
 
 
-def test_a_request_that_is_not_traced_has_no_spans() -> None:
-    assert spans_of(cast(Tracer, RecordingTracer()), claim(traceparent=""), "w1") is None
-
-
 def test_an_attempt_token_that_is_not_hexadecimal_gives_no_id() -> None:
     assert span_id_of("not hexadecimal at all") == 0

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.shared.protocol.broker import (
+    Admission,
     Broker,
     Claim,
     ComputedTokens,
@@ -59,7 +60,7 @@ class Lane:
         self.committer = Committer(broker, "w", on_lost=lambda: None)
 
     async def start(self, request_id: str, spans: Any = None, **options: Any) -> Claim:
-        await self.broker.submit(request_id, b"body", gateway="g", cost=1, bounds=BOUNDS, **options)
+        await self.broker.submit(request_id, b"body", Admission(gateway="g", cost=1, bounds=BOUNDS, **options))
         [delivery] = await QueueReader(self.broker.client, "lane", "w").read(1, 0)
         claim = await self.broker.claim(delivery, "w", new_id(), "process")
         assert claim is not None
@@ -259,17 +260,6 @@ async def test_a_commit_that_fails_is_tried_again_after_longer_and_longer_waits(
         assert await lane.log("r", 1) == [step(claim, 0, (1,), "stop").item]
         assert lane.committer.counts.failed == 7
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
-
-
-def test_steps_with_several_choices_go_out_in_the_order_in_which_they_were_made() -> None:
-    """A client may have the first step from an attempt that committed it alone, before Redis lost the step."""
-    steps = [
-        StepCommit("token", StepItem("r", 0, (Delta(0, (1,)), Delta(1, (11,))))),
-        StepCommit("token", StepItem("r", 2, (Delta(0, (2,)), Delta(1, (12,))))),
-    ]
-    merged = [commit.item for commit in merge(steps)]
-    assert [delta.token_ids for item in merged for delta in item.deltas] == [(1,), (11,), (2,), (12,)]
-    assert [(item.start, item.end) for item in merged] == [(0, 2), (2, 4)]
 
 
 def test_a_merged_item_has_the_report_of_the_first_and_the_end_of_the_last() -> None:

@@ -13,7 +13,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from quire.shared.protocol.broker import Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
+from quire.shared.protocol.broker import Admission, Broker, Claim, QueueBounds, QueueReader, StepCommit, new_id
 from quire.shared.protocol.keys import PRIORITY_CLASSES, LaneKeys
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, SamplingParams, StepItem
 from quire.shared.redis.clients import blocking_client, command_client
@@ -77,12 +77,14 @@ class Engine:
 
 
 class Lane:
-    def __init__(self, broker: Broker, reader: QueueReader, incarnation: str, tracer: Any = None) -> None:
+    def __init__(
+        self, broker: Broker, reader: QueueReader, incarnation: str, tracer: Any = None, lease_s: float = 3.0
+    ) -> None:
         self.broker = broker
         self.reader = reader
         self.engine: Any = Engine()
         self.committer = Committer(broker, "w", on_lost=lambda: self.consumer.reread_pending())
-        self.consumer = Consumer(broker, reader, self.committer, self.engine, incarnation, 3.0, tracer)
+        self.consumer = Consumer(broker, reader, self.committer, self.engine, incarnation, lease_s, tracer)
 
     async def submit(
         self, request_id: str, priority_class: str, grammar: str = "", n: int = 1, trace: str = ""
@@ -91,12 +93,14 @@ class Lane:
         await self.broker.submit(
             request_id,
             request.encode(),
-            gateway="g",
-            cost=1,
-            bounds=BOUNDS,
-            priority_class=priority_class,
-            rows=request.rows,
-            traceparent=trace,
+            Admission(
+                gateway="g",
+                cost=1,
+                bounds=BOUNDS,
+                priority_class=priority_class,
+                rows=request.rows,
+                traceparent=trace,
+            ),
         )
 
     async def isolate(self, request_id: str) -> None:
@@ -132,12 +136,14 @@ class Lane:
 
 
 @asynccontextmanager
-async def consuming(redis_url: str, incarnation: str = "this process", tracer: Any = None) -> AsyncIterator[Lane]:
+async def consuming(
+    redis_url: str, incarnation: str = "this process", tracer: Any = None, lease_s: float = 3.0
+) -> AsyncIterator[Lane]:
     commands, blocking = command_client(redis_url), blocking_client(redis_url)
     try:
         broker = Broker(commands, "lane")
         await broker.create_groups()
-        yield Lane(broker, QueueReader(blocking, "lane", "w"), incarnation, tracer)
+        yield Lane(broker, QueueReader(blocking, "lane", "w"), incarnation, tracer, lease_s)
     finally:
         await commands.aclose()
         await blocking.aclose()
@@ -393,7 +399,7 @@ async def test_a_full_engine_waits_for_a_request_that_may_displace_others_and_ge
 
 
 async def test_what_another_worker_does_not_renew_is_taken_over_where_there_is_room(redis_url: str) -> None:
-    async with consuming(redis_url) as lane:
+    async with consuming(redis_url, lease_s=0.05) as lane:
         for name in ("a", "b", "c"):
             await lane.submit(name, "standard")
         assert len(await QueueReader(lane.broker.client, "lane", "dead").read(3, 0)) == 3
@@ -407,7 +413,6 @@ async def test_what_another_worker_does_not_renew_is_taken_over_where_there_is_r
             return await reclaim(worker_id, lease_ms, count)
 
         lane.broker.reclaim = noted  # type: ignore[method-assign]
-        lane.consumer._lease_s = 0.05
         lane.engine.free_rows = 2
         lane.engine.then = [(1, (0, 0)), (0, (0, 0))]
         may_at = asyncio.get_running_loop().time() + 0.049  # no worker could renew before
@@ -426,7 +431,7 @@ async def test_what_another_worker_does_not_renew_is_taken_over_where_there_is_r
 
 async def test_what_runs_here_is_not_taken_over_again(redis_url: str) -> None:
     """This worker did not renew the lease of its own running request in time."""
-    async with consuming(redis_url) as lane:
+    async with consuming(redis_url, lease_s=0.01) as lane:
         await lane.submit("a", "standard")
         await lane.consumer._take(await QueueReader(lane.broker.client, "lane", "w").read(1, 0))
         found: list[int] = []
@@ -438,7 +443,6 @@ async def test_what_runs_here_is_not_taken_over_again(redis_url: str) -> None:
             return deliveries
 
         lane.broker.reclaim = noted  # type: ignore[method-assign]
-        lane.consumer._lease_s = 0.01
         task = asyncio.create_task(lane.consumer.run_reclaim())
         async with asyncio.timeout(60):
             while not any(found):  # noqa: ASYNC110
@@ -500,7 +504,7 @@ async def test_what_was_handed_back_before_its_first_token_is_a_migration_and_wa
     try:
         broker = Broker(client, "lane")
         await broker.create_groups()
-        await broker.submit("r", b"body", gateway="g", cost=1, bounds=BOUNDS)
+        await broker.submit("r", b"body", Admission(gateway="g", cost=1, bounds=BOUNDS))
         counts = ClaimCounts()
         for worker in ("first", "second"):
             [delivery] = await QueueReader(client, "lane", worker).read(1, 0)
@@ -563,8 +567,7 @@ async def test_takeovers_go_on_after_redis_has_lost_its_data_and_after_it_was_aw
 ) -> None:
     """The reads of new requests warn of lost data, and make the groups again."""
     caplog.set_level(logging.WARNING)
-    async with consuming(redis_url) as lane:
-        lane.consumer._lease_s = 0.02
+    async with consuming(redis_url, lease_s=0.02) as lane:
         is_away, failures = False, 0
         reclaim: Any = lane.broker.reclaim
 

@@ -15,7 +15,6 @@ from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.queue import engine_thread
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
-from quire.worker.queue.watchdog import Watchdog
 from tests.worker.inspect.test_admin_server import LIMITS, REQUEST, Gated
 
 
@@ -46,12 +45,6 @@ def test_an_engine_in_a_step_that_may_never_end_has_no_room(monkeypatch: pytest.
         model.go_on.release()
         assert model.entered.acquire(timeout=60)  # the next step
         assert loop.free_rows == free
-
-
-def test_a_thread_in_a_step_that_never_ends_does_not_keep_the_process_alive() -> None:
-    loop = EngineThread(Engine(Gated(), LIMITS, (0,), None), lambda commits, computed: None, lambda: None)
-    assert loop.daemon
-    assert Watchdog(loop, 3600.0).daemon
 
 
 def test_an_engine_in_a_step_that_may_never_end_displaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

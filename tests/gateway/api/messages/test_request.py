@@ -53,12 +53,12 @@ def read(model: ServedModel, /, **parameters: Any) -> MessageRequest:
 
 def test_the_options_of_a_call(model: ServedModel) -> None:
     request = read(model, stop_sequences=["END"], temperature=0.5, stream=True, priority="batch", output_format=FORMAT)
-    options = request.options(MODEL_DEFAULTS)
-    assert options.sampling.stop == ("END",)
-    assert options.sampling.temperature == 0.5
-    assert (options.stream, options.priority, options.max_tokens) == (True, "batch", None)
-    assert '"integer"' in options.sampling.grammar
-    assert options.grammar_parameter == "output_format.schema"
+    call = request.call(MODEL_DEFAULTS)
+    assert call.common.stop == ("END",)
+    assert call.common.temperature == 0.5
+    assert (call.stream, call.priority, call.max_tokens) == (True, "batch", None)
+    assert '"integer"' in call.common.grammar
+    assert call.grammar_parameter == "output_format.schema"
 
 
 def test_the_system_prompt_comes_first(model: ServedModel) -> None:
@@ -104,7 +104,7 @@ def test_what_has_no_effect_is_named_once(model: ServedModel) -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     request = read(model, tools=[search, {**WEATHER, "defer_loading": True}], diagnostics={}, workspace_id="w")
     assert request.no_effect == ("diagnostics", "workspace_id", "tools.web_search_20250305", "tools.defer_loading")
-    assert request.options(MODEL_DEFAULTS).labels.no_effect == request.no_effect
+    assert request.call(MODEL_DEFAULTS).no_effect == request.no_effect
 
 
 def test_old_thinking_is_cleared_if_the_call_asks_for_it(model: ServedModel) -> None:
@@ -165,7 +165,7 @@ REQUEST_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize(("parameters", "param", "code"), REQUEST_REFUSED.values(), ids=REQUEST_REFUSED)
 def test_bodies_that_are_refused(model: ServedModel, parameters: Any, param: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read(model, **parameters).options(MODEL_DEFAULTS)
+        read(model, **parameters).call(MODEL_DEFAULTS)
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
 
 

@@ -35,7 +35,7 @@ from quire.shared.accounts.secret import key_id_of
 from quire.shared.accounts.store import AccountStore
 from quire.shared.config.command_line import CommandError, run_command
 from quire.shared.config.settings import options
-from quire.shared.protocol.broker import Broker, QueueBounds, QueueReader, new_id
+from quire.shared.protocol.broker import Admission, Broker, QueueBounds, QueueReader, new_id
 from quire.shared.protocol.keys import LaneKeys
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.shared.redis.clients import command_client
@@ -276,7 +276,7 @@ def at(redis_url: str, lane: str, work: Callable[[Broker], Coroutine[Any, Any, A
 
 
 async def submit(broker: Broker, name: str, pooling: str = "") -> None:
-    await broker.submit(name, body(pooling), gateway="g", cost=3, bounds=BOUNDS)
+    await broker.submit(name, body(pooling), Admission(gateway="g", cost=3, bounds=BOUNDS))
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from quire.gateway.features.keys import reached_limits
 from quire.gateway.features.keys.reached_limits import ReachedLimits
 from quire.shared.accounts.account import Account
 from quire.shared.accounts.limits import AccountLimits
-from quire.shared.protocol.charge import Charge, LimitReached
+from quire.shared.protocol.broker import Admission, QueueBounds
+from quire.shared.protocol.charge import LimitReached
 from quire.shared.protocol.keys import LaneKeys
 
 PROJECT = Account(kind="project", id="acme/web", name="web", limits=AccountLimits(requests_per_minute=5))
 KEYS = [Account(kind="key", id=digit * 16, name="test") for digit in "ab"]
 CALLERS = [(key, PROJECT) for key in KEYS]
-CHARGE = Charge(CALLERS[0], "model")
+TERMS = Admission(gateway="g", bounds=QueueBounds(1, 1), accounts=CALLERS[0])
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_until_the_limit_allows_a_call_and_for_a_second_at_most(
     clock: SimpleNamespace, wait_ms: int, until: float
 ) -> None:
     found = ReachedLimits()
-    found.note(LimitReached("requests_per_minute", PROJECT.place, wait_ms), CHARGE)
+    found.note(LimitReached("requests_per_minute", PROJECT.place, wait_ms), TERMS)
     clock.now = until - 0.01
     for caller in CALLERS:
         with pytest.raises(RateLimited) as caught:
@@ -42,25 +43,25 @@ def test_until_the_limit_allows_a_call_and_for_a_second_at_most(
     found.check(KEYS)
     clock.now = until
     found.check(CALLERS[0])
-    found.note(LimitReached("requests_per_minute", KEYS[0].place, 1), CHARGE)
+    found.note(LimitReached("requests_per_minute", KEYS[0].place, 1), TERMS)
     assert list(found._refused) == [KEYS[0].place]
 
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(
-    ("reached", "charge"),
+    ("reached", "terms"),
     [
-        (LimitReached("tokens_per_minute", PROJECT.place, 9000), CHARGE),
-        (LimitReached("concurrent_requests", PROJECT.place, 0), CHARGE),
-        (LimitReached("tokens_per_day", PROJECT.place, -1), CHARGE),
+        (LimitReached("tokens_per_minute", PROJECT.place, 9000), TERMS),
+        (LimitReached("concurrent_requests", PROJECT.place, 0), TERMS),
+        (LimitReached("tokens_per_day", PROJECT.place, -1), TERMS),
         (
             LimitReached("requests_per_minute", PROJECT.place, 9000),
-            Charge(CHARGE.accounts, "model", prefix=LaneKeys("model").prefix),
+            TERMS._replace(account_prefix=LaneKeys("model").prefix),
         ),
     ],
     ids=["a smaller call may pass", "a call may end", "a budget", "a counter of one model"],
 )
-def test_a_refusal_that_does_not_hold_for_every_call_is_forgotten(reached: LimitReached, charge: Charge) -> None:
+def test_a_refusal_that_does_not_hold_for_every_call_is_forgotten(reached: LimitReached, terms: Admission) -> None:
     found = ReachedLimits()
-    found.note(reached, charge)
+    found.note(reached, terms)
     found.check(CALLERS[0])

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from quire.gateway.admission.admission_options import REQUEST_TIMEOUT
+from quire.gateway.admission.terms import REQUEST_TIMEOUT
 from quire.gateway.api.headers import IDEMPOTENCY_KEY
 from quire.gateway.api.messages.answer import TIERS
 from quire.gateway.api.messages.headers import ANSWER_ID, BETA, VERSION

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from quire.kernels.self_test.inputs import QUICK
 from quire.ops.benchmarks.gpu import __main__ as check
 from quire.ops.benchmarks.gpu import packages, process, self_test
 from quire.ops.benchmarks.gpu.parts import PARTS, GpuParts
+from tests.conftest import has_ended
 from tests.support import rehearsal
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
 from tests.support.rehearsal import RehearsedParts
@@ -124,18 +124,6 @@ def test_a_stack_without_one_of_its_packages_is_not_started_and_says_which(tmp_p
 
 # --- process ----------------------------------------------------------------------------------------------------------
 # A part of the check ends in time, with all processes that it has started.
-
-
-def has_ended(pid: int) -> bool:
-    """Within ten seconds: whoever kills a process does not wait until it is gone."""
-    try:
-        process_fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([process_fd], [], [], 10)[0])
-    finally:
-        os.close(process_fd)
 
 
 # A child of its own that would outlive it, and a handler of SIGINT that says something last.

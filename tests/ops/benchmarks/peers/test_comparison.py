@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from quire.ops.benchmarks.peers.tables import tables
 from quire.ops.benchmarks.stack.load import CASES
 from quire.ops.local.ports import free_port
 from quire.shared.config.command_line import CommandError
+from tests.conftest import has_ended
 
 # --- machine ----------------------------------------------------------------------------------------------------------
 # Facts about the machine.
@@ -94,18 +94,6 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), SimpleHTTPRequestHandler).serve_fore
 """
 
 
-def is_alive(pid: int) -> bool:
-    """Return False within ten seconds for a killed process, even if its parent has not waited for it yet."""
-    try:
-        process_fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        return not select.select([process_fd], [], [], 10)[0]
-    finally:
-        os.close(process_fd)
-
-
 def test_time_and_memory_count_with_descendants_and_all_end(tmp_path: Path) -> None:
     port = free_port()
     server = ServerProcess("s", [sys.executable, "-c", SERVER, str(port)], os.environ, tmp_path / "log")
@@ -122,7 +110,7 @@ def test_time_and_memory_count_with_descendants_and_all_end(tmp_path: Path) -> N
     finally:
         server.stop()
     assert not answers(f"http://127.0.0.1:{port}/")
-    assert not any(is_alive(pid) for pid in below)
+    assert all(has_ended(pid) for pid in below)
 
 
 def test_a_program_that_does_not_exist_is_one_line(tmp_path: Path) -> None:

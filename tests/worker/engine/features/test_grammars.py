@@ -126,18 +126,6 @@ def test_every_answer_follows_its_schema_in_a_batch_with_requests_without_one(
     assert tokens[0] == tokens[1] == tokens[2]
 
 
-@pytest.mark.parametrize("kind", [0, 1])
-def test_the_mask_of_a_step_that_was_launched_ahead_is_that_of_the_tokens_before_it(
-    model: Decoder, tokenizer: Tokenizer, kind: int
-) -> None:
-    found = [
-        complete(make_engine(model, tokenizer, ahead), prompts(tokenizer, 1), [params(kind)])[0]
-        for ahead in (False, True)
-    ]
-    assert found[0][0].token_ids == found[1][0].token_ids
-    jsonschema.validate(json.loads(tokenizer.decode(found[1][0].token_ids)), SCHEMA)
-
-
 def tokens_of(items: list[StepItem]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for delta in (delta for item in items for delta in item.deltas):
@@ -169,27 +157,11 @@ def test_an_answer_that_another_attempt_began_continues_as_it_would_have(
         assert rest[-1].outcome == whole[-1].outcome
 
 
-def test_an_answer_that_is_cut_is_the_beginning_of_one(model: Decoder, tokenizer: Tokenizer) -> None:
-    engine = make_engine(model, tokenizer)
-    [[whole], [cut]] = complete(engine, prompts(tokenizer, 1) * 2, [params(0), params(0, max_tokens=9)])
-    assert (whole.finish_reason, cut.finish_reason) == ("stop", "length")
-    assert cut.token_ids == whole.token_ids[:9]
-    assert whole.token_ids[-1] in engine.eos_token_ids
-
-
 def test_log_probabilities_are_those_of_the_model_before_the_grammar(model: Decoder, tokenizer: Tokenizer) -> None:
     """A token that is the only allowed one does not have probability 1."""
     [[choice]] = complete(make_engine(model, tokenizer), prompts(tokenizer, 1), [params(5)])
     assert tokenizer.decode(choice.token_ids[:1]) == '{"' or tokenizer.decode(choice.token_ids[:1]) == "{"
     assert choice.logprobs[0].logprob < -1
-
-
-def test_any_object_is_an_object(model: Decoder, tokenizer: Tokenizer) -> None:
-    asked = [SamplingParams(max_tokens=80, temperature=1.0, seed=seed, grammar=ANY_OBJECT) for seed in range(8)]
-    for [choice] in complete(make_engine(model, tokenizer), prompts(tokenizer, 8), asked):
-        text = tokenizer.decode(choice.token_ids)
-        assert text.startswith("{")
-        assert choice.finish_reason == "length" or isinstance(json.loads(text), dict)
 
 
 def refused(engine: Engine, request: GenerationRequest) -> str:
@@ -422,16 +394,6 @@ def test_an_answer_follows_a_grammar_of_every_kind(model: Decoder, tokenizer: To
         if kind != "ebnf" or choice.finish_reason == "stop":  # this grammar nests without end
             assert choice.finish_reason == "stop", kind
             assert re.fullmatch(pattern, tokenizer.decode(choice.token_ids)), kind
-
-
-def test_only_an_end_token_may_follow_a_complete_grammar(tokenizer: Tokenizer) -> None:
-    for kind, value in (("regex", "ab"), ("choice", ["ab"]), ("lark", 'start: "ab"'), ("ebnf", 'root ::= "a" "b"')):
-        matcher = Grammars(tokenizer, tokenizer.get_vocab_size(), (2,)).matcher(write(kind, value))
-        matcher.consume([tokenizer.token_to_id("a"), tokenizer.token_to_id("b")])
-        bits = np.unpackbits(matcher.allowed().view(np.uint8), bitorder="little")
-        assert np.flatnonzero(bits).tolist() == [2]
-        matcher.consume([2])
-        assert matcher.error is None
 
 
 def test_a_special_token_that_a_grammar_names_is_the_token(tokenizer: Tokenizer) -> None:

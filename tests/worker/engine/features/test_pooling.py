@@ -96,19 +96,6 @@ def test_the_last_token_uses_cached_prefixes_and_the_mean_does_not() -> None:
     assert model.num_computed - before == 1
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_a_preempted_prompt_gets_the_same_embedding(preemption: str) -> None:
-    engine = make_engine(num_blocks=24, num_host_blocks=24, preemption=preemption)
-    prompt = tuple(range(2, 62))
-    engine.add(embed("e", prompt, "mean"), priority=2)
-    items = engine.step()
-    # A request of a higher class needs all rows and most blocks.
-    engine.add(request("urgent", range(3, 60), max_tokens=10, ignore_eos=True), priority=0)
-    items += run(engine)
-    assert engine.groups.counters.for_higher_class == 1
-    assert embedding(items, "e") == expected(prompt, "mean")
-
-
 def test_a_prompt_may_fill_the_whole_context() -> None:
     engine = make_engine(max_model_len=40)
     engine.add(embed("whole", range(40), "last"))
@@ -131,17 +118,6 @@ class _Small(Runner):
             return super().execute(step)
         except torch.OutOfMemoryError:
             return None
-
-
-def test_ended_requests_leave_nothing_behind() -> None:
-    engine = make_engine()
-    engine.add(embed("e", range(60), "mean"))
-    engine.step()
-    item = engine.finish("e", "cancelled")
-    assert item is not None
-    assert item.outcome is not None
-    assert (item.start, item.outcome.name, item.outcome.embedding) == (0, "cancelled", None)
-    run(engine)
 
 
 def test_a_model_without_hidden_states_refuses() -> None:

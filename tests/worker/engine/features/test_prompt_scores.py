@@ -27,7 +27,7 @@ def expected(prompt: tuple[int, ...], top: int) -> list[PromptTokenLogprobs]:
     model, state, rows = MockModel(branches=True), START, []
     for token in prompt[:-1]:
         state = advance(state, token)
-        rows.append(model._logits([state])[0].double())
+        rows.append(model.logits_of([state])[0].double())
     found = []
     for row, token in zip(rows, prompt[1:], strict=True):
         logprobs = torch.log_softmax(row, dim=-1)
@@ -145,40 +145,6 @@ def test_a_cached_prefix_is_not_used_before_it_is_scored(make: Callable[..., Eng
     assert report.cached_tokens == 0
     engine.add(request("last", PROMPT))
     assert report_of(run(engine), "last").cached_tokens == len(PROMPT) // 4 * 4
-
-
-def test_another_attempt_reports_nothing_again(make: Callable[..., Engine]) -> None:
-    engine = make()
-    engine.add(scored())
-    items = steps(engine, 6)
-    assert items
-    other = make()
-    other.add(scored(), earlier=tuple(items))
-    rest = run(other)
-    assert all(item.report is None for item in rest)
-    assert text(items + rest, "r") == text(run_alone(make), "r")
-
-
-def run_alone(make: Callable[..., Engine]) -> list[StepItem]:
-    engine = make()
-    engine.add(scored())
-    return run(engine)
-
-
-def test_scored_requests_do_not_keep_the_engine_synchronous() -> None:
-    engine = make_engine(branches=True, runner=DeviceRunner)
-    engine.add(scored(max_tokens=20))
-    items: list[StepItem] = []
-    while not items:
-        items = engine.step()
-    assert not engine._synchronous
-    assert len(text(items + run(engine), "r")) == 20
-
-
-def test_a_ranked_request_has_the_report_in_its_only_item(make: Callable[..., Engine]) -> None:
-    engine = make()
-    engine.add(scored(n=1, best_of=3, temperature=1.0))
-    check(report_of(run(engine)), PROMPT, 3)
 
 
 def test_chunks_are_bounded_by_positions_and_unbounded_once_all_are_scored() -> None:

@@ -26,11 +26,6 @@ def with_snapshots(*keys: bytes) -> StateSlots:
     return slots
 
 
-def test_slots_are_those_above_the_rows() -> None:
-    slots = StateSlots(2, 6, 8)
-    assert [slots.take() for _ in range(5)] == [2, 3, 4, 5, None]
-
-
 def test_the_least_recently_used_snapshot_is_evicted() -> None:
     slots = with_snapshots(b"a", b"b", b"c", b"d")
     slots.restore(b"a", 0)
@@ -56,29 +51,6 @@ def test_a_second_snapshot_of_a_block_and_one_of_an_unknown_block_are_released()
         slots.hold(holder, 8)
         slots.keep(holder, 8, key)
     assert (slots.num_snapshots, slots.num_free, holder.held_snapshots) == (1, 3, {})
-
-
-def test_a_snapshot_goes_with_its_block() -> None:
-    slots = with_snapshots(b"a", b"b")
-    slots.forget(b"a")
-    slots.forget(b"unknown")
-    assert (slots.find(b"a"), slots.num_free) == (None, 3)
-
-
-def test_a_decoding_sequence_holds_one_snapshot() -> None:
-    slots, one = StateSlots(2, 6, 8), sequence()
-    first = slots.hold_last(one, 8)
-    assert slots.hold_last(one, 16) == first
-    assert one.held_snapshots == {16: first}
-    assert slots.num_free == 3
-
-
-def test_copies_are_returned_once_and_in_order() -> None:
-    slots = StateSlots(2, 6, 8)
-    slots.copy(0, 1)
-    slots.copy(1, 4)
-    assert slots.take_copies() == [Copy(0, 1), Copy(1, 4)]
-    assert slots.take_copies() == []
 
 
 def test_a_parked_state_comes_back_to_another_row() -> None:
@@ -159,19 +131,6 @@ def test_a_prefix_ends_at_its_last_snapshot_and_leaves_a_token_to_compute() -> N
     assert blocks.find_prefix(sequence_of(22, first=2), 22).num_tokens == 0
 
 
-def test_a_snapshot_is_copied_to_the_row_of_the_sequence() -> None:
-    blocks, one = manager(), sequence_of(22)
-    compute(blocks, sequence_of(22))
-    prefix = blocks.find_prefix(one, 22)
-    one.row = 1
-    blocks.restore_state(one, prefix)
-    copies = blocks.states.take_copies()
-    assert [copy.target for copy in copies] == [1]
-    assert copies == [Copy(blocks.states.find(blocks._hash(one, 4)) or 0, 1)]
-    blocks.restore_state(one, blocks.find_prefix(one, 3))
-    assert blocks.states.take_copies() == []
-
-
 def test_the_snapshot_of_an_evicted_block_is_gone() -> None:
     blocks = manager()
     compute(blocks, sequence_of(22))
@@ -179,13 +138,6 @@ def test_the_snapshot_of_an_evicted_block_is_gone() -> None:
     compute(blocks, sequence_of(32, first=50))
     assert blocks.find_prefix(sequence_of(22), 22).num_tokens == 0
     assert blocks.states.num_snapshots == 5, "those of the second prompt"
-
-
-def test_a_snapshot_is_not_taken_twice() -> None:
-    blocks = manager(num_blocks=20)
-    compute(blocks, sequence_of(22))
-    assert compute(blocks, sequence_of(22)) == []
-    assert compute(blocks, sequence_of(30)) == [28, 24]
 
 
 def branch(shared: int, first: int) -> Sequence:
@@ -230,10 +182,3 @@ def test_a_pinned_prefix_keeps_its_last_snapshot() -> None:
     compute(blocks, sequence_of(20, first=50))
     assert blocks.find_prefix(sequence_of(12), 12).num_tokens == 8
     blocks.check_integrity([])
-
-
-def test_a_slot_that_leaks_is_found() -> None:
-    blocks = manager()
-    blocks.states.take()
-    with pytest.raises(SlotError, match="do not add up"):
-        blocks.check_integrity([])

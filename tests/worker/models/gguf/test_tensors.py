@@ -16,9 +16,9 @@ from quire.ops.tools.k_quants import QUANTIZERS
 from quire.shared.model.gguf.file import open_gguf
 from quire.shared.model.gguf.types import TENSOR_TYPES
 from quire.shared.process.errors import CheckpointError
-from quire.worker.models.files.gguf.blocks import EXPANSIONS, K_BLOCKS, int4_values
+from quire.worker.models.files.gguf.blocks import EXPANSIONS, K_BLOCKS
 from quire.worker.models.files.gguf.codes import KINDS, codes_of, common_kind
-from quire.worker.models.files.gguf.names import row_order, stored_name
+from quire.worker.models.files.gguf.names import stored_name
 from quire.worker.models.files.gguf.quantization import GGUFQuantization, quantization_of
 from quire.worker.models.native.config import read_config
 from quire.worker.models.native.rope import inverse_frequencies
@@ -36,13 +36,6 @@ def test_names_are_those_of_the_published_package(architecture: str) -> None:
     for module in modules:
         assert stored_name(f"{module}.weight") == names.get_name(f"{module}.weight", (".weight",))
     assert stored_name("model.layers.1.self_attn.q_proj.bias") == "blk.1.attn_q.bias"
-
-
-def test_the_order_of_rows_undoes_that_of_llama_cpp() -> None:
-    rows = np.arange(3 * 8)
-    stored = rows.reshape(3, 2, 4).swapaxes(1, 2).flatten()
-    assert stored[:4].tolist() == [0, 4, 1, 5]
-    assert torch.from_numpy(stored)[row_order(3, 24)].tolist() == rows.tolist()
 
 
 ROWS = 6
@@ -114,22 +107,9 @@ def test_the_simple_k_quants_of_the_tools_are_near_the_weights(kind: str) -> Non
     assert error < {"Q2_K": 0.4, "Q3_K": 0.2, "Q4_K": 0.1, "Q5_K": 0.05, "Q6_K": 0.03}[kind]
 
 
-def test_the_integers_of_q4_0_are_those_of_the_weights() -> None:
-    values = np.random.default_rng(2).standard_normal((8, 32)).astype(np.float32)
-    raw = torch.from_numpy(gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q4_0))
-    scales = raw[:, :2].contiguous().view(torch.float16).float()
-    assert torch.equal(int4_values(raw) * scales, EXPANSIONS["Q4_0"](raw))
-
-
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
 def test_a_file_without_quantised_weights_has_none(kind: str, gguf_files) -> None:  # type: ignore[no-untyped-def]
     assert quantization_of(open_gguf(gguf_files("llama", kind)[1])) is None
-
-
-def test_the_label_names_all_types(gguf_files) -> None:  # type: ignore[no-untyped-def]
-    found = quantization_of(open_gguf(gguf_files("llama", "Q8_0")[1]))
-    assert found is not None
-    assert found.label == "GGUF, Q8_0"
 
 
 def test_activations_are_rounded_if_most_weights_stay_integers() -> None:

@@ -68,15 +68,6 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
     save_file(tensors, folder / WEIGHTS)
 
 
-def test_an_adapter_has_the_factors_of_each_layer(base: Path, tmp_path: Path) -> None:
-    adapter = load(write_adapter(tmp_path / "a", base, rank=6, rank_pattern={"up_proj": 3}), base)
-    layers = adapter.packed.layers  # type: ignore[attr-defined]
-    assert [set(layer) for layer in layers] == [set(LINEARS)] * 3
-    assert sorted(part.offset for part in layers[0]["qkv"]) == [0, 128, 192]
-    assert sorted(len(part.a) for part in layers[0]["gate_up"]) == [3, 6]
-    assert adapter.rank == 6
-
-
 def test_the_digest_is_that_of_the_files(base: Path, tmp_path: Path) -> None:
     one = load(write_adapter(tmp_path / "one", base), base)
     again = load(write_adapter(tmp_path / "two", base), base)
@@ -253,11 +244,6 @@ def read(**fields: Any) -> AdapterConfig:
     return read_adapter_config(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16} | fields).encode(), "file")
 
 
-def test_the_scale_is_alpha_by_rank_or_by_its_root() -> None:
-    assert read().scale_of(MODULE, 8) == 2
-    assert read(use_rslora=True).scale_of(MODULE, 64) == 2
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -304,23 +290,7 @@ def test_modules_selected_in_another_way_are_those_of_the_tensors(fields: dict[s
     assert read(**fields).targets is None
 
 
-def test_names_of_targets_are_kept() -> None:
-    assert read(target_modules=["q_proj", "v_proj"]).targets == ("q_proj", "v_proj")
-
-
 @pytest.mark.parametrize("data", [b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_a_file_that_is_no_object_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"^file: this file is not"):
         read_adapter_config(data, "file")
-
-
-@pytest.mark.parametrize("value", [True, "8", -1, 1.5, None])
-def test_a_wrong_rank_is_refused(value: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"r is .*, expected a whole number"):
-        read(r=value)
-
-
-@pytest.mark.parametrize("value", [0, -1, "1", True, float("inf")])
-def test_a_wrong_alpha_is_refused(value: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"lora_alpha is .*, expected a positive number"):
-        read(lora_alpha=value)

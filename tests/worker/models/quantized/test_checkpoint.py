@@ -129,27 +129,6 @@ def test_weights_are_rounded_once_to_a_type_that_the_kernels_have(quantized, dty
     assert torch.equal(checkpoint.read([f"{UP}.weight"], kept), exact.to(kept))
 
 
-def test_progress_ends_at_the_last_byte(quantized):
-    seen = []
-    folder = quantized("w8a8")
-    checkpoint = open_quantized(folder)
-    checkpoint._progress = lambda done, total: seen.append((done, total))
-    for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
-        checkpoint.read([name], torch.float32)
-    for layer in range(2):
-        prefix = f"model.layers.{layer}"
-        checkpoint.read([f"{prefix}.input_layernorm.weight"], torch.float32)
-        checkpoint.read([f"{prefix}.post_attention_layernorm.weight"], torch.float32)
-        names = [f"{prefix}.self_attn.{at}_proj.weight" for at in "qkv"]
-        assert checkpoint.exact(names, 8, [()] * 3) is not None
-        checkpoint.finished(names)
-        checkpoint.read([f"{prefix}.self_attn.o_proj.weight"], torch.float32)
-        for at in ("gate", "up", "down"):
-            checkpoint.read([f"{prefix}.mlp.{at}_proj.weight"], torch.float32)
-    done, total = seen[-1]
-    assert done == total > 0
-
-
 def test_values_of_8_bits_that_are_no_numbers_are_found():
     for dtype, bad in ((torch.float8_e4m3fn, (127, 255)), (torch.float8_e8m0fnu, (255,))):
         codes = torch.arange(256, dtype=torch.uint8)

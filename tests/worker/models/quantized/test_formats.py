@@ -8,23 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.kernels.weights import quantized_part, quantized_rows
+from quire.kernels.weights import quantized_part
 from quire.shared.model.folder import WEIGHTS
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized import weight as weight_module
-from quire.worker.models.files.quantized.awq import AwqLayer
 from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
 from quire.worker.models.files.quantized.config import parse_quantization
 from quire.worker.models.files.quantized.gptq import GptqLayer, read_gptq
-from quire.worker.models.files.quantized.layout import (
-    TensorFault,
-    group_order,
-    layout_of_qweight,
-    num_groups,
-    refuse_unknown,
-    required,
-)
+from quire.worker.models.files.quantized.layout import TensorFault, group_order, required
 from quire.worker.models.files.quantized.mxfp4 import dequantize_mxfp4
 from quire.worker.models.files.quantized.weight import ScaledWeight
 from quire.worker.models.files.quantized.words import unpack_columns, unpack_rows
@@ -43,10 +35,6 @@ def test_every_format_is_read(name):
     assert quantization is not None
     assert quantization.label
     assert quantization.rounds_activations == (name == "w8a8")
-
-
-def test_a_plain_checkpoint_has_none():
-    assert parse_quantization(Fields({}, "config.json")) is None
 
 
 def test_the_old_field_without_a_method_is_compressed_tensors():
@@ -134,52 +122,9 @@ def test_a_field_that_would_change_the_weights_is_refused(quantization, message)
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("empty", [None, False, [], {}, ""])
-def test_unknown_fields_that_are_empty_change_nothing(empty):
-    refuse_unknown(Fields({"bits": 4, "novelty": empty}, "config.json"), ("bits",))
-
-
-def test_unknown_fields_are_refused_by_name():
-    with pytest.raises(CheckpointError, match=r"config.json: novelty is 0; supported: no such field; use a checkpoint"):
-        refuse_unknown(Fields({"bits": 4, "novelty": 0}, "config.json"), ("bits",))
-
-
 def test_a_tensor_that_was_checked_is_there():
     with pytest.raises(AssertionError):
         required(lambda _: None, "scales")
-
-
-@pytest.mark.parametrize(
-    ("name", "stored", "is_quantised"),
-    [
-        ("up_proj", {"up_proj.qweight": "I32"}, True),
-        ("up_proj", {"up_proj.qweight": "I32", "up_proj.weight": "F16"}, True),
-        ("up_proj", {"up_proj.weight": "F16"}, False),
-        ("up_proj", {}, True),
-        ("lm_head", {}, False),
-        ("lm_head", {"lm_head.qweight": "I32"}, True),
-    ],
-)
-def test_layers_with_a_qweight_are_quantised(name, stored, is_quantised):
-    layout = AwqLayer(128)
-    assert layout_of_qweight(layout, name, stored.get) is (layout if is_quantised else None)
-
-
-@pytest.mark.parametrize(("k", "group_size", "expected"), [(8, 0, 1), (8, 4, 2), (9, 4, 3)])
-def test_the_last_group_may_be_shorter(k, group_size, expected):
-    assert num_groups(k, group_size) == expected
-
-
-@pytest.mark.parametrize("g_idx", [None, torch.tensor([0, 0, 0, 1, 1, 1, 2])])
-def test_groups_of_neighbours_have_no_order(g_idx):
-    assert group_order(g_idx, "g_idx", 7, 3) is None
-
-
-def test_groups_of_distant_features_have_an_order():
-    order = group_order(torch.tensor([2, 0, 1, 0, 1, 0, 1], dtype=torch.int32), "g_idx", 7, 3)
-    assert order is not None
-    assert order.dtype == torch.long
-    assert order.tolist() == [2, 0, 1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("group", [-1, 3])
@@ -250,27 +195,6 @@ def test_groups_say_which_input_features_belong_together():
     assert made.exact(4) is None
 
 
-@pytest.mark.parametrize("rows", [1, 6])
-def test_8_bits_per_channel_or_tensor_fit(rows):
-    made = ScaledWeight(integers(-128, 127), scales(6 // rows, 1, torch.bfloat16), (rows, 64))
-    exact = made.exact(8)
-    assert exact is not None
-    assert exact.bits == 8
-    assert torch.equal(exact.dequantized(), made.dequantized(torch.float32))
-    assert made.exact(4) is None
-
-
-@pytest.mark.parametrize("size", [32, 64])
-def test_4_bits_in_groups_of_multiples_of_32_fit(size):
-    made = ScaledWeight(
-        integers(-8, 7), scales(6, 64 // size), (1, size), torch.zeros(6, 64 // size, dtype=torch.int16)
-    )
-    exact = made.exact(4)
-    assert exact is not None
-    assert exact.scales.shape == (6, 2)
-    assert torch.equal(exact.dequantized(), made.dequantized(torch.float32))
-
-
 def test_a_channel_that_is_no_multiple_of_a_group_fits():
     made = ScaledWeight(integers(-8, 7, k=40), scales(6, 1), (1, 40))
     exact = made.exact(4)
@@ -308,12 +232,6 @@ def test_a_part_is_that_of_the_dequantised_weights():
     assert quantized_part(whole, ()) is whole
 
 
-def test_joined_layers_are_side_by_side():
-    parts = [ScaledWeight(integers(-8, 7, n), scales(n, 2), (1, 32)).exact(4) for n in (2, 5)]
-    whole = quantized_rows([part for part in parts if part is not None])
-    assert torch.equal(whole.dequantized(), torch.cat([part.dequantized() for part in parts if part is not None]))
-
-
 def test_version_1_stores_zero_points_less_1_with_borrows():
     """The zero point is 0 where all weights of a group are above zero."""
     layout = GptqLayer(bits=4, group_size=32, act_order=False, is_v1=True)
@@ -343,11 +261,6 @@ def test_the_zero_point_of_symmetric_layers_is_the_middle_whatever_is_stored(
     }
     assert layout is not None
     assert set(layout.weight(8, 32, tensors.get).dequantized(torch.float32).flatten().tolist()) == {0.5}
-
-
-def test_without_sym_the_stored_zero_points_count() -> None:
-    layout = read_gptq(Fields({"bits": 4, "group_size": 32}, "config.json")).layout
-    assert not layout.symmetric
 
 
 def test_layers_of_a_pattern_that_are_not_quantised_have_plain_weights():

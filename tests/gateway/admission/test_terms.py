@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.api import resume
 from quire.gateway.stream import buffer
-from quire.shared.protocol.broker import Broker, QueueReader, new_id
+from quire.shared.protocol.broker import Admission, Broker, QueueReader, Submitted, new_id
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from quire.shared.redis.clock import unix_time
 from tests.gateway.conftest import Start
@@ -134,11 +134,11 @@ async def test_a_call_that_was_half_submitted_when_its_gateway_died_is_completed
     body = {**BODY, "prompt": ["one", "two", "three"], "stream": stream}
     real, submitted = Broker.submit, asyncio.Event()
 
-    async def dying(self: Broker, request_id: str, *arguments: Any, **options: Any) -> str:
-        if options["gateway"] == here.gateway.id and request_id.endswith("-1"):
+    async def dying(self: Broker, request_id: str, body: bytes, terms: Admission) -> Submitted:
+        if terms.gateway == here.gateway.id and request_id.endswith("-1"):
             submitted.set()
             await asyncio.Event().wait()
-        return await real(self, request_id, *arguments, **options)
+        return await real(self, request_id, body, terms)
 
     monkeypatch.setattr(Broker, "submit", dying)
     call = asyncio.create_task(keyed(here, body))

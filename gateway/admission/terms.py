@@ -1,4 +1,4 @@
-"""The admission options of a call: its deadline, its priority class, and its idempotency key."""
+"""The terms on which a call is let into the queue: its deadline, its priority class, and its idempotency key."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from multidict import CIMultiDictProxy
 
-from quire.gateway.admission.submission import AdmissionOptions
-from quire.gateway.api.call import Options
+from quire.gateway.api.call import Call
 from quire.gateway.api.headers import IDEMPOTENCY_KEY
 from quire.gateway.errors.api_errors import refused
 from quire.shared.config.validators import shown
+from quire.shared.protocol.broker import Admission
 
 REQUEST_TIMEOUT = "X-Request-Timeout"
 
@@ -23,34 +23,34 @@ _VISIBLE = re.compile(r"[!-~]{1,255}", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
-def read_admission_options(
-    headers: CIMultiDictProxy[str], path: str, body: Mapping[str, Any], options: Options, default_s: float, max_s: float
-) -> AdmissionOptions:
-    """The admission options in the headers and the options of a call.
+def read_terms(
+    terms: Admission, headers: CIMultiDictProxy[str], body: Mapping[str, Any], path: str, call: Call, max_s: float
+) -> Admission:
+    """The terms with what the headers and the parameters of a call ask for.
 
-    default_s and max_s: the default and the longest deadline in seconds. Raises InvalidRequest.
+    terms: of this gateway; their deadline is the default. max_s: the longest deadline. Raises InvalidRequest.
     """
     key = _single(headers, IDEMPOTENCY_KEY)
     if key is not None and not _VISIBLE.fullmatch(key):
         raise refused(
             IDEMPOTENCY_KEY, f"{IDEMPOTENCY_KEY} must be 1 to 255 visible ASCII characters, not {shown(key)}."
         )
-    timeout_s = options.timeout_s
+    timeout_s = call.timeout_s
     name = "timeout"
     if timeout_s is None and (text := _single(headers, REQUEST_TIMEOUT)) is not None:
         name = REQUEST_TIMEOUT
         timeout_s = float(text) if _SECONDS.fullmatch(text) else math.nan
     if timeout_s is None:
-        timeout_s = min(default_s, max_s)
+        timeout_s = min(terms.deadline_ms / 1000, max_s)
     elif not 0 < timeout_s <= max_s:
         raise refused(
             name,
             f"{name} must be a number of seconds over 0 and at most {max_s:g} (this server's setting --max-timeout-s), "
             f"not {shown(text if name == REQUEST_TIMEOUT else timeout_s)}.",
         )
-    return AdmissionOptions(
-        priority_class=options.priority,
-        is_background=options.background,
+    return terms._replace(
+        priority_class=call.priority,
+        is_background=call.about.is_background,
         deadline_ms=math.ceil(1000 * timeout_s),
         idempotency_key=key or "",
         fingerprint=fingerprint(path, body) if key else "",

@@ -1,0 +1,106 @@
+"""The terms on which a request is let into the queue: what `submit.lua` reads besides the request itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgpack
+
+from quire.shared.protocol.charge import FREE, Accounts, Price, limits_of
+from quire.shared.protocol.keys import DEFAULT_CLASS, AccountKeys
+from quire.shared.protocol.share import ANONYMOUS_TENANT, DEFAULT_WEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Largest number of requests and of tokens that may wait in a lane, over all classes.
+
+    stored_bytes, key_bytes: of all requests that stay (stored, in the background, parked, or with much text), and of
+    those of one API key; 0 is any number.
+    """
+
+    requests: int
+    tokens: int
+    stored_bytes: int = 2**28
+    key_bytes: int = 0
+
+
+class Admission(NamedTuple):
+    """The terms of one request; those of a call are the same for its requests up to the fields of a request.
+
+    gateway: that listens to the request. bounds: of the queue.
+
+    Fields of a request. cost: tokens that it may use at most. prompt_tokens: of its prompt. rows: sequences that it
+    runs at once. begins_call: it counts as a call; further prompts of a call do not. beside: another request, whose
+    listeners become listeners of this one.
+
+    Fields of its call. deadline_ms: from now; 0 is no deadline. metadata: `attach` returns it. is_background: the
+    request runs on without a client. idempotency_key, fingerprint: a key that the client chose, and a hash of what the
+    call asks for; empty for none. traceparent: of the span of the call; empty without tracing.
+    retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
+    `LaneKeys.conversation`. counts_stored: `bounds.stored_bytes` counts the request.
+
+    Who the request counts for. owner: id of the API key; empty without one. accounts: key, project and organisation,
+    whose limits must allow the request and which are charged for it; empty for a request that is charged to nobody.
+    account_prefix: of their keys in Redis. charged_model, price: of the model. park_s: the request is accepted if the
+    budgets suffice for a part of its answer, and parked for at most this many seconds when they are used up; 0 refuses
+    such a request. tenant, weight, user: in fair sharing; the user is a hash in hexadecimal, empty without one.
+    """
+
+    gateway: str
+    bounds: QueueBounds
+    cost: int = 0
+    prompt_tokens: int = 0
+    rows: int = 1
+    begins_call: bool = True
+    beside: str = ""
+    priority_class: str = DEFAULT_CLASS
+    deadline_ms: int = 0
+    metadata: bytes = b""
+    is_background: bool = False
+    idempotency_key: str = ""
+    fingerprint: str = ""
+    traceparent: str = ""
+    retention_s: int = 0
+    conversation: bytes = b""
+    counts_stored: bool = True
+    owner: str = ""
+    accounts: Accounts = ()
+    account_prefix: str = AccountKeys().prefix
+    charged_model: str = ""
+    price: Price = FREE
+    park_s: int = 0
+    tenant: str = ANONYMOUS_TENANT
+    weight: int = DEFAULT_WEIGHT
+    user: str = ""
+
+    def encode(self) -> bytes:
+        """The terms as a message: a map under the names that `submit.lua` uses, without what is empty or 0."""
+        bounds, price = self.bounds, self.price
+        terms = {
+            "gateway": self.gateway,
+            "max_requests": bounds.requests,
+            "max_tokens": bounds.tokens,
+            "cost": self.cost,
+            "prompt": self.prompt_tokens,
+            "rows": self.rows,
+            "class": self.priority_class,
+            "metadata": self.metadata,
+            "tenant": self.tenant,
+            "weight": self.weight,
+            "user": self.user,
+            "fingerprint": self.fingerprint if self.idempotency_key else None,
+        }
+        if self.counts_stored:
+            terms["max_stored"], terms["max_key_stored"] = bounds.stored_bytes, bounds.key_bytes
+        terms |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
+        if self.accounts:
+            charge = [self.account_prefix, int(self.begins_call), self.prompt_tokens, price.prompt, price.completion]
+            terms["charge"] = [*charge, self.charged_model, self.park_s, *map(limits_of, self.accounts)]
+        # The msgpack of Redis reads bytes only as text.
+        return bytes(msgpack.packb(terms, use_bin_type=False))
+
+
+# Fields that the record leaves out if they are empty, under their own names.
+_OPTIONAL = ("deadline_ms", "is_background", "beside", "traceparent", "retention_s", "conversation", "owner")
