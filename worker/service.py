@@ -301,7 +301,7 @@ class WorkerService:
         """Send heartbeats and renew leases, but only while the engine ticks: a worker that hangs loses its requests.
 
         Ends by a flag, because redis-py can swallow a cancellation that arrives during a command. Raises NameTaken if
-        another worker, which may be alive, has taken this one's name.
+        another worker, which may be alive, has taken the name of this worker.
         """
         broker, engine, committer = parts.broker, parts.engine, parts.committer
         seen = -1

@@ -88,7 +88,7 @@ def _sources() -> list[Path]:
 
 
 def _units(library: str) -> list[Unit]:
-    """Return the units of a library, the one that takes longest first."""
+    """Return the units of a library, the unit that takes longest first."""
     if library == COMMON:
         return [Unit(path, 0) for path in _sources() if path.suffix == ".cpp" and not path.stem.startswith("level_")]
     parts = (1, 0) if library in BFLOAT16_LEVELS else (1, 2, 0, 3)

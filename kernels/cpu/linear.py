@@ -115,7 +115,7 @@ class CpuLinear:
         self.nbytes = sum(part.nbytes for part in (self.weight, self.bias, self.scales, self.order) if part is not None)
 
     def _check_same(self, rows: LinearWeight) -> None:
-        """Raise RowsDiffer for rows of another format or order than the first ones."""
+        """Raise RowsDiffer for rows of another format or order than the first rows."""
         order = rows.order if isinstance(rows, GroupedWeight) else None
         same = order is self.order if order is None or self.order is None else torch.equal(order, self.order)
         if _format(rows, self.dtype) is not self.format or not same:

@@ -1,4 +1,4 @@
-"""The kernels of the operations: those of Triton, and those of torch that may replace single ones.
+"""The kernels of the operations: those of Triton, and those of torch that may replace single kernels.
 
 A kernel that gives wrong results on a device is replaced (`quire.kernels.self_test`). The batch-invariant mode replaces
 none, because torch's sums depend on the batch.

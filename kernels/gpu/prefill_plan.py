@@ -3,7 +3,7 @@
 An item is a tile of queries of one sequence. Sequences with keys in the cache and sequences that begin with this step
 have separate lists, because different kernels compute them. Planning does not wait for the device.
 
-A step may have too few tiles to fill the device, for example 64 new tokens behind 32,768 cached ones. Then the keys of
+A step may have too few tiles to fill the device, for example 64 new tokens after 32,768 cached tokens. Then the keys of
 a tile with cached keys are cut into chunks, and an item is one chunk (split keys, as in `decode_plan`). The sizes of
 buffers and grids follow from shapes, so that a captured graph adapts to the lengths of each replay.
 """

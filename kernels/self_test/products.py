@@ -35,7 +35,7 @@ def linear_cases(inputs: CaseInputs, uses: Iterable[LinearUse], gate: str) -> It
 
 
 def chosen(uses: Iterable[LinearUse], level: str) -> list[LinearUse]:
-    """Return all uses for FULL, else the one with the most input features of each kind."""
+    """Return all uses for FULL, else the use with the most input features of each kind."""
     distinct = list(dict.fromkeys(uses))
     if level == FULL:
         return distinct

@@ -63,7 +63,7 @@ def weights_fault(folder: Path) -> ModelFolderFault:
 def tokenizer_fault(folder: Path) -> ModelFolderFault:
     """Return the fault of a folder without a tokenizer file that is read. The remedy makes one from those it has.
 
-    A `tokenizer.model` counts as one that is not read: some kinds of it are not.
+    A `tokenizer.model` counts as a tokenizer that is not read: some kinds of it are not.
     """
     sources = {
         "tokenizer.model": "sentencepiece",

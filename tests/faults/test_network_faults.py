@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import statistics
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.shared.protocol.broker.scripts import script_source
 from quire.shared.protocol.messages import decode_items
 from tests.conftest import QuireProcess
 from tests.support.faults.calls import (
@@ -33,6 +35,10 @@ REPAIR_S = 0.5
 BUSY_S = 0.75
 # Wrong wall clocks have no effect: Quire uses Redis' clock and monotonic clocks.
 SKEW_S = 3600
+# The hashes by which scripts are called.
+SUBMIT, CLAIM, COMMIT = (
+    hashlib.sha1(script_source(name).encode()).hexdigest().encode() for name in ("submit", "claim", "commit_step")
+)
 
 
 class Net:
@@ -94,18 +100,16 @@ def first(commands: Callable[[list[bytes]], bool], count: int = 1) -> Callable[[
 
 
 def is_submit(command: list[bytes]) -> bool:
-    """True for the script with the most arguments."""
-    return command[0] == b"EVALSHA" and command[2] == b"2" and len(command) > 25
+    return command[:2] == [b"EVALSHA", SUBMIT]
 
 
 def is_claim(command: list[bytes]) -> bool:
-    """Excludes heartbeats, which have as many keys and are frequent."""
-    return command[0] == b"EVALSHA" and command[2] == b"2" and b":req:" in command[3]
+    return command[:2] == [b"EVALSHA", CLAIM]
 
 
 def is_commit(command: list[bytes]) -> bool:
-    """True for a commit with items. Items are the last argument before the notices; without items, an empty array."""
-    return command[0] == b"EVALSHA" and command[3].endswith(b":mailbox") and command[6] != b"\x90"
+    """Return True for a commit with items. Items are the last argument before the notices; none are an empty array."""
+    return command[:2] == [b"EVALSHA", COMMIT] and command[6] != b"\x90"
 
 
 def is_read(command: list[bytes]) -> bool:

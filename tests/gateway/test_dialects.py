@@ -270,15 +270,15 @@ def halting(go_on: asyncio.Event, text: str = TEXT) -> Script:
     return script
 
 
-# What a call asks for, and what the model answers; by dialect.
-FORMS: list[tuple[Dialect, dict[str, Any], str]] = [
-    *((dialect, {}, TEXT) for dialect in DIALECTS.values()),
-    *((dialect, dialect.scored, TEXT) for dialect in DIALECTS.values() if dialect.scored),
-    *((dialect, {"tools": dialect.tools}, WHOLE) for dialect in DIALECTS.values() if dialect.tools),
-]
+# What a call asks for, and what the model answers.
+FORMS: dict[str, tuple[Dialect, dict[str, Any], str]] = {
+    **{name: (dialect, {}, TEXT) for name, dialect in DIALECTS.items()},
+    **{f"{name} with scores": (one, one.scored, TEXT) for name, one in DIALECTS.items() if one.scored},
+    **{f"{name} with calls": (one, {"tools": one.tools}, WHOLE) for name, one in DIALECTS.items() if one.tools},
+}
 
 
-@pytest.mark.parametrize(("dialect", "asked", "text"), FORMS, ids=lambda value: "-".join(getattr(value, "body", value)))
+@pytest.mark.parametrize(("dialect", "asked", "text"), FORMS.values(), ids=FORMS)
 async def test_a_stream_is_the_whole_answer_and_resumes_after_each_event(
     start_gateway: Start, tmp_path: Path, dialect: Dialect, asked: dict[str, Any], text: str
 ) -> None:

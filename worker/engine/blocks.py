@@ -1,4 +1,4 @@
-"""Physical blocks of the KV cache: their owners, sharing, and the free ones. Bookkeeping without tensors.
+"""Physical blocks of the KV cache: their owners, their sharing, and the free blocks. Bookkeeping without tensors.
 
 A sequence has a block table, a list of physical block ids. The token at position p is in block `p // block_size` of the
 table, slot `p % block_size`. Three primitives serve every decoding method (paper section 5.2): `fork` lets a child
@@ -12,7 +12,7 @@ the last owner writes in place (section 4.4).
 
 The prefix cache finds full blocks by a hash chain: the hash of a block covers its tokens, all blocks before it, and a
 root made of model and salt. So equal hashes mean equal keys and values, no matter which sequence computed them. The
-scope of a sequence (its tenant) is part of the first hash behind the pinned blocks, so tenants share pinned prefixes
+scope of a sequence (its tenant) is part of the first hash after the pinned blocks, so tenants share pinned prefixes
 and nothing else.
 
 Blocks also exist in host memory (section 4.5, swapping). A swapped group keeps all its sharing there.
@@ -256,7 +256,7 @@ class BlockManager:
     def cache_full_blocks(self, sequence: Sequence, num_computed: int) -> None:
         """Add the full blocks of the sequence's first `num_computed` tokens to the prefix cache.
 
-        If the cache has a block of the same hash already, that one stays.
+        If the cache has a block of the same hash already, that block stays.
         """
         if not self.prefix_caching:
             return

@@ -52,7 +52,7 @@ class Groups:
     def __init__(self, limits: EngineLimits, blocks: BlockManager | None = None) -> None:
         self.limits = limits
         sizes = limits.num_blocks, limits.block_size, limits.num_host_blocks, limits.prefix_caching
-        # The same blocks with slots of recurrent states, for a model with such.
+        # The blocks, with slots of recurrent states, of a model that has such states.
         self.state_blocks = StatefulBlockManager.of(limits) if limits.num_state_slots else None
         self.states = self.state_blocks.states if self.state_blocks is not None else None
         self.blocks = self.state_blocks or blocks or BlockManager(*sizes)

@@ -2,7 +2,7 @@
 
 Decoding sequences are gathered from the input batch with a few vector operations; chunks of prompts follow, one by one.
 `Runner` waits for each step, and is what the engine expects of any runner. `quire.worker.device.cuda.runner` has the
-one that does not wait.
+runner that does not wait.
 """
 
 from __future__ import annotations

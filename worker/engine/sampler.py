@@ -221,8 +221,8 @@ def restrict_on_device(logits: torch.Tensor, masks: Mapping[int, np.ndarray]) ->
 def restrict_on_host(logits: torch.Tensor, masks: Mapping[int, np.ndarray]) -> None:
     """Ban the tokens without a bit, as `restrict` does, with little work for the processor.
 
-    In free text nearly all tokens are allowed, and in a structure few: then only the banned or the allowed ones are
-    written one by one.
+    In free text nearly all tokens are allowed, and in a structure few: then only the banned or the allowed tokens
+    are written one by one.
     """
     vocabulary = logits.shape[1]
     few = vocabulary // 32 // SPARSE

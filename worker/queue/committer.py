@@ -81,7 +81,7 @@ class Committer:
         # Results of unwatched requests, by request id, that wait to be due.
         self._held: dict[str, list[StepCommit]] = {}
         self._held_since = 0.0
-        # What was computed since the last commit for requests that emit nothing before their end, by request id.
+        # Tokens computed since the last commit for requests that emit nothing before their end, by request id.
         self._computed: dict[str, ComputedTokens] = {}
         self._committed_at = 0.0
         self._early_cancels: dict[str, None] = {}
@@ -91,7 +91,7 @@ class Committer:
         self._stopping = False
         # Traced attempts without a token yet.
         self._first_awaited: dict[str, Attempt] = {}
-        # Requests without a committed token of their present attempt: any of them may be one that kills workers.
+        # Requests without a committed token of their present attempt. Any of them may be what kills workers.
         self._without_progress: set[str] = set()
         # Notices of the last reply; the next commit acknowledges them.
         self._applied: tuple[tuple[str, str], ...] = ()

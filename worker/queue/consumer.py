@@ -1,8 +1,8 @@
 """Claims requests from the queue: as many as the engine has free rows for. All other requests wait in Redis.
 
 A request with several sequences takes several rows. If the next request has more rows than are free it waits in Redis,
-where another worker may have them, and this worker reads nothing behind it. After WIDE_S the worker takes it in any
-case: the engine then keeps rows that become free for it, and other workers go on with the requests behind it.
+where another worker may have them, and this worker reads no later request. After WIDE_S the worker takes it in any
+case: the engine then keeps rows that become free for it, and other workers run the later requests.
 
 A blocking read is never cancelled, because an entry that it was about to return would be delivered without being seen;
 the read ends by itself within BLOCK_S. For the same reason a failed read is followed by one of the pending entries.
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 # Interval at which a full engine is asked for free rows.
 FULL_S = 0.01
-# The same, while requests of higher classes may displace others: a read waits for such requests meanwhile.
+# The interval while requests of higher classes may displace others: a read waits for such requests meanwhile.
 DISPLACE_S = 0.05
 # Time for which a worker leaves a request with more rows than it has free to others.
 WIDE_S = 0.05

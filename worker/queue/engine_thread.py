@@ -278,7 +278,7 @@ class EngineThread(threading.Thread):
             self._stepped_at = ended
 
     def _note_computed(self) -> None:
-        """Note what has been computed for requests that emit nothing before their end. Call it before `_commit`."""
+        """Note the tokens computed for requests that emit nothing before their end. Call it before `_commit`."""
         self._computed += [
             ComputedTokens(request_id, self._attempts[request_id], count)
             for request_id, count in self._engine.take_computed()

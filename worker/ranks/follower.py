@@ -86,7 +86,7 @@ class Follower:
         states.copy(source, target)
 
     def _self_test(self, level: str, block_size: int, has_graphs: bool) -> None:
-        """Test the kernels, together with rank 0. Answers which ones this rank has replaced."""
+        """Test the kernels, together with rank 0. Answers which kernels this rank has replaced."""
         self._model.self_test(level, block_size, self._record if has_graphs else None, self._ranks)
         self._answer(kernels.replaced_mask(self._model.ops))
 

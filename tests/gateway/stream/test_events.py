@@ -15,15 +15,16 @@ import pytest
 from redis import Redis
 
 from quire.gateway.stream.buffer import ClosedOutcome
+from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.sse import BEGINNING, EventId, dumps, event, quote, takes_ids
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.stream.writer import PART_CHARACTERS, EventRenderer
 from quire.shared.protocol.broker import Claim
-from quire.shared.protocol.messages import StepItem
+from quire.shared.protocol.messages import Delta, StepItem
 from quire.shared.redis.clients import pubsub_client
 from quire.shared.redis.lane_client import LaneClient
 from quire.shared.redis.link import Link
-from tests.gateway.stream.test_buffer import open_one, steps
+from tests.gateway.stream.test_buffer import SCORED, Log, open_one, scored_steps, steps
 from tests.support.broker_calls import recoveries_of
 from tests.support.gateway.fake_worker import emit, endless
 from tests.support.gateway.running import (
@@ -232,6 +233,29 @@ async def test_frames_that_were_at_hand_together_are_given_together() -> None:
     router.feed([items[3]], 0.0)
     await asyncio.sleep(0)
     assert given == [items[:3], [items[3]]]
+
+
+async def test_what_came_together_for_many_prompts_is_not_read_from_the_log() -> None:
+    """A client that reads has taken all earlier items, so all new items fit the buffer, however many they are."""
+    ids = [f"r{index}" for index in range(64)]
+    log: Any = Log([])
+    router = FrameRouter(log, keepalive_s=60.0)
+    buffer = router.open([*ids, "first"])
+    buffer.accept(None, is_logged=False)
+    router.feed(scored_steps(1, "first"), 0.0)  # the others have no item yet
+    assert len(buffer.take()) == 1
+    for together in zip(*(scored_steps(5, one) for one in ids), strict=True):
+        router.feed(together, 0.0)
+        given = buffer.take()
+        while len(given) < len(ids):
+            await buffer.ready()
+            given += buffer.take()
+        assert given == list(together)
+    # For a client that no longer reads, the buffer keeps one item per prompt.
+    for at in (5, 6):
+        router.feed([StepItem(one, at, (Delta(0, (at,), logprobs=SCORED),)) for one in ids], 0.0)
+    assert len(buffer._waiting) == len(ids)
+    assert all(buffer.cursors[one].behind for one in ids)
 
 
 # --- The subscription of a gateway over a connection that fails it without being closed -------------------------------

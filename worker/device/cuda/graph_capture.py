@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 # Larger steps have no graph: the device computes for longer than their launch takes.
 MOST_TOKENS = 8192
-# Captures of `measure_graphs`. The FIRST ones, one of each kind, also load kernels and create the shared pool.
+# Captures of `measure_graphs`. The FIRST captures, one of each kind, also load kernels and create the shared pool.
 FIRST, MEASURED = 3, 6
 # Time limit for captures before the worker is ready; and time between two lines of the log.
 CAPTURE_S, LOG_S = 15.0, 2.0
 
 
 def graph_buckets(sequences: int, tokens: int) -> list[GraphBucket]:
-    """Return the buckets of all graphs. Small ones are close together, because padding costs most there.
+    """Return the buckets of all graphs. Small buckets are close together, because padding costs most there.
 
     sequences, tokens: the limits of a step. A graph of a mixed step has more tokens than sequences, because the
     attention kernels take a batch with no more tokens than sequences for decodes (kernels/gpu/attention.py).

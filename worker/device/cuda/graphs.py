@@ -84,7 +84,7 @@ def recorder(model: object) -> Record:
 
 
 def in_capture_order(buckets: Iterable[GraphBucket]) -> list[GraphBucket]:
-    """Return the buckets as a stack: the one to capture first is last.
+    """Return the buckets as a stack: the bucket to capture first is last.
 
     The largest bucket comes first, because all smaller buckets reuse its memory. Decodes come next, because graphs
     speed them up most. All other buckets follow. Within a kind, larger buckets come first, because they can also run

@@ -23,7 +23,7 @@ class Adapters:
         self.held: tuple[tuple[str, str], ...] = ()
 
     def add(self, adapter: Adapter) -> None:
-        """Add an adapter, or replace the one of the same name. Raises RequestRefused if there are too many."""
+        """Add an adapter, or replace the adapter of the same name. Raises RequestRefused if there are too many."""
         if adapter.name not in self._by_name and len(self._by_name) >= self.limit:
             raise RequestRefused(
                 f"the adapter {adapter.name!r} would be number {self.limit + 1}, and --max-loras is {self.limit}: "
@@ -38,7 +38,7 @@ class Adapters:
         self._publish()
 
     def find(self, name: str, digest: str = "") -> Adapter:
-        """Return an adapter. digest: the one that it must have; empty allows any. Raises RequestRefused."""
+        """Return an adapter. digest: of its files, as it must be; empty allows any. Raises RequestRefused."""
         adapter = self._by_name.get(name)
         if adapter is None:
             raise RequestRefused(f"this worker does not hold the adapter {name!r}; give all workers the same adapters")

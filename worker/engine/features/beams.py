@@ -97,7 +97,7 @@ class BeamSearch:
 def continue_beams(
     groups: Groups, group: SequenceGroup, beams: list[Sequence], logprobs: np.ndarray, token_ids: np.ndarray
 ) -> list[Delta]:
-    """Replace the beams of a group by those of its next step. Returns the best ones if the search ends, else nothing.
+    """Replace the beams of a group by those of its next step. Returns the best beams if the search ends, else nothing.
 
     logprobs, token_ids: of `BeamSearch.advance`, a row for each of the beams.
     """

@@ -61,7 +61,7 @@ class Matcher:
 class Grammars:
     """Matchers for the grammars of requests, cached by grammar. Safe to use from several threads.
 
-    tokenizer: the one of the model. Without it requests with a grammar are refused.
+    tokenizer: that of the model. Without it requests with a grammar are refused.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Iterable[int]) -> None:

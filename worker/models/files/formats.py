@@ -31,12 +31,12 @@ from quire.worker.models.files.weight_reader import Held, WeightReader
 
 __all__ = ["QUANTIZED", "DequantizedCheckpoint", "Mxfp4", "QuantizedLayers", "parse_quantization"]
 
-# How a checkpoint is quantised: by the layers that its configuration names, or by the types of a GGUF file.
+# The quantisation of a checkpoint: by the layers that its configuration names, or by the types of a GGUF file.
 Quantization = QuantizedLayers | GGUFQuantization
 
 
 class StoredConfig(Protocol):
-    """How a checkpoint stores its weights."""
+    """The fields of a configuration that say how its weights are stored."""
 
     @property
     def quantization(self) -> Quantization | None: ...

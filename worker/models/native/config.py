@@ -81,7 +81,7 @@ class ModelConfig:
     input_vocab_size: int = 0
     placeholders: tuple[int, ...] = ()  # tokens that are computed as pad_token_id
     pad_token_id: int = 0
-    is_wrapped: bool = False  # the checkpoint is a vision-language model around this one
+    is_wrapped: bool = False  # the checkpoint is a vision-language model around this text model
 
     @property
     def attention_scale(self) -> float:

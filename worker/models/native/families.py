@@ -313,7 +313,7 @@ def _refuse_values(fields: Fields, family: Family) -> None:
     """Raise NotSupported for values of known fields that the kernels do not compute."""
     for name in ("hidden_act", "hidden_activation") if family.is_gemma else ("hidden_act",):
         supported = ("gelu_pytorch_tanh",) if family.is_gemma else ("silu", "swish")
-        # Gemma's configurations have both; the activation of a class with hidden_activation is that one.
+        # Gemma's configurations have both; a class with hidden_activation has that activation.
         if fields.get(name, supported[0]) not in supported and not (family.is_gemma and name == "hidden_act"):
             raise fields.unsupported(name, supported[0])
     if fields.get("quantization_config") is not None:

@@ -1,4 +1,4 @@
-"""What Gemma 4 computes besides other families: inputs of the layers for each token, and tokens in place of others."""
+"""Computations that only Gemma 4 has: inputs of the layers for each token, and tokens in place of others."""
 
 from __future__ import annotations
 

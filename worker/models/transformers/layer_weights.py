@@ -1,4 +1,4 @@
-"""How the weights of linear layers are packed for a model that Transformers computes."""
+"""The weights of linear layers as they are packed for a model that Transformers computes."""
 
 from __future__ import annotations
 

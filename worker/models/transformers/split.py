@@ -160,7 +160,7 @@ class DependencyProbe:
 
     def _needed(self, parts: list[list[torch.Tensor]]) -> dict[Leaf, torch.Tensor]:
         """Return the leaves on which these tensors of each rank depend, and their columns or heads: bool [ranks, N]."""
-        unknown = [leaf for leaf in self.leaves if not leaf.is_whole]  # a whole one is needed by all parts
+        unknown = [leaf for leaf in self.leaves if not leaf.is_whole]  # all parts need a whole leaf
         needed = {leaf: torch.zeros_like(leaf.needed) for leaf in unknown}
         for rank, tensors in enumerate(parts):
             depending = [tensor for tensor in tensors if tensor.requires_grad]

@@ -1,7 +1,7 @@
 """Recurrent states of models that Transformers computes: short convolutions, Mamba, delta nets, linear attention.
 
 Transformers passes a cache to each layer with a state, and the layer asks it for its states and gives it new ones. The
-caches here take the place of that one. `StateProbe` records, during a trial run, which modules ask and the shapes of
+caches here take the place of that cache. `StateProbe` records, during a trial run, which modules ask and the shapes of
 their states. `StateStep` holds the states of a step in slots of a `StatePool`.
 
 A module with states must see the tokens of one sequence at a time, while all other layers get the tokens of all

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def drop_unused(model: Any, config: TransformersConfig, text: torch.Tensor) -> None:
     """Remove the towers and projectors that a text does not call, so that they take no memory.
 
-    Only models whose configuration has a part for text are changed. text: a short one.
+    Only models whose configuration has a part for text are changed. text: any short text.
     """
     if config.loaded.get_text_config() is config.loaded:
         return

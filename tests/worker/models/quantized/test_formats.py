@@ -16,11 +16,7 @@ from quire.worker.models.files.quantized import weight as weight_module
 from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
 from quire.worker.models.files.quantized.config import parse_quantization
 from quire.worker.models.files.quantized.gptq import GptqLayer, read_gptq
-from quire.worker.models.files.quantized.layout import (
-    TensorFault,
-    group_order,
-    required,
-)
+from quire.worker.models.files.quantized.layout import TensorFault, group_order, required
 from quire.worker.models.files.quantized.mxfp4 import mxfp4_weight
 from quire.worker.models.files.quantized.weight import ScaledWeight
 from quire.worker.models.files.quantized.words import unpack_columns, unpack_rows

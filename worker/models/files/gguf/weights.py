@@ -148,7 +148,7 @@ class GGUFWeights(Weights):
         return self._tensor(name).shape
 
     def layout(self, name: str) -> GGUFLayout | None:
-        """Return the layout of a quantised tensor; None for one that is not quantised."""
+        """Return the layout of a quantised tensor; None for any other tensor."""
         kind = self._tensor(name).type
         return GGUFLayout(kind.name, 4 if kind.name == INTEGER_TYPE else 0) if kind.is_quantized else None
 

@@ -61,7 +61,7 @@ class AdaptedModel(Protocol):
 
     @property
     def is_wrapped(self) -> bool:
-        """True if the checkpoint is a vision-language model around this one."""
+        """True if the checkpoint is a vision-language model around this text model."""
 
     def q_size(self, layer: int) -> int: ...
 

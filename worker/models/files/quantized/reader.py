@@ -37,7 +37,7 @@ AS_STORED, DEQUANTIZED = "as stored", "dequantised"  # `Form.how`
 
 
 class StoredLayout(Protocol):
-    """How one layer is stored."""
+    """The format of a layer that is stored quantised."""
 
     @property
     def label(self) -> str: ...
@@ -48,7 +48,7 @@ class StoredLayout(Protocol):
 
 
 class Labelled(Protocol):
-    """How a checkpoint is quantised, for the log."""
+    """The quantisation of a checkpoint, named for the log."""
 
     @property
     def label(self) -> str: ...
