@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import AnswerFormat, EventRenderer
 
 
-class Dialect:
+class Dialect(ABC):
     """One of the APIs: how it reads calls, finds them again, and writes answers.
 
     name: in the metadata of its calls, in metrics and in logs. prefix: of the ids that clients see.
@@ -34,13 +35,13 @@ class Dialect:
         """Check the headers that only this API has. Return those without effect. Raises InvalidRequest."""
         return ()
 
+    @abstractmethod
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         """Check and tokenize a call. Raises ApiError."""
-        raise NotImplementedError
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> AnswerFormat:
-        """Return the renderer of the answer to one call."""
-        raise NotImplementedError
+        """Return the renderer of the answer to one call. A dialect without it writes its answers without the stream."""
+        raise NotImplementedError(f"{self.name} has no answer of text")
 
     def events(
         self, call_id: str, model: ServedModel, transcript: Transcript, headers: Mapping[str, str], place: Any = None
@@ -51,7 +52,7 @@ class Dialect:
 
     async def status(self, form: AnswerFormat, call_id: str, is_new: bool) -> str:
         """Return the JSON for a client that does not wait for its call. A dialect without it has no such calls."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name} has no calls in the background")
 
     def is_kept(self, metadata: CallMetadata) -> bool:
         """Return True if clients may ask for the call after its own answer."""

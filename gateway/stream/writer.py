@@ -11,6 +11,7 @@ connection is closed after the write timeout.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -68,12 +69,12 @@ class AnswerFormat(Protocol):
         ...
 
 
-class ChoiceFormat:
+class ChoiceFormat(ABC):
     """A format that writes the whole answer from its choices."""
 
+    @abstractmethod
     def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
         """Return the whole answer: pieces of one JSON object."""
-        raise NotImplementedError
 
     async def whole(self, buffer: OutputBuffer, transcript: Transcript) -> Iterator[str]:
         return self.full(await collect(buffer, transcript), transcript.usage)

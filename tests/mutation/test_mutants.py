@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.mutation.mutants import sample
+
+ROOT = Path(__file__).resolve().parents[2]
 
 LUA = """-- a comment with 1 == 2
 local count = redis.call('HGET', KEYS[1], 'a == b')
@@ -51,3 +54,11 @@ def test_a_seed_gives_the_same_mutants(tmp_path: Path) -> None:
     (tmp_path / "a.lua").write_text(LUA)
     names = [[mutant.name for mutant in sample(tmp_path, ["a.lua"], 4, seed)] for seed in (1, 1, 2)]
     assert names[0] == names[1] != names[2]
+
+
+def test_equivalent_mutants_are_of_lines_that_exist() -> None:
+    reasons = tomllib.loads((ROOT / "tests/mutation/equivalent.toml").read_text())
+    for mutant in (mutant for entry in reasons.values() for mutant in entry["mutants"]):
+        path, change = mutant.split(": ", 1)
+        line = change.split(" -> ", 1)[0]
+        assert " ".join(line.split()) in " ".join((ROOT / path).read_text().split()), mutant

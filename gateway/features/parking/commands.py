@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quire.shared.config.command_line import Command
 from quire.shared.config.settings import option
 from quire.shared.protocol.keys import MAX_RETENTION_S, PARKING_S
+from quire.shared.redis.url import DEFAULT_REDIS_URL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +44,7 @@ class ParkingSettings:
         metavar="SECONDS",
         help="Seconds for which `park` parks a request; then it ends as if its deadline had passed.",
     )
-    redis_url: str = option(
-        "redis://127.0.0.1:6379/0", help="Redis that holds the requests.", metavar="URL", secret=True
-    )
+    redis_url: str = option(DEFAULT_REDIS_URL, help="Redis that holds the requests.", metavar="URL", secret=True)
     served_model_name: str = option("", metavar="NAME", help="Only requests of this model; by default of all models.")
     count: int = option(
         100, minimum=1, maximum=100_000, variable="QUIRE_PARKING_COUNT", metavar="N", help="Requests to list at most."

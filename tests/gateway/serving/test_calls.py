@@ -275,7 +275,8 @@ async def test_a_broken_body_is_counted_as_a_refused_call(redis_url: str, tmp_pa
         await gateway.until_names("one")
         reply = await gateway.post("/v1/chat/completions", b'{"model": ')
         assert (reply.status, reply.error["code"]) == (400, "invalid_json")
-        assert (await gateway.complete(model="two")).error["code"] == "model_not_found"
+        error = (await gateway.complete(model="two")).error
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
         reply = await gateway.complete(model=5)
         assert (reply.status, reply.error["param"]) == (400, "model")
         calls = gateway.directory.process.meters.calls
