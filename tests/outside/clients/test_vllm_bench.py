@@ -22,6 +22,7 @@ REQUIREMENTS = (
     "msgspec==0.22.0",
     "openai_harmony==0.0.8",
     "partial_json_parser==0.2.1.1.post7",
+    "pillow==13.0.0",
     "py-cpuinfo==9.0.0",
     "pybase64==1.5.1",
     "pyzmq==27.3.0",
