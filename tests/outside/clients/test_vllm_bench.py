@@ -29,7 +29,7 @@ REQUIREMENTS = (
     "starlette==1.10.0",
     "xgrammar==0.2.9",
 )
-PROMPTS, OUTPUT_TOKENS = 12, 16  # as in the program
+PROMPTS, OUTPUT_TOKENS = 12, 128  # as in the program
 
 
 @pytest.fixture(scope="module")

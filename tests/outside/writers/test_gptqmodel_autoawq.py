@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 # What both packages need besides the packages of Quire.
 SHARED = (
     "accelerate==1.15.0",
+    "pillow==13.0.0",
     "pyarrow==26.0.1",
     "pandas==3.1.1",
     "dill==0.4.1",
