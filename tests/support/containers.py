@@ -140,7 +140,7 @@ async def get_json(url: str) -> Any:
         return None
 
 
-async def until(condition: Callable[[], Any], what: str, timeout_s: float = GIVE_UP_S) -> None:
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = GIVE_UP_S, poll_s: float = POLL_S) -> None:
     """Wait until a condition, which may be a coroutine function, holds."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -148,7 +148,7 @@ async def until(condition: Callable[[], Any], what: str, timeout_s: float = GIVE
         if await holds if asyncio.iscoroutine(holds) else holds:
             return
         assert time.monotonic() < deadline, f"not after {timeout_s:.0f} s: {what}"
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(poll_s)
 
 
 class Clients:
