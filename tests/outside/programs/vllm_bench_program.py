@@ -17,7 +17,8 @@ from vllm.benchmarks.serve import add_cli_args, main
 
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 COMMON = shlex.split("""--model demo --dataset-name random --random-input-len 24 --random-output-len 128
---num-prompts 12 --max-concurrency 4 --ignore-eos --temperature 0 --seed 1 --disable-tqdm --save-result --save-detailed""")
+--num-prompts 12 --max-concurrency 4 --ignore-eos --temperature 0 --seed 1
+--disable-tqdm --save-result --save-detailed""")
 
 for backend, endpoint in ENDPOINTS.items():
     with tempfile.TemporaryDirectory(prefix="vllm-bench-") as folder:
