@@ -85,7 +85,30 @@ class FileSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
+class ImageSettings:
+    """The limits of the images in calls, and of their checks."""
+
+    max_images: int = option(100, minimum=1, maximum=1000, help="Largest number of images in one call.")
+    max_image_bytes: int = option(
+        20 * 1024 * 1024,
+        minimum=1024,
+        maximum=64 * 1024 * 1024,
+        help="Largest file of an image in bytes. A call with images in base64 must fit --max-body-bytes too.",
+    )
+    max_image_pixels: int = option(
+        25_000_000, minimum=1024, maximum=2**28, help="Largest number of pixels of an image: width times height."
+    )
+    image_processes: int = option(
+        2,
+        minimum=1,
+        maximum=64,
+        help="Number of processes that check images, each with 17 MB; the check of an image takes up to 24 bytes per "
+        "pixel more.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettings):
     """One gateway. A gateway keeps no state: any number of gateways may serve the same Redis."""
 
     discover_models: bool = option(
@@ -159,6 +182,12 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         choices=("auto", *TOOL_CALL_FORMATS),
         help="Form in which the model writes tool calls; auto takes it from the chat template, or json if the template "
         "does not know tools.",
+    )
+    enforce_tools: bool = option(
+        True,
+        help="Hold tool calls to a grammar. Without it the model writes calls as it can: for workers with --upstream, "
+        "whose servers do not take such grammars. Strict tools, and calls that must be made, are held to it in any "
+        "case.",
     )
     reasoning_format: str = option(
         "auto",
@@ -302,6 +331,12 @@ class GatewaySettings(FileSettings, ListenSettings, ServiceSettings):
         help="Calls that share the prefix cache: those of an organisation, a project or an API key, or all calls. "
         "`cached_tokens` and the time to the first token tell a client whether another one of its scope sent the same "
         "beginning. Calls without a key are one scope; pinned prefixes are shared by all.",
+    )
+    prefix_affinity_ms: int = option(
+        20,
+        minimum=0,
+        maximum=10_000,
+        help="Milliseconds for which a request is left to the worker that holds a prefix of its prompt; 0 for never.",
     )
     prices: str = option(
         "",

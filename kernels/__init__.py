@@ -18,6 +18,7 @@ from quire.kernels.gpu.start import triton_ops
 from quire.kernels.gpu.supported import max_head_dim as max_triton_head_dim
 from quire.kernels.gpu.triton_support import TritonFailure, outdated_assembler, outdated_triton, triton_failure
 from quire.kernels.interrupt import Interrupt, StepInterrupted
+from quire.kernels.latent import MAX_LATENT_VALUE, MAX_LATENT_WIDTH, LatentOps, PackedGroups
 from quire.kernels.mkl_warmup import warm_up_mkl
 from quire.kernels.ops import KernelsUnavailable, Ops, PackedLinear
 from quire.kernels.reference import ReferenceOps
@@ -30,20 +31,25 @@ from quire.kernels.self_test.cases import (
     replace_kernels,
     replaced_mask,
 )
-from quire.kernels.self_test.devices import RecordGraph
+from quire.kernels.self_test.devices import RecordGraph, Replayable
 from quire.kernels.self_test.registry import run_self_test
 
 __all__ = [
+    "MAX_LATENT_VALUE",
+    "MAX_LATENT_WIDTH",
     "CpuOps",
     "Interrupt",
     "KernelFault",
     "KernelsUnavailable",
+    "LatentOps",
     "Ops",
+    "PackedGroups",
     "PackedLinear",
     "PinningFailed",
     "RecordGraph",
     "ReferenceOps",
     "ReplaceableKernels",
+    "Replayable",
     "SelfTestReport",
     "StepInterrupted",
     "TritonFailure",

@@ -19,7 +19,7 @@ from quire.kernels import checks
 from quire.kernels.ops import CacheStack
 from quire.kernels.stack import Caches
 
-LARGEST_WIDTH, LARGEST_VALUE = 640, 512
+MAX_LATENT_WIDTH, MAX_LATENT_VALUE = 640, 512
 
 
 class PackedGroups(Protocol):
@@ -99,8 +99,10 @@ class LatentCaches(Caches):
 def check_sizes(block_size: int, width: int) -> None:
     """Check that the contract allows latent caches of this block size and width."""
     checks.cache_shape(block_size, 16)
-    if width % 16 or not 16 <= width <= LARGEST_WIDTH:
-        raise ValueError(f"the width of a latent row is {width}: it must be a multiple of 16, at most {LARGEST_WIDTH}")
+    if width % 16 or not 16 <= width <= MAX_LATENT_WIDTH:
+        raise ValueError(
+            f"the width of a latent row is {width}: it must be a multiple of 16, at most {MAX_LATENT_WIDTH}"
+        )
 
 
 def cache_shape(cache: Tensor, dtype: torch.dtype) -> torch.Size:
@@ -142,8 +144,8 @@ def check_attention(
 ) -> None:
     """Check the arguments of `latent_attention`, other than its cache, whose rows have this width."""
     checks.attention(q, 1, width, block_tables, seq_lens, query_start_loc, scale, window, dtype)
-    if value_dim % 16 or not 16 <= value_dim <= min(width, LARGEST_VALUE):
-        most = min(width, LARGEST_VALUE)
+    if value_dim % 16 or not 16 <= value_dim <= min(width, MAX_LATENT_VALUE):
+        most = min(width, MAX_LATENT_VALUE)
         raise ValueError(f"value_dim is {value_dim}: it must be a multiple of 16, at most {most}")
 
 

@@ -11,7 +11,7 @@ from quire.kernels import checks
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.lora import AdaptedRows, AdapterBatch, RowsWithAdapters
 from quire.kernels.moe import SILU
-from quire.kernels.ops import DecoderLayer, Ops, PackedLinear, PerLayerInput
+from quire.kernels.ops import AddedRows, DecoderLayer, Ops, PackedLinear, PerLayerInput
 from quire.kernels.stack import Stack
 
 # The attention of layer i: (i, qkv [T, (H + 2 H_kv) * D]) -> [T, H * D].
@@ -31,6 +31,7 @@ def run_layers(
     adapters: AdapterBatch | None = None,
     interrupt: Interrupt | None = None,
     layer_inputs: Tensor | None = None,
+    added: AddedRows | None = None,
 ) -> Tensor:
     """Compute `Ops.decoder_layers` with single operations of `ops`. Arguments, result and errors as there."""
     checks.tensor("rows", rows, torch.int64, (rows.shape[0],))
@@ -66,7 +67,7 @@ def run_layers(
             softcap=stack.softcap,
         )
 
-    return run_layers_with(ops, residual, stack, rows, attend, adapters, interrupt, layer_inputs=layer_inputs)
+    return run_layers_with(ops, residual, stack, rows, attend, adapters, interrupt, AdaptedRows, layer_inputs, added)
 
 
 def run_layers_with(
@@ -79,6 +80,7 @@ def run_layers_with(
     interrupt: Interrupt | None = None,
     adapted_rows: type[RowsWithAdapters] = AdaptedRows,
     layer_inputs: Tensor | None = None,
+    added: AddedRows | None = None,
 ) -> Tensor:
     """Compute all layers, with the rotation, the cache write and the attention of each layer left to `attend`.
 
@@ -125,11 +127,14 @@ def run_layers_with(
             residual += hidden
             hidden = _own_input(ops, residual, layer_inputs[:, index], layer.per_layer_input, stack.eps)
         next_norm = stack.final_norm if index == last else stack.layers[index + 1].input_norm
-        if layer.output_scale == 1.0:
+        is_added = added is not None and index < len(added.values)
+        if layer.output_scale == 1.0 and not is_added:
             hidden = ops.add_rms_norm(hidden, residual, next_norm, stack.eps)
         else:
             residual += hidden
             residual *= layer.output_scale
+            if added is not None and is_added:
+                residual.index_add_(0, added.rows, added.values[index])
             hidden = ops.rms_norm(residual, next_norm, stack.eps)
     return hidden
 

@@ -17,7 +17,7 @@ Modules outside of kernels import the records of arguments from here, those of a
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,13 +39,21 @@ from quire.kernels.weights import LinearWeight, WeightRows
 
 __all__ = [
     "CLAMPED", "CLAMPED_ALPHA", "CLAMPED_LIMIT", "GELU", "MAX_RANK", "NO_ADAPTER", "SILU", "AdapterBatch",
-    "AllReduceGroup", "CacheStack", "DecoderLayer", "ExpertNorms", "ExpertWeights", "KernelsUnavailable", "LayerStack",
-    "LoraLayer", "LoraPart", "Ops", "PackedAdapter", "PackedLinear", "PackedMoE", "PerLayerInput", "Routing",
+    "AddedRows", "AllReduceGroup", "CacheStack", "DecoderLayer", "ExpertNorms", "ExpertWeights", "KernelsUnavailable",
+    "LayerStack", "LoraLayer", "LoraPart", "Ops", "PackedAdapter", "PackedLinear", "PackedMoE", "PerLayerInput",
+    "Routing",
 ]  # fmt: skip
 
 
 class KernelsUnavailable(RuntimeError):
     """The C++ or Triton kernels cannot be built, loaded or launched here. The message names the remedy."""
+
+
+class AddedRows(NamedTuple):
+    """What is added to the outputs of the first layers of a decoder. There are fewer of them than layers."""
+
+    rows: Tensor  # int64 [N], the tokens
+    values: Sequence[Tensor]  # act [N, hidden], of each of these layers
 
 
 class PackedLinear(Protocol):
@@ -293,13 +301,14 @@ class Ops(Protocol):
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
         layer_inputs: Tensor | None = None,
+        added: AddedRows | None = None,
     ) -> Tensor:
         """Compute all layers of one step, from the embeddings to the final norm, as `layers.run_layers` defines it.
 
         residual [T, hidden] act is overwritten. rows [R] int64: the tokens whose output is wanted. Other arguments as
         for rope_and_cache and paged_attention. adapters: of `pack_adapter`, for the tokens that use one; not with
-        several ranks. layer_inputs [T, layers, P] act: for layers with `per_layer_input`. Returns [R, hidden] act, the
-        input of the head.
+        several ranks. layer_inputs [T, layers, P] act: for layers with `per_layer_input`. added: to the outputs of the
+        first layers; on a CPU not with adapters. Returns [R, hidden] act, the input of the head.
 
         interrupt: on a CPU, raises StepInterrupted before the next layer once it is requested; not with several ranks.
         A GPU ignores it, because its layers are only launched here.

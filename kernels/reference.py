@@ -20,7 +20,7 @@ from quire.kernels.k_quant_weight import K_QUANTS, KQuantWeight
 from quire.kernels.layers import run_layers
 from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales, route
-from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
+from quire.kernels.ops import AddedRows, AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.quantization import QuantizedLinear, QuantizedWeight, quantized_linear
 from quire.kernels.reference_linear import ReferenceLinear, ReferenceMoE, ReferencePacked, reference_moe
 from quire.kernels.stack import Caches, Stack
@@ -260,10 +260,11 @@ class ReferenceOps:
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
         layer_inputs: Tensor | None = None,
+        added: AddedRows | None = None,
     ) -> Tensor:
         assert isinstance(stack, Stack)
         step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-        return run_layers(self, residual, stack, *step, adapters, interrupt, layer_inputs)
+        return run_layers(self, residual, stack, *step, adapters, interrupt, layer_inputs, added)
 
     def alloc_kv_cache(
         self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int

@@ -1,9 +1,8 @@
-"""The tables of docs/api.md, docs/api/ and docs/responses.md are those of the code."""
+"""The tables of docs/api.md, docs/api/, docs/batches.md and docs/responses.md are those of the code."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 from typing import Any
 
@@ -11,18 +10,18 @@ import pytest
 
 import quire.gateway.features.pages.engine_page
 from quire.gateway.admission.terms import REQUEST_TIMEOUT
-from quire.gateway.api.embeddings import EMBEDDINGS
 from quire.gateway.api.headers import CLIENT_ID_HEADER, IDEMPOTENCY_KEY, NO_EFFECT_HEADER, SERVER_ID_HEADER
-from quire.gateway.api.labels import NO_EFFECT
-from quire.gateway.api.messages.parameters import CREATE, REFUSED, WITHOUT_EFFECT
-from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
+from quire.gateway.api.labels import JsonObject
+from quire.gateway.api.parameters import CHAT, COMPLETIONS
 from quire.gateway.api.responses.body import ResponseStatus
 from quire.gateway.api.responses.items import ITEM_TYPES
 from quire.gateway.api.responses.output_items import ItemStatus
+from quire.gateway.api.responses.query import ITEMS
 from quire.gateway.api.resume import LAST_EVENT_ID
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest
 from quire.gateway.errors.message_errors import error_type
 from quire.gateway.features.admin.model_cards import CAPABILITIES
+from quire.gateway.features.batches.batch_parameters import FILES_QUERY, MAX_EXPIRY_S, MIN_EXPIRY_S
 from quire.gateway.features.pages import static_files
 from quire.gateway.model.served_model import load_model
 from quire.gateway.output.tools import ToolMode
@@ -32,9 +31,8 @@ from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools.marked_tables import with_tables
 from quire.ops.tools.parameters_table import tables
-from quire.ops.tools.responses_table import tables as responses_tables
-from quire.shared.config.validators import InvalidValue
-from quire.shared.protocol.sampling_params import MAX_ALLOWED_TOKENS
+from quire.shared.config.validators import Flag, Integer, InvalidValue, Number, OneOf, Text
+from quire.shared.protocol.sampling_params import MAX_ALLOWED_TOKENS, Converted
 from quire.shared.text.grammar import ANY_OBJECT
 from quire.shared.text.schema.formats import FORMATS
 
@@ -42,8 +40,11 @@ from quire.shared.text.schema.formats import FORMATS
 # These pages say what the code does: parameters, ranges, defaults, refusals, error codes and endpoints, both ways.
 
 
-FOLDER = PROJECT_ROOT / "docs" / "api"
+DOCS = PROJECT_ROOT / "docs"
+FOLDER = DOCS / "api"
 PAGE = "\n".join(path.read_text() for path in (FOLDER.with_suffix(".md"), *sorted(FOLDER.glob("*.md"))))
+RESPONSES_PAGE = (DOCS / "responses.md").read_text()
+BATCHES_PAGE = (DOCS / "batches.md").read_text()
 # Refusals whose code is not that of their class.
 CODES_BY_NAME = {"internal": 500, "shutting_down": 500, "quarantined": 500}
 
@@ -55,57 +56,30 @@ def table(name: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-ITEM = re.compile(
-    r"- `(\w+)` \((?:(chat|completions|messages|tokenize|detokenize); )?(.*?)(?:; (required)|; default (.*?))?\): (.*)"
-)
-
-
-def items(name: str) -> list[list[str]]:
-    """The parameters between `<!-- name -->` and its end: name, call (''; all), type and range, default, meaning."""
-    text = PAGE.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0].strip()
-    found = []
-    for line in text.replace("\n  ", " ").splitlines():
-        match = ITEM.fullmatch(line)
-        assert match, line
-        found.append([match[1], match[2] or "", match[3], match[4] or match[5] or "", match[6]])
-    return found
-
-
-TABLES = {"chat": CHAT, "completions": COMPLETIONS, "": CHAT, "embeddings": EMBEDDINGS}
-# By name and call: type and range, default, and meaning.
-PARAMETERS = {(name, of): rest for name, of, *rest in items("parameters")}
-PARAMETERS |= {(name, "embeddings"): rest for name, _, *rest in items("embedding parameters")}
-IDS = [f"{name} of {of or 'both'}" for name, of in PARAMETERS]
-
-
-def test_the_table_of_parameters_is_written_from_the_code() -> None:
+def test_the_parameters_are_written_from_the_code() -> None:
     for name, of_the_page in tables().items():
-        text = (FOLDER / name).read_text()
+        text = (DOCS / name).read_text()
         assert with_tables(text, of_the_page) == text, "run python -m quire.ops.tools.parameters_table"
 
 
-def bound(text: str) -> float:
-    base, power, rest = re.fullmatch(r"(-?[0-9.]+)(?:\^([0-9]+))?(-1)?", text).groups()  # type: ignore[union-attr]
-    value = abs(int(base)) ** int(power) * (-1 if base.startswith("-") else 1) if power else json.loads(base)
-    return value - 1 if rest else value
+# Their kinds follow from their bounds.
+DERIVED = (Converted, Flag, Integer, JsonObject, Number, OneOf, Text)
+DESCRIBED = [
+    (of, name)
+    for of, parameters in (("chat", CHAT), ("completions", COMPLETIONS))
+    for name, parameter in parameters.items()
+    if (parameter.kind or not isinstance(parameter.read, DERIVED)) and (of == "chat" or CHAT.get(name) != parameter)
+]
+# Readers of their own check these.
+READ_LATER = ("messages", "prompt", "stream_options", "timeout")
 
 
-@pytest.mark.parametrize(("name", "of"), PARAMETERS, ids=IDS)
-def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
-    check = TABLES[of][name].read
-    kind = PARAMETERS[name, of][0]
+@pytest.mark.parametrize(("of", "name"), DESCRIBED)
+def test_a_kind_that_is_described_is_that_of_the_check(of: str, name: str) -> None:
+    parameter = {"chat": CHAT, "completions": COMPLETIONS}[of][name]
+    check, kind = parameter.read, parameter.kind or str(parameter.read)
     wrong: list[object] = []
-    if found := re.fullmatch(r"(integer|number) from (\S+) to (\S+)", kind):
-        low, high = bound(found[2]), bound(found[3])
-        check(name, low)
-        check(name, high)
-        wrong = [low - 1, high + 1, "1", True]
-        if found[1] == "integer":
-            wrong.append(1.5)
-    elif kind == "true or false":
-        assert [check(name, value) for value in (True, False)] == [True, False]
-        wrong = [0, "true"]
-    elif name == "tools":
+    if name == "tools":
         tools = [
             {"type": "function", "function": {"name": f"f{number}"}} for number in range(GatewaySettings().max_tools)
         ]
@@ -125,14 +99,6 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
         full = {f"a{number}": number for number in range(int(found[1]))}
         assert check(name, full) == full
         wrong = [{**full, "more": 1}, [], "x", 5]
-    elif re.fullmatch(r"`\w+`(, `\w+`)* or `\w+`", kind):
-        choices = re.findall(r"\w+", kind.replace(" or ", " "))
-        assert [check(name, value) for value in choices] == choices
-        wrong = ["urgent", 1]
-    elif found := re.fullmatch(r"string of ([01]) to (\d+) characters", kind):
-        check(name, "x" * int(found[2]))
-        check(name, "x" * int(found[1]))
-        wrong = [*([""] if found[1] == "1" else []), "x" * (int(found[2]) + 1), 5]
     elif name == "metadata":
         assert check(name, {"k" * 64: "x" * 512, "e": ""}) == (("k" * 64, "x" * 512), ("e", ""))
         check(name, {str(number): "x" for number in range(16)})
@@ -174,8 +140,11 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
     elif name.startswith("guided_"):
         assert check(name, {"json": {}, "choice": ["a"]}.get(name.removeprefix("guided_"), "a")).name == name
         wrong = [1, "", [], [""], True]
-    else:  # what a reader of its own checks
-        assert name in ("model", "messages", "prompt", "input", "stream_options", "timeout"), kind
+    elif name == "prediction":
+        assert check(name, {"type": "content", "content": [{"type": "text", "text": "a"}]}) == "a"
+        wrong = ["a", 1, [{"type": "text", "text": "a"}]]
+    else:
+        assert name in READ_LATER, kind
     for value in wrong:
         with pytest.raises((InvalidRequest, InvalidValue)) as caught:
             check(name, value)
@@ -183,35 +152,13 @@ def test_the_range_is_that_of_the_code(name: str, of: str) -> None:
         assert (refusal.name if isinstance(refusal, InvalidValue) else refusal.param) == name
 
 
-def test_the_parameters_without_effect_are_those_of_the_code() -> None:
-    assert [row[0].strip("`") for row in table("no-effect")] == list(NO_EFFECT)
-    assert all(CHAT[name] is COMPLETIONS[name] is NO_EFFECT[name] for name in NO_EFFECT)
-
-
-def test_what_is_refused_is_what_the_code_refuses() -> None:
-    documented = {
-        row[0].strip("`"): (row[1], [json.loads(value) for value in re.findall(r"`([^`]+)`", row[2])])
-        for row in table("unsupported")
-    }
-    expected = {
-        name: ("completions" if name in CHAT else "both", list(neutral)) for name, neutral in UNSUPPORTED.items()
-    }
-    assert documented == expected
-
-
-def test_the_parameters_of_a_message_are_those_of_the_code() -> None:
-    rows = {row[0]: row for row in items("message-parameters")}
-    assert list(rows) == list(CREATE)
-    assert {name for name, row in rows.items() if row[3] == "required"} == {
-        name for name, parameter in CREATE.items() if parameter.required
-    }
-    listed = PAGE.split("<!-- message-no-effect -->")[1].split("<!-- /message-no-effect -->")[0]
-    assert re.findall(r"`(\w+)`", listed) == list(WITHOUT_EFFECT)
-    refused = {
-        row[0].strip("`"): [json.loads(value) for value in re.findall(r"`([^`]+)`", row[1])]
-        for row in table("message-unsupported")
-    }
-    assert refused == {name: list(neutral) for name, neutral in REFUSED.items()}
+def test_the_defaults_of_settings_are_those_of_the_code() -> None:
+    text = " ".join(f"{PAGE}\n{RESPONSES_PAGE}\n{BATCHES_PAGE}".split())
+    named = re.findall(r"`--([a-z-]+)` \((\d[\d,]*)(?! MiB| days)\b", text)
+    assert ("max-embedding-inputs", "2048") in named
+    settings = GatewaySettings()
+    for name, value in named:
+        assert getattr(settings, name.replace("-", "_")) == int(value.replace(",", "")), name
 
 
 def test_the_error_types_of_messages_are_those_of_the_code() -> None:
@@ -287,17 +234,16 @@ def test_the_formats_are_those_of_the_code() -> None:
 # docs/responses.md says what the code does: parameters, events, statuses, items.
 
 
-RESPONSES_PAGE = (PROJECT_ROOT / "docs" / "responses.md").read_text()
-
-
 def section(title: str) -> str:
     return RESPONSES_PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def test_the_tables_of_parameters_are_written_from_the_code() -> None:
-    assert with_tables(RESPONSES_PAGE, responses_tables()) == RESPONSES_PAGE, (
-        "run python -m quire.ops.tools.responses_table"
-    )
+def test_the_pages_of_lists_are_those_of_the_code() -> None:
+    text = " ".join(RESPONSES_PAGE.split())
+    assert f"`limit` (1 to {ITEMS.most}, by default {ITEMS.default}), `order`" in text
+    batches = " ".join(BATCHES_PAGE.split())
+    assert f"`limit` (1 to {FILES_QUERY.most:,}), `after`, `order` and `purpose` (`batch` or `batch_output`)" in batches
+    assert f"`expires_after[seconds]` ({MIN_EXPIRY_S} to {MAX_EXPIRY_S})" in batches
 
 
 def test_the_items_are_those_of_the_code() -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -282,6 +283,7 @@ FLAGS_OF_OTHERS = {
     "docs/how-to/monitoring.md": {"--web"},
     "docs/how-to/profiling.md": {"--gil", "--native"},
     "docs/runbook.md": {"--fix"},
+    "docs/upstream.md": {"--parallel"},
 }
 
 
@@ -338,15 +340,17 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
                 keys.conversation,
                 keys.worker,
                 keys.mailbox,
+                keys.left,
                 keys.channel,
                 keys.gateway_lease,
             )
         ),
+        keys.image("<name>"),
         keys.idempotency("<key>"),
         keys.view("<worker>"),
-        *(keys.adapters, keys.reserved, keys.parked, keys.held, keys.holders, keys.due, keys.dead),
+        *(keys.adapters, keys.prefixes, keys.reserved, keys.parked, keys.held, keys.holders, keys.due, keys.dead),
         *(keys.ended("<owner>"), keys.parked_of("<owner>")),
-        *(keys.load, keys.totals, keys.recoveries, keys.workers),
+        *(keys.load, keys.totals, keys.recoveries, keys.workers, keys.endings),
     ]
     assert set(re.findall(r"^- `(quire:\{lane\}:[^`]+)` \(", text, re.MULTILINE)) == set(made)
     batches = BatchKeys()
@@ -404,3 +408,46 @@ def test_the_index_has_every_page_of_the_documentation() -> None:
     linked = set(re.findall(r"\]\(([\w./-]+\.md)\)", (folder / "README.md").read_text()))
     pages = {str(page.relative_to(folder)) for page in folder.rglob("*.md")} - {"README.md"}
     assert pages <= linked
+
+
+# --- tour -------------------------------------------------------------------------------------------------------------
+# docs/tour.md leads through code that exists: ten files, and parts of them that together can be read in one go.
+
+ANCHOR = re.compile(r"^`([\w/]+\.(?:py|lua))(?:::([\w.]+))?`$", re.MULTILINE)
+ANCHORS = ANCHOR.findall((PROJECT_ROOT / "docs" / "tour.md").read_text())
+FILES = 10
+LINES = 1200
+
+
+def lines_of(path: Path, name: str) -> int:
+    """Return the number of lines of a function or class, `Class.method` among them, or of a whole file without a name.
+
+    Raises KeyError if the file has no such name.
+    """
+    if not name:
+        return path.read_text().count("\n")
+    node: ast.AST = ast.parse(path.read_text())
+    for part in name.split("."):
+        children = {
+            child.name: child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        }
+        node = children[part]
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    return (node.end_lineno or 0) - node.lineno + 1
+
+
+def test_the_tour_has_ten_stops_in_ten_files() -> None:
+    assert len({path for path, _ in ANCHORS}) == FILES
+    stops = re.findall(r"^## (\d+)\. ", (PROJECT_ROOT / "docs" / "tour.md").read_text(), re.MULTILINE)
+    assert stops == [str(number + 1) for number in range(FILES)]
+
+
+def test_what_the_tour_names_exists_and_is_short() -> None:
+    found = {f"{path}::{name}": lines_of(PROJECT_ROOT / path, name) for path, name in ANCHORS}
+    assert sum(found.values()) <= LINES, found
+
+
+def test_the_tour_itself_is_short() -> None:
+    assert len((PROJECT_ROOT / "docs" / "tour.md").read_text().split()) <= 900

@@ -18,6 +18,9 @@ from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
 from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
+from quire.worker.upstream.client import UpstreamClient
+from quire.worker.upstream.metrics import families
+from quire.worker.upstream.pool import Upstream
 from tests.support.checkpoints import make_checkpoint
 from tests.support.faults.stack import MODEL, FaultStack, Stream
 
@@ -76,6 +79,7 @@ class Run:
     full: Scrape
     gateway: Scrape
     worker: Scrape
+    canary: Scrape
 
     def tokens_received(self) -> int:
         """Return the number of completion tokens that clients received."""
@@ -117,8 +121,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     try:
         process, url = stack.gateway("--max-queued-requests", "1")
         worker_process = stack.worker("w1", "--max-num-seqs", "2")
-        inside, worker = (
-            one.wait_for(r"for operators: (http://[\d.:]+)/metrics")[1] for one in (process, worker_process)
+        canary_process = stack.worker("c1", "--canary", "1", ready=False)
+        canary_process.wait_for("ready: a canary")
+        inside, worker, canary = (
+            one.wait_for(r"for operators: (http://[\d.:]+)/metrics")[1]
+            for one in (process, worker_process, canary_process)
         )
         keyed = {"Authorization": f"Bearer {asyncio.run(make_key(stack.redis_server.url))}"}
         text = Stream(url, asks(**SHORT), headers=keyed).wait_end()
@@ -142,7 +149,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         calls.append(waiting.wait_end())
         stack.wait(stack.is_drained)
         ended = wait_scrape(stack, inside, lambda seen: seen("quire_lane_running") + seen("quire_open_calls") == 0)
-        yield Run(calls, full, ended, scrape(worker))
+        scored = wait_scrape(stack, canary, lambda seen: seen("quire_canary_requests_total") == 8)
+        yield Run(calls, full, ended, scrape(worker), scored)
     finally:
         stack.close()
 
@@ -240,8 +248,19 @@ def documented() -> dict[str, tuple[str, frozenset[str]]]:
     return found
 
 
+def of_upstreams() -> dict[str, tuple[str, frozenset[str]]]:
+    """The metrics that only a worker with `--upstream` has: type and labels."""
+    found = families([Upstream(UpstreamClient("http://127.0.0.1:1", "", 1, 1))], "tiny")
+    return {
+        one.name + ("_total" if one.type == "counter" else ""): (one.type, frozenset(one.samples[0].labels))
+        for one in found
+        if one.name.startswith("quire_upstream_")
+    }
+
+
 def test_every_metric_is_documented_and_every_documented_one_is_there(run: Run) -> None:
-    assert {**run.gateway.families(), **run.worker.families()} == documented()
+    of_processes = [one.families() for one in (run.gateway, run.worker, run.canary)]
+    assert {**of_processes[0], **of_processes[1], **of_processes[2], **of_upstreams()} == documented()
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian's package prometheus)")

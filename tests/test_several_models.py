@@ -86,14 +86,6 @@ def test_both_models_answer_at_once_and_a_death_of_one_worker_is_the_matter_of_i
         assert [call.result() for _, call in calls] == [expected[model] for model, _ in calls]
 
 
-def test_an_unknown_model_is_refused_with_the_list(server: QuireProcess) -> None:
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        complete(server.wait_ready(), "other")
-    assert refused.value.code == 404
-    message = json.load(refused.value)["error"]["message"]
-    assert message == "There is no model 'other' here; this server has 'demo', 'tiny'."
-
-
 def test_a_model_appears_and_disappears_while_the_gateway_runs(server: QuireProcess, tiny_model: Path) -> None:
     url = server.wait_ready()
     with quire_processes() as start:

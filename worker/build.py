@@ -21,7 +21,10 @@ from quire.worker.device.out_of_step import reason
 from quire.worker.device.self_test import OFF, check_kernels, level_of, warn_of_assembler
 from quire.worker.device.slow_choices import slow_choices
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.drafts.start import start_drafts
 from quire.worker.engine.features.grammars import Grammars
+from quire.worker.engine.features.images import make_embedder
+from quire.worker.engine.features.spill.start import SpillingBlockManager, start_spill
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import generate
 from quire.worker.engine.pacing import PrefillPacer
@@ -85,7 +88,10 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         model = load_model(settings, path, config, ops, device, cpus)
         if level_of(settings, device) != OFF:
             progress.phase("testing the kernels")
-        settings = check_kernels(settings, model, device)
+        has_graphs = device.type == "cuda" and devices.uses_graphs(settings)
+        settings = check_kernels(settings, model, device, cuda.record_on_cuda if has_graphs else None)
+        if device.type == "cuda":
+            cuda.release()
         warn_of_saturation(model, settings.block_size)
         adapters = load_adapters(settings, name, model)
         model.weights_digest = fingerprint.of_weights(path, settings.quantization)
@@ -93,6 +99,8 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         engine.adapters.limit = max(settings.max_loras, len(adapters))
         for adapter in adapters:
             engine.adapters.add(adapter)
+        if settings.spills:
+            spill(settings, engine, path)
         return engine
     except Exception as error:
         raise_in_one_line(error)
@@ -132,7 +140,7 @@ def load_model(
     read, packed, bits = LoadingLog(), LoadingLog("packed", "packing weights"), devices.quantized_bits(settings)
     if settings.num_ranks == 1:
         return choice.load_model(path, config, ops, device, settings.max_model_len, read, packed, bits=bits)
-    followers = Followers(settings, path, ops, cpus=cpus)
+    followers = Followers(settings, path, ops, cuda.record_on_cuda, cpus=cpus)
     return lead(followers, path, config, ops, device, settings.max_model_len, read, packed, bits)
 
 
@@ -152,7 +160,10 @@ def make_engine(
     if not model.multiplies_in_torch:
         limit_torch_threads(model.ops)
     progress.phase("sizing the KV cache")
-    limits = choose_limits(settings, model, device)
+    memory = None
+    if device.type == "cuda":
+        memory = cuda.plan_cuda_memory(settings, model, model.max_model_len, cuda.recorder(model))
+    limits = choose_limits(settings, model, device, memory)
     log_limits(model, limits, settings.num_ranks)
     runner = (
         Runner
@@ -163,15 +174,27 @@ def make_engine(
     if texts.eos_token_id is not None and texts.eos_token_id < model.vocab_size:
         eos_token_ids = tuple(dict.fromkeys([*eos_token_ids, texts.eos_token_id]))  # as in the gateway
     grammars = Grammars(texts.tokenizer, model.vocab_size, eos_token_ids)
-    engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, runner=runner, grammars=grammars)
+    blocks = SpillingBlockManager.of(limits) if settings.spills else None
+    engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, blocks, runner=runner, grammars=grammars)
+    engine.images = make_embedder(model, limits)
     progress.phase("warming up")
     warm_up(engine)
     cuda.capture_graphs(engine)
+    engine.drafts = start_drafts(settings.speculation, engine)
     if settings.itl_target_ms:
         limit = min(settings.max_prefill_tokens or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
         engine.pacer = PrefillPacer(settings.itl_target_ms / 1000, limits.block_size, limit)
     texts.pin_prefixes(engine)
     return engine
+
+
+def spill(settings: WorkerSettings, engine: Engine, path: Path) -> None:
+    """Have the engine keep evicted blocks as the settings say. path: of the checkpoint. Raises StartError."""
+    progress.phase("reading the checkpoint for the fingerprint of blocks")
+    model, folder = engine.runner.model, Path(settings.kv_spill_dir) if settings.kv_spill_dir else None
+    parts = backend.arithmetic_labels(model) | {"quantization": settings.quantization}
+    parts |= {"results": fingerprint.of_results(engine) or model.self_test_report.digest}
+    start_spill(engine, settings.kv_host_gb, folder, settings.kv_spill_gb, path, parts)
 
 
 def warm_up(engine: Engine) -> None:

@@ -8,7 +8,6 @@ import torch
 
 from quire.shared.process.errors import StartError
 from quire.worker.device import devices
-from quire.worker.device.cuda import plan_cuda_memory, recorder
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.host_memory import available_memory
@@ -26,8 +25,13 @@ HOST_BLOCKS_SHARE = 0.2
 SLOTS_PER_SEQUENCE = 16
 
 
-def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.device) -> EngineLimits:
-    """Choose the limits of the engine. Raises StartError if one sequence of the maximum length does not fit."""
+def choose_limits(
+    settings: WorkerSettings, model: PagedModel, device: torch.device, memory: tuple[int, int, int] | None = None
+) -> EngineLimits:
+    """Choose the limits of the engine. Raises StartError if one sequence of the maximum length does not fit.
+
+    memory: of a CUDA device, the bytes for the KV cache, the free bytes, and the largest number of tokens in a step.
+    """
     max_model_len = model.max_model_len
     # A block takes this many bytes on each rank. All ranks share the host's memory; on a CPU it holds the KV cache.
     bytes_per_block = model.kv_bytes_per_block(settings.block_size)
@@ -35,8 +39,8 @@ def choose_limits(settings: WorkerSettings, model: PagedModel, device: torch.dev
     if device.type == "cpu":
         bytes_per_block = bytes_on_all_ranks
     sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
-    if device.type == "cuda":
-        budget, free, tokens = plan_cuda_memory(settings, model, max_model_len, recorder(model))
+    if memory is not None:
+        budget, free, tokens = memory
         fp8 = "take --kv-cache-dtype fp8, " if settings.kv_cache_dtype == "auto" and devices.has_fp8(device) else ""
         remedy = f"raise --gpu-memory-utilization, {fp8}lower --max-num-batched-tokens (now {tokens})"
         num_state_slots = 0

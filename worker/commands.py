@@ -7,14 +7,15 @@ from dataclasses import replace
 
 from quire.shared.config.command_line import Command
 from quire.shared.model.model_argument import resolve_model
-from quire.worker.settings import WorkerSettings
+from quire.worker.replay.commands import WorkerCommandSettings, canary_of
 
 
-def run_worker(settings: WorkerSettings, environ: Mapping[str, str]) -> int:
+def run_worker(settings: WorkerCommandSettings, environ: Mapping[str, str]) -> int:
     """Serve until told to stop, and end the process."""
     from quire.worker.main import run
 
-    return run(replace(settings, model=resolve_model(settings.model)))
+    settings = replace(settings, model=resolve_model(settings.model))
+    return run(settings, canary_of(settings))
 
 
 WORKER = Command(
@@ -25,6 +26,6 @@ WORKER = Command(
         "{prog} ./my-model --dtype bfloat16 --worker-id worker-2",
         "{prog} ./large-model --device cuda --tensor-parallel-size 4    # shared by four GPUs",
     ),
-    WorkerSettings,
+    WorkerCommandSettings,
     run_worker,
 )

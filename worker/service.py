@@ -1,4 +1,4 @@
-"""The worker as one asyncio service around the engine's thread: consumer, committer, heartbeat and admin server."""
+"""The worker as one asyncio service around what computes: consumer, committer, heartbeat and admin server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from redis.exceptions import RedisError
 
@@ -23,16 +22,12 @@ from quire.shared.redis.clients import blocking_client, command_client
 from quire.shared.redis.lane_client import LaneClient
 from quire.shared.telemetry.internal_server import InternalServer
 from quire.shared.telemetry.loop_lag import LoopLag
-from quire.worker.engine.engine import Engine
-from quire.worker.inspect.admin_server import admin_server
-from quire.worker.inspect.publisher import ViewPublisher
 from quire.worker.progress import progress
-from quire.worker.queue.adapter_loader import AdapterLoader, AdapterSettings
 from quire.worker.queue.committer import Committer
-from quire.worker.queue.consumer import Consumer
-from quire.worker.queue.engine_thread import EngineThread
+from quire.worker.queue.consumer import Consumer, LoadedAdapters
+from quire.worker.queue.executor import Emit, Executor
 from quire.worker.queue.leases import NameTaken, home, is_gone, take_name
-from quire.worker.queue.model_registrar import ModelRegistrar, Registration
+from quire.worker.queue.metrics import QueueMetrics
 from quire.worker.queue.orphans import Orphans
 from quire.worker.queue.watchdog import Watchdog
 
@@ -60,6 +55,33 @@ class LeaseTimes:
     orphan_s: float = 30.0
 
 
+class WorkerRuntime(Protocol):
+    """What computes the answers of a worker: an engine (`EngineRuntime`), or servers of other engines.
+
+    The service calls `executor` first, then `adapters`, each once.
+    """
+
+    def executor(self, emit: Emit, ended: Callable[[], None]) -> Executor:
+        """Make the executor. It calls `ended` when it ends, `emit` as `Executor` says."""
+        ...
+
+    def adapters(self, broker: Broker, poll_s: float) -> LoadedAdapters | None:
+        """Make the loader of LoRA adapters; None if none are served."""
+        ...
+
+    def admin_server(self, listener: socket.socket, queue: QueueMetrics, model: str) -> InternalServer: ...
+
+    def tasks(self, broker: Broker, worker_id: str, ended: asyncio.Event) -> Mapping[str, Coroutine[Any, Any, object]]:
+        """Return what else runs until `ended` is set, by name."""
+        ...
+
+    def card(self, worker_id: str, incarnation: str, model: str) -> WorkerCard: ...
+
+    def close(self) -> None:
+        """Free what outlives the service. Called last."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
     """The parts of a running worker.
@@ -74,9 +96,9 @@ class WorkerParts:
     committer: Committer
     consumer: Consumer
     reader: QueueReader
-    engine: EngineThread
+    engine: Executor
     died: asyncio.Event
-    loader: AdapterLoader
+    adapters: LoadedAdapters | None
     watch: Watchdog
     lag: LoopLag
     internal: InternalServer | None
@@ -84,11 +106,11 @@ class WorkerParts:
 
 
 class WorkerService:
-    """One engine that serves one lane of one Redis. `listener` is a bound socket for the admin server, or None."""
+    """One runtime that serves one lane of one Redis. `listener` is a bound socket for the admin server, or None."""
 
     def __init__(
         self,
-        engine: Engine,
+        runtime: WorkerRuntime,
         *,
         model_name: str,
         worker_id: str,
@@ -96,29 +118,20 @@ class WorkerService:
         listener: socket.socket | None = None,
         leases: LeaseTimes = LeaseTimes(),
         tracer: Tracer | None = None,
-        arithmetic: Mapping[str, str] = {},
-        adapter_folder: Path | None = None,
-        max_adapter_rank: int = 64,
-        registration: Registration | None = None,
-        num_replaced_kernels: int = 0,
+        register: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """arithmetic: labels that say how the engine computes (`backend.arithmetic_labels`).
+        """register: keeps the model registered, for gateways without its folder, until the event is set.
 
-        adapter_folder: of the LoRA adapters that may be loaded; None forbids loading at run time.
-        num_replaced_kernels: by the self-test at start. registration: what gateways without the model folder need; None
-        registers nothing.
+        None registers nothing.
         """
-        self._registration = registration
-        self._arithmetic = arithmetic
-        self._num_replaced_kernels = num_replaced_kernels
-        self._adapter_settings = AdapterSettings(adapter_folder, max_adapter_rank)
+        self._register = register
         self._leases = leases
         self._tracer = tracer
         self._model_name = model_name
         self._worker_id = worker_id
         self._redis_url = redis_url
         self._listener = listener
-        self._engine = engine
+        self._runtime = runtime
         self._incarnation = new_id()
         self._home = home()
         self._stop = asyncio.Event()
@@ -141,7 +154,8 @@ class WorkerService:
         parts = await self._assemble()
         parts.engine.start()
         parts.watch.start()
-        await parts.loader.refresh()  # a new worker claims requests only with all adapters
+        if parts.adapters is not None:
+            await parts.adapters.refresh()  # a new worker claims requests only with all adapters
         self._start_tasks(parts)
         try:
             await self._serve_until_stopped(parts)
@@ -165,7 +179,7 @@ class WorkerService:
         loop, died = asyncio.get_running_loop(), asyncio.Event()
         committer = Committer(broker, self._worker_id, on_lost=lambda: consumer.reread_pending())
 
-        # `emit` and `ended` run on the engine's thread, and do nothing once the event loop is closed.
+        # `emit` and `ended` may run on the thread of an engine, and do nothing once the event loop is closed.
         def emit(commits: list[StepCommit], computed: list[ComputedTokens]) -> None:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(committer.put, commits, computed)
@@ -174,20 +188,18 @@ class WorkerService:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(died.set)
 
-        engine = EngineThread(self._engine, emit, ended)
+        engine = self._runtime.executor(emit, ended)
         reader = QueueReader(blocking, lane, self._worker_id)
-        loader = AdapterLoader(broker, self._engine, engine, self._adapter_settings, self._leases.beat_s)
+        adapters = self._runtime.adapters(broker, self._leases.beat_s)
         consumer = Consumer(
-            broker, reader, committer, engine, self._incarnation, self._leases.lease_s, self._tracer, loader
+            broker, reader, committer, engine, self._incarnation, self._leases.lease_s, self._tracer, adapters
         )
         watch, lag, internal = Watchdog(engine, self._leases.watchdog_s), LoopLag(), None
         if self._listener is not None:
-            info = {"model": lane, **self._arithmetic}
-            internal = admin_server(
-                engine, self._listener, broker, consumer.claims, committer, lag, info, self._num_replaced_kernels
-            )
+            metrics = QueueMetrics(broker, consumer.claims, committer, lag)
+            internal = self._runtime.admin_server(self._listener, metrics, lane)
         return WorkerParts(
-            commands, blocking, broker, committer, consumer, reader, engine, died, loader, watch, lag, internal
+            commands, blocking, broker, committer, consumer, reader, engine, died, adapters, watch, lag, internal
         )
 
     def _start_tasks(self, parts: WorkerParts) -> None:
@@ -197,12 +209,11 @@ class WorkerService:
             "reclaim": parts.consumer.run_reclaim(),
             "committer": committer.run(parts.engine),
             "heartbeat": self._heartbeat(parts),
-            "viewer": ViewPublisher(broker, parts.engine, self._worker_id).run(self._ended),
-            "adapters": parts.loader.run(self._ended),
             "orphans": Orphans(broker, committer, self._leases.orphan_s).run(self._ended),
+            **self._runtime.tasks(broker, self._worker_id, self._ended),
         }
-        if self._registration is not None:
-            runs["registrar"] = ModelRegistrar(self._redis_url, self._registration).run(self._ended)
+        if self._register is not None:
+            runs["registrar"] = self._register(self._ended)
         for name, run in runs.items():
             parts.tasks[name] = asyncio.create_task(run, name=name)
 
@@ -309,12 +320,15 @@ class WorkerService:
             if engine.ticks != seen:
                 seen = engine.ticks
                 try:
+                    if stranded := engine.stranded:
+                        await self._return_to_queue(broker, committer, stranded)
+                        for attempt in stranded:
+                            engine.drop(*attempt)
                     lost = await broker.renew(self._worker_id, committer.attempts)
                     committer.counts.leases_lost += len(lost)
                     committer.lose(lost, engine)
-                    beats = await broker.beat(
-                        self._card(parts), engine.status.slowest_step_s, self._home, self._leases.beat_s
-                    )
+                    card = self._runtime.card(self._worker_id, self._incarnation, self._model_name)
+                    beats = await broker.beat(card, engine.status.slowest_step_s, self._home, self._leases.beat_s)
                     if not beats and (holder := await broker.holder(self._worker_id)):
                         if not is_gone(holder.home):
                             raise NameTaken(self._worker_id, holder)
@@ -330,24 +344,3 @@ class WorkerService:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._leases.beat_s):
                     await self._ended.wait()
-
-    def _card(self, parts: WorkerParts) -> WorkerCard:
-        status, limits = parts.engine.status, self._engine.limits
-        return WorkerCard(
-            worker_id=self._worker_id,
-            incarnation=self._incarnation,
-            model=self._model_name,
-            max_model_len=limits.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
-            vocab_size=self._engine.vocab_size,
-            eos_token_ids=tuple(sorted(self._engine.eos_token_ids)),
-            block_size=limits.block_size,
-            total_blocks=limits.num_blocks,
-            free_blocks=status.free_blocks,
-            running=status.running,
-            waiting=status.waiting,
-            steps=status.steps,
-            weights_digest=self._engine.runner.model.weights_digest,
-            adapters=tuple(f"{name}@{digest}" for name, digest in self._engine.adapters.held),
-            adapter_faults=parts.loader.faults,
-        )

@@ -92,6 +92,25 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         "--block-size. One more is taken at the last full block.",
     )
     prefix_caching: bool = option(True, help="Prefix caching: reuse the KV blocks of identical prompt prefixes.")
+    kv_host_gb: float = option(
+        0.0,
+        minimum=0,
+        maximum=65536,
+        help="Host memory in GiB for blocks that fall out of the prefix cache; for GPUs. 0 keeps none there, or only "
+        "those on their way to --kv-spill-dir.",
+    )
+    kv_spill_dir: str = option(
+        "",
+        metavar="FOLDER",
+        help="Folder on a local disk for blocks that fall out of the prefix cache; a restarted worker finds them. By "
+        "default they are dropped.",
+    )
+    kv_spill_gb: float = option(
+        10.0,
+        minimum=0.001,
+        maximum=1_048_576,
+        help="Size in GiB of this worker's file in --kv-spill-dir, allocated at start.",
+    )
     pinned_prefixes: str = option(
         "",
         metavar="FILE",
@@ -149,12 +168,44 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
     batch_invariant: bool = option(
         False, help="Give a request the same output bits alone, in a batch, in chunks or resumed. Slower on a GPU."
     )
+    speculation: str = option(
+        "auto",
+        choices=("off", "suffix", "auto"),
+        help="Draft tokens from texts that an answer repeats: its prompt, itself, earlier answers of the tenant, the "
+        "call's prediction. No answer changes. suffix: draft whatever may be right; auto: only as many as make steps "
+        "faster, by measurement. Needs --batch-invariant on a GPU; auto is off without it.",
+    )
     self_test: str = option(
         "auto",
         choices=("auto", "off", "quick", "full"),
         help="Compare the kernels with torch in float32 at start, with the shapes of the model. A wrong kernel is "
         "replaced by a slower one, or the worker does not start. auto is quick on a GPU and off on a CPU; full has "
         "longer contexts and every linear layer.",
+    )
+    upstream: str = option(
+        "",
+        metavar="URL",
+        repeatable=True,
+        help="Answer with the OpenAI-compatible server at this URL instead of an engine of this process; give the flag "
+        "once per server, or separate them by commas. The model's folder needs tokenizer and configuration only.",
+    )
+    upstream_key_file: str = option(
+        "", metavar="FILE", help="File with the API key for the servers of --upstream; by default they get none."
+    )
+    upstream_model: str = option(
+        "",
+        metavar="NAME",
+        help="Name of the model at the servers of --upstream; by default the served name, or the only model there.",
+    )
+    upstream_idle_s: float = option(
+        300.0,
+        minimum=1,
+        maximum=86400,
+        help="Longest time in seconds that a server of --upstream may be silent, before the first token and between "
+        "two; then its answer counts as broken.",
+    )
+    upstream_total_s: float = option(
+        3600.0, minimum=1, maximum=864000, help="Longest time in seconds of one answer of a server of --upstream."
     )
     worker_id: str = option("", help="Stable name of this worker in the queue; by default the host name and slot 0.")
     drain_s: float = option(
@@ -201,6 +252,11 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
     def num_ranks(self) -> int:
         """Processes that share the model; 1 while --tensor-parallel-size 0 is not resolved."""
         return max(1, self.tensor_parallel_size)
+
+    @property
+    def spills(self) -> bool:
+        """Whether blocks that the prefix cache evicts are kept."""
+        return bool(self.kv_host_gb or self.kv_spill_dir)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -35,6 +35,7 @@ from quire.shared.protocol.states import OutcomeName
 ATTEMPTS = 3
 # Maximum number of requests of a call that are submitted at the same time.
 BATCH = 16
+NO_FILES: Mapping[str, bytes] = {}
 
 
 class Submission:
@@ -59,8 +60,10 @@ class Submission:
         self._refusal = refusal
         self.canceller = Canceller(broker, terms.gateway, is_wanted)
 
-    async def submit(self, requests: Sequence[GenerationRequest], terms: Admission) -> Submitted:
-        """Accept the requests of a call into the queue, on the same terms.
+    async def submit(
+        self, requests: Sequence[GenerationRequest], terms: Admission, files: Mapping[str, bytes] = NO_FILES
+    ) -> Submitted:
+        """Accept the requests of a call into the queue, on the same terms. files: of their images, by digest.
 
         Returns the id of the first request of the call, and the limits after the last one. If the idempotency key was
         used before, the id is that of the earlier call, and all requests of the earlier call are in Redis.
@@ -71,7 +74,7 @@ class Submission:
         await self._retry.check_subscribed()
         ids = [request.id for request in requests]
         # A submission that has begun is finished even if the client leaves: its result tells what to cancel.
-        work = asyncio.ensure_future(self._submit_all(requests, terms))
+        work = asyncio.ensure_future(self._submit_all(requests, terms, files))
         try:
             return await asyncio.shield(work)
         except BaseException:
@@ -86,9 +89,11 @@ class Submission:
             first = ids[0] if failed else work.result().id
             self.canceller.cancel([request_id(first, index) for index in range(len(ids))])
 
-    async def _submit_all(self, requests: Sequence[GenerationRequest], terms: Admission) -> Submitted:
+    async def _submit_all(
+        self, requests: Sequence[GenerationRequest], terms: Admission, files: Mapping[str, bytes]
+    ) -> Submitted:
         try:
-            submitted = await self._submit_first(requests[0], terms)
+            submitted = await self._submit_first(requests[0], terms, files)
             first = submitted.id
             # The first id gives the ids of the rest. Requests that a first gateway failed to submit are submitted now.
             others = terms._replace(
@@ -96,7 +101,7 @@ class Submission:
             )
             rest = [replace(request, id=request_id(first, index)) for index, request in enumerate(requests) if index]
             for at in range(0, len(rest), BATCH):
-                submissions = (self._submit(request, others) for request in rest[at : at + BATCH])
+                submissions = (self._submit(request, others, files) for request in rest[at : at + BATCH])
                 # All of a batch end, also if one fails: a submission that is given up may still reach Redis.
                 for result in await asyncio.gather(*submissions, return_exceptions=True):
                     if isinstance(result, BaseException):
@@ -114,10 +119,12 @@ class Submission:
             ) from error
         return submitted
 
-    async def _submit_first(self, request: GenerationRequest, terms: Admission) -> Submitted:
+    async def _submit_first(
+        self, request: GenerationRequest, terms: Admission, files: Mapping[str, bytes]
+    ) -> Submitted:
         """Submit with the idempotency key. If the key stands for a cancelled call, free the key and try again."""
         for _ in range(ATTEMPTS):
-            submitted = await self._submit(request, terms)
+            submitted = await self._submit(request, terms, files)
             if submitted.id == request.id:
                 break
             if not await self._retry(partial(self._free_cancelled, terms.idempotency_key, submitted.id)):
@@ -142,16 +149,18 @@ class Submission:
                     await pipe.execute()
         return True
 
-    async def _submit(self, request: GenerationRequest, terms: Admission) -> Submitted:
+    async def _submit(self, request: GenerationRequest, terms: Admission, files: Mapping[str, bytes]) -> Submitted:
         terms = terms._replace(
             cost=request.cost,
             prompt_tokens=len(request.prompt),
             rows=request.rows,
             # Further prompts of a call have a number behind its id.
             begins_call="-" not in request.id,
+            images=request.image_names,
         )
+        own = [files[digest] for digest in request.digests]
         # A command whose reply was lost may have been executed; to execute it again is harmless.
-        return await self._retry(partial(self._broker.submit, request.id, request.encode(), terms))
+        return await self._retry(partial(self._broker.submit, request.id, request.encode(), terms, own))
 
 
 def queue_is_full(error: QueueFull, rate: ServiceRate) -> QueueIsFull:

@@ -12,15 +12,14 @@ from typing import Any
 from multidict import CIMultiDictProxy
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.headers import IDEMPOTENCY_KEY
+from quire.gateway.api.headers import IDEMPOTENCY_KEY, KEY
 from quire.gateway.errors.api_errors import refused
 from quire.shared.config.validators import shown
 from quire.shared.protocol.broker import Admission
 
 REQUEST_TIMEOUT = "X-Request-Timeout"
 
-_VISIBLE = re.compile(r"[!-~]{1,255}", re.ASCII)
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
 def read_terms(
@@ -31,7 +30,7 @@ def read_terms(
     terms: of this gateway; their deadline is the default. max_s: the longest deadline. Raises InvalidRequest.
     """
     key = _single(headers, IDEMPOTENCY_KEY)
-    if key is not None and not _VISIBLE.fullmatch(key):
+    if key is not None and not KEY.fullmatch(key):
         raise refused(
             IDEMPOTENCY_KEY, f"{IDEMPOTENCY_KEY} must be 1 to 255 visible ASCII characters, not {shown(key)}."
         )
@@ -39,7 +38,7 @@ def read_terms(
     name = "timeout"
     if timeout_s is None and (text := _single(headers, REQUEST_TIMEOUT)) is not None:
         name = REQUEST_TIMEOUT
-        timeout_s = float(text) if _SECONDS.fullmatch(text) else math.nan
+        timeout_s = float(text) if SECONDS.fullmatch(text) else math.nan
     if timeout_s is None:
         timeout_s = min(terms.deadline_ms / 1000, max_s)
     elif not 0 < timeout_s <= max_s:

@@ -14,10 +14,9 @@ from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.buffer import StreamStats
 from quire.gateway.stream.call_metadata import MAX_FINGERPRINT
-from quire.shared.model.adapter_names import Announcement
 from quire.shared.process.tasks import end_tasks
 from quire.shared.process.version import installed_version
-from quire.shared.protocol.broker import Broker
+from quire.shared.protocol.broker import Announcement, Broker
 from quire.shared.protocol.keys import BEAT_S, GATEWAY_TTL_S
 from quire.shared.protocol.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
 from quire.shared.redis.cancellation import check_cancelled
@@ -70,7 +69,7 @@ class WorkerRegistry:
     def system_fingerprint(self) -> str:
         """The version of this server, and the digest of the weights of its workers, if they have one in common."""
         digests = {card.weights_digest for card in self.workers}
-        weights = f"{digests.pop()}_" if len(digests) == 1 else ""
+        weights = f"{digest}_" if len(digests) == 1 and (digest := digests.pop()) else ""
         return f"fp_{weights}{installed_version('0')}"[:MAX_FINGERPRINT]
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -17,7 +17,7 @@ from quire.gateway.output.given_grammar import GivenGrammar
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.shared.config.validators import shown
 from quire.shared.protocol.keys import DEFAULT_CLASS
-from quire.shared.protocol.messages import GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import GenerationRequest, ImageRef, SamplingParams
 from quire.shared.protocol.sampling_params import GRAMMAR_PARAMETERS, MAX_OUTPUT_TOKENS, PARAMETERS
 
 # The default of `beam_width`, unless `n` is more.
@@ -40,10 +40,15 @@ class Call:
     truncate_prompt_tokens: the longest prompt; longer ones lose tokens on the side `truncation_side`; -1: what fits
     into the context with the answer; None: no prompt is truncated.
 
-    prompts: token ids of each prompt. sampling: the sampling parameters of each prompt.
+    prompts: token ids of each prompt. sampling: the sampling parameters of each prompt. prediction: token ids of a text
+    that the answer may repeat.
     retention_s: life of the answer in Redis after its end; 0 for the default. conversation: stored with the request.
     loosened: indices of the tools whose schemas the grammar follows only in part.
     adapter_digest: of the LoRA adapter that the call names as its model; empty for the model itself.
+    beginnings: hashes of its conversation, see `beginnings_of`. chain: what the responses of a conversation have in
+    common; empty for other calls.
+    forked_from, num_kept, first_choice: of a fork, as in `GenerationRequest`. images: of the only prompt; files: of
+    these, by digest.
     """
 
     model: str
@@ -64,10 +69,18 @@ class Call:
     truncation_side: str = "left"
     prompts: tuple[tuple[int, ...], ...] = ()
     sampling: tuple[SamplingParams, ...] = ()
+    prediction: tuple[int, ...] = ()
     retention_s: int = 0
     conversation: bytes = b""
     loosened: tuple[int, ...] = ()
     adapter_digest: str = ""
+    beginnings: tuple[bytes, ...] = ()
+    chain: str = ""
+    forked_from: str = ""
+    num_kept: int = 0
+    first_choice: int = 0
+    images: tuple[ImageRef, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], defaults: Mapping[str, float]) -> Call:
@@ -213,6 +226,11 @@ class Call:
                 cache_scope=self.cache_scope,
                 adapter=self.about.adapter,
                 adapter_digest=self.adapter_digest,
+                forked_from=self.forked_from,
+                num_kept=self.num_kept,
+                first_choice=self.first_choice,
+                prediction=self.prediction,
+                images=self.images,
             )
             for index, (prompt, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True))
         ]

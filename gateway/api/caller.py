@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from quire.shared.accounts.account import Account
+from quire.shared.protocol.charge import ChargedAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Caller:
     """The maker of a call. owner: the id of the API key; empty without one. accounts: key, project and organisation."""
 
     owner: str = ""
-    accounts: tuple[Account, ...] = ()
+    accounts: tuple[ChargedAccount, ...] = ()
 
     def scoped(self, idempotency_key: str) -> str:
         """Return the idempotency key as Redis has it: the same text of two callers names two calls.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quire.gateway.api.call import Call
@@ -10,6 +11,8 @@ from quire.gateway.api.conversation import read_call, read_conversation, unknown
 from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.logprobs import choice_prompt, of_chat, texts_of, token_ids_of
 from quire.gateway.api.parameters import CHAT, read
+from quire.gateway.api.prediction import NAME as PREDICTION
+from quire.gateway.api.prediction import prediction_tokens
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import ApiError, body
 from quire.gateway.model.renderer import Renderer
@@ -20,7 +23,7 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice
-from quire.gateway.stream.writer import ChoiceFormat
+from quire.gateway.stream.writer import INEXACT, ChoiceFormat
 
 
 class ChatDialect(Dialect):
@@ -32,10 +35,12 @@ class ChatDialect(Dialect):
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         """Check and tokenize a call. Raises ApiError."""
         given = read(body, CHAT)
+        predicted = given.pop(PREDICTION, "")
         call = Call.of(given, limits.sampling_defaults)
         call.check(limits)
         unknown = unknown_variables(given, renderer.model.template)
         call = await read_call(read_conversation(given), call, limits, renderer)
+        call = replace(call, prediction=await prediction_tokens(predicted, limits, renderer))
         loosened = (f"tools[{index}].function.parameters" for index in call.loosened)
         return call.without_effect([*unknown, *loosened])
 
@@ -92,6 +97,9 @@ class ChatAnswer(ChoiceFormat):
             f'data: {self._head}{{"index":{index},"delta":{{}},"logprobs":null,'
             f'"finish_reason":{sse.quote(reason)},"stop_reason":{sse.dumps(stop_reason)}}}]{self._metadata}{self._tail}'
         ]
+
+    def mark(self) -> None:
+        self._metadata += f",{sse.dumps(INEXACT)[1:-1]}"
 
     def ending(self, usage: dict[str, Any]) -> list[str]:
         events = [f'{self._head}],"usage":{sse.dumps(usage)}}}'] if self._include_usage else []

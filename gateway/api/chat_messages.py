@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.gateway.api.tools import tool_name
+from quire.gateway.api.tools import TOOL_NAME, tool_name
 from quire.gateway.errors.api_errors import invalid, of_check, only, refused
-from quire.shared.config.validators import InvalidValue, Text, shown
+from quire.shared.config.schema_parts import TEXT, Schema, any_of, array, closed, with_nulls
+from quire.shared.config.validators import InvalidValue, OneOf, Text, shown
 from quire.shared.text.chat_template import Message
-from quire.shared.text.tool_turns import arguments_of
+from quire.shared.text.tool_arguments import arguments_of
 
 # OpenAI's name `developer` is new; chat templates know it as `system`.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -23,7 +24,52 @@ _OF_ROLE = {"assistant": ("tool_calls", "reasoning_content", "reasoning"), "tool
 # litellm copies keys of an answer's message that it does not know into this object, and sends the object back.
 _COPIES = "provider_specific_fields"
 MAX_TOOL_CALLS = 128
-MAX_CALL_ID_LENGTH = 256
+CALL_ID = Text(1, 256)
+
+_CALLED = closed({"name": TOOL_NAME, "arguments": TEXT})
+# `index` is a key of streamed deltas, which clients send back as they are.
+_CALL = closed({"id": CALL_ID, "function": _CALLED}, {"type": {"const": "function"}, "index": {"type": "integer"}})
+_CALLS = array(_CALL, high=MAX_TOOL_CALLS)
+_TEXT_PART = with_nulls({"type": {"const": "text"}, "text": TEXT})
+DETAILS = OneOf(("auto", "high"))
+_IMAGE_PART = with_nulls({"type": {"const": "image_url"}, "image_url": with_nulls({"url": TEXT}, {"detail": DETAILS})})
+# What `read_content` accepts, without and with images.
+CONTENT_SCHEMA = any_of(TEXT, array(_TEXT_PART, low=1))
+_SEEN_SCHEMA = any_of(TEXT, array(any_of(_TEXT_PART, _IMAGE_PART), low=1))
+# Roles whose messages may have images.
+_SEEING = ("user", "tool")
+_NOTHING: Schema = {"enum": [None, []]}
+
+
+def _schema(roles: tuple[str, ...], required: Schema, optional: Schema) -> Schema:
+    """Return the schema of a message."""
+    message = with_nulls({"role": OneOf(roles), **required}, {"name": Text(1, MAX_NAME_LENGTH)} | optional)
+    message["properties"] = dict.fromkeys((*_EMPTY, "tool_calls"), _NOTHING) | message["properties"]
+    return message
+
+
+_REASONING = dict.fromkeys(_OF_ROLE["assistant"][1:], TEXT)
+_OF_ASSISTANT: Schema = {"content": CONTENT_SCHEMA, "tool_calls": _CALLS, **_REASONING}
+# A message of the assistant has at least one of these.
+_ONE_OF_ASSISTANT: Schema = {
+    "content": CONTENT_SCHEMA,
+    "tool_calls": _CALLS | {"minItems": 1},
+    **dict.fromkeys(_REASONING, TEXT | {"minLength": 1}),
+}
+# What `read_messages` accepts.
+MESSAGES_SCHEMA = array(
+    any_of(
+        _schema(("system", "developer"), {"content": CONTENT_SCHEMA}, {}),
+        _schema(("user",), {"content": _SEEN_SCHEMA}, {}),
+        _schema(("tool",), {"content": _SEEN_SCHEMA, "tool_call_id": CALL_ID}, {}),
+        *(
+            _schema(("assistant",), {name: part}, {key: of for key, of in _OF_ASSISTANT.items() if key != name})
+            for name, part in _ONE_OF_ASSISTANT.items()
+        ),
+    ),
+    low=1,
+    high=MAX_MESSAGES,
+)
 
 
 def read_messages(value: Any) -> list[Message]:
@@ -70,9 +116,9 @@ def _message(name: str, value: Any) -> Message:
     if content is None and role == "assistant" and (calls or reasoning):
         message["content"] = None if calls else ""
     else:
-        message["content"] = _content(f"{name}.content", content)
+        message["content"] = read_content(f"{name}.content", content, role in _SEEING)
     if role == "tool":
-        message["tool_call_id"] = Text(1, MAX_CALL_ID_LENGTH)(f"{name}.tool_call_id", value.get("tool_call_id"))
+        message["tool_call_id"] = CALL_ID(f"{name}.tool_call_id", value.get("tool_call_id"))
     if (speaker := value.get("name")) is not None:
         if type(speaker) is not str or not 1 <= len(speaker) <= MAX_NAME_LENGTH:
             raise invalid(f"{name}.name", f"a string of 1 to {MAX_NAME_LENGTH} characters", speaker)
@@ -98,15 +144,14 @@ def _tool_calls(name: str, value: Any) -> list[dict[str, Any]]:
             raise invalid(at, "an object with id and function", call)
         if call.get("type", "function") != "function":
             raise invalid(f"{at}.type", "function", call["type"])
-        # `index` is a key of streamed deltas, which clients send back as they are.
         only(at, call, ("id", "type", "function", "index"))
         function = call.get("function")
         if type(function) is not dict:
             raise invalid(f"{at}.function", "an object with name and arguments", function)
-        only(f"{at}.function", function, ("name", "arguments"))
+        only(f"{at}.function", function, _CALLED["properties"])
         calls.append(
             {
-                "id": Text(1, MAX_CALL_ID_LENGTH)(f"{at}.id", call.get("id")),
+                "id": CALL_ID(f"{at}.id", call.get("id")),
                 "type": "function",
                 "function": {
                     "name": tool_name(f"{at}.function.name", function.get("name")),
@@ -127,23 +172,27 @@ def call_arguments(name: str, value: Any) -> dict[str, Any]:
     return arguments_of(value)
 
 
-def _content(name: str, value: Any) -> str | list[dict[str, str]]:
+def read_content(name: str, value: Any, takes_images: bool = False) -> str | list[dict[str, str]]:
+    """Return a text, or its parts (`chat_template.Message`). Raises InvalidRequest that names the wrong part."""
     if type(value) is str:
         return value
     if type(value) is not list:
         raise invalid(name, "a string or an array of text parts", value)
     if not value:
         raise refused(name, f"{name} is an empty array; send at least one text part, or a string.")
-    return [_part(f"{name}[{index}]", part) for index, part in enumerate(value)]
+    return [_part(f"{name}[{index}]", part, takes_images) for index, part in enumerate(value)]
 
 
-def _part(name: str, value: Any) -> dict[str, str]:
+def _part(name: str, value: Any, takes_images: bool) -> dict[str, str]:
     if type(value) is not dict:
         raise invalid(name, 'an object like {"type": "text", "text": "..."}', value)
     kind = value.get("type")
+    if kind == "image_url" and takes_images:
+        return _image(name, value)
     if kind != "text":
+        known = "'text' or 'image_url'" if takes_images else "'text'"
         raise refused(
-            f"{name}.type", f"{name}.type must be 'text', not {shown(kind)}: this server takes no other content."
+            f"{name}.type", f"{name}.type must be {known}, not {shown(kind)}: no other content is taken here."
         )
     if unknown := [key for key, item in value.items() if key not in ("type", "text") and item is not None]:
         key = min(unknown)[:80]
@@ -151,3 +200,16 @@ def _part(name: str, value: Any) -> dict[str, str]:
     if type(value.get("text")) is not str:
         raise invalid(f"{name}.text", "a string", value.get("text"))
     return {"type": "text", "text": value["text"]}
+
+
+def _image(name: str, value: dict[str, Any]) -> dict[str, str]:
+    only(name, value, ("type", "image_url"))
+    image = value.get("image_url")
+    if type(image) is not dict:
+        raise invalid(f"{name}.image_url", 'an object like {"url": "data:image/png;base64,..."}', image)
+    only(f"{name}.image_url", image, ("url", "detail"))
+    if (detail := image.get("detail")) is not None:
+        DETAILS(f"{name}.image_url.detail", detail)
+    if type(image.get("url")) is not str:
+        raise invalid(f"{name}.image_url.url", "a string", image.get("url"))
+    return {"type": "image", "url": image["url"], "where": f"{name}.image_url.url"}

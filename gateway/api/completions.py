@@ -30,7 +30,7 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice
-from quire.gateway.stream.writer import ChoiceFormat
+from quire.gateway.stream.writer import INEXACT, ChoiceFormat
 
 
 class CompletionDialect(Dialect):
@@ -121,6 +121,9 @@ class CompletionAnswer(ChoiceFormat):
             f'{self._text_head[index]}"","logprobs":null,"finish_reason":{sse.quote(reason)},'
             f'"stop_reason":{sse.dumps(stop_reason)}}}]{self._metadata}{self._tail}'
         ]
+
+    def mark(self) -> None:
+        self._metadata += f",{sse.dumps(INEXACT)[1:-1]}"
 
     def ending(self, usage: dict[str, Any]) -> list[str]:
         events = [f'{self._head}],"usage":{sse.dumps(usage)}}}'] if self._include_usage else []

@@ -16,6 +16,8 @@ from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.tools import check_choice
 from quire.gateway.errors.api_errors import refused
+from quire.gateway.features.affinity.beginnings import beginnings_of
+from quire.gateway.features.images.images import with_placeholders
 from quire.gateway.model.conversation import Conversation
 from quire.gateway.model.renderer import RenderedChat, Renderer
 from quire.gateway.model.served_model import ServedModel
@@ -51,15 +53,16 @@ async def render_prompt(conversation: Conversation, limits: RequestLimits, rende
     """Render and tokenize the prompt of a conversation, which may be longer than the context. Raises ApiError."""
     # Control tokens in texts of the client are divided before the gateway writes marks of its own.
     given = (conversation.callable_tools, conversation.template_variables)
-    messages, (tools, variables), mark = await renderer.mark_control_tokens(
-        conversation.messages, given, limits.max_model_len
-    )
+    shown, images = await renderer.images(conversation.messages)
+    messages, (tools, variables), mark = await renderer.mark_control_tokens(shown, given, limits.max_model_len)
+    # A template, or the format of tools, may make one text of a content.
+    messages = with_placeholders(messages, renderer.model.layout)
     tool_format = renderer.model.calls
     if tool_format is not None and renderer.describes_tools:
         messages = tool_format.plain_messages(messages, tools)
         tools = ()
     marked = replace(conversation, messages=messages, tools=tools, template_variables=variables)
-    return await renderer.chat(marked, limits.max_model_len, mark)
+    return await renderer.chat(marked, limits.max_model_len, mark, images)
 
 
 async def read_call(
@@ -81,12 +84,15 @@ async def read_call(
     # 1) Render and tokenize the prompt.
     prompt = await render_prompt(conversation, limits, renderer)
     token_ids = call.truncated(prompt.token_ids, limits.max_model_len - (call.max_tokens or 1))
+    if prompt.images and len(token_ids) < len(prompt.token_ids):
+        raise refused("truncate_prompt_tokens", "truncate_prompt_tokens is not supported for prompts with images.")
     # 2) Decide how the answer is read.
+    is_enforced = _is_enforced(conversation, call, limits)
     starts_in_reasoning = model.reasoning is not None and model.reasoning.begins_in(prompt.text)
     spec = OutputSpec(
         tool_format=model.tool_format if tools or (model.calls and model.calls.has_reasoning) else "",
         tools=tools,
-        is_forced=bool(tools),
+        is_forced=is_enforced,
         besides=_besides(conversation.tool_choice, call),
         reasoning_format=model.reasoning_format,
         starts_in_reasoning=starts_in_reasoning,
@@ -94,12 +100,14 @@ async def read_call(
     # 3) Choose the grammar of the answer.
     common, about, name = call.common, call.about, call.grammar_parameter
     loosened: tuple[int, ...] = ()
-    if tools:
+    if is_enforced:
         content = _content_schema(common.grammar, name, model)
         grammar, loosened = await renderer.tool_grammars.followed(
             spec, tools, conversation.tool_choice, content, renderer.try_grammar
         )
         common = replace(common, grammar=grammar)
+    elif tools:
+        loosened = tuple(range(len(tools)))
     elif common.grammar:
         await renderer.check_grammar(common.grammar, name)
         if not conversation.continue_final_message:
@@ -110,10 +118,21 @@ async def read_call(
     is_plain = not spec.tool_format and not spec.reasoning_format and not conversation.is_typed
     if not is_plain and not spec.markers.isdisjoint(model.special_tokens):
         common, about = replace(common, skip_special_tokens=False), replace(about, skip_special_tokens=False)
-    call = replace(call, common=common, about=about, loosened=loosened)
+    beginnings = beginnings_of(conversation.messages, [tool.name for tool in tools])
+    call = replace(call, common=common, about=about, loosened=loosened, beginnings=beginnings)
+    call = replace(call, images=prompt.images, files=prompt.files)
     return call.with_prompts(
         [("messages", token_ids)], limits, default_max_tokens, "" if is_plain else spec.encode(), echo
     )
+
+
+def _is_enforced(conversation: Conversation, call: Call, limits: RequestLimits) -> bool:
+    """Return whether the answer follows a grammar of tool calls."""
+    tools = conversation.callable_tools
+    if limits.enforces_tools or not tools:
+        return bool(tools)
+    is_asked = conversation.tool_choice.mode != ToolMode.AUTO or any(tool.strict for tool in tools)
+    return is_asked or bool(call.common.grammar)
 
 
 def _with_possible_calls(conversation: Conversation, renderer: Renderer) -> Conversation:

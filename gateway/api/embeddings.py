@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.gateway.api import request_schemas
 from quire.gateway.api.call import Call
 from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.labels import LABELS
-from quire.gateway.api.parameters import OF_THE_CALL, anything, read
-from quire.gateway.api.prompts import read_prompts
+from quire.gateway.api.parameters import OF_THE_CALL, Body, anything, read
+from quire.gateway.api.prompts import PROMPTS_SCHEMA, read_prompts
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import GenerationFailed, refused, too_long
 from quire.gateway.model.renderer import Renderer
@@ -38,7 +37,7 @@ EMBEDDINGS: dict[str, Parameter] = {
         read=anything,
         required=True,
         kind="string, array of token ids, or array of strings and arrays of token ids",
-        schema=request_schemas.PROMPT,
+        schema=PROMPTS_SCHEMA,
         help="at most `--max-embedding-inputs` (2048) of them, each of 1 token up to the longest context. Extension: "
         "strings and arrays of token ids may be mixed",
     ),
@@ -46,7 +45,6 @@ EMBEDDINGS: dict[str, Parameter] = {
     "encoding_format": Parameter(
         read=OneOf((FLOAT, BASE64)),
         default=FLOAT,
-        kind="`float` or `base64`",
         help="`base64` is that of the numbers as little-endian float32, with the same values",
     ),
     "dimensions": Parameter(
@@ -56,7 +54,6 @@ EMBEDDINGS: dict[str, Parameter] = {
     ),
     "pooling": Parameter(
         read=OneOf(POOLINGS),
-        kind="`last` or `mean`",
         help="extension: the hidden state of the last token, or the mean of all tokens. By default that of the model's "
         "sentence-transformers files, and `last` without such files",
     ),
@@ -73,11 +70,11 @@ EMBEDDINGS: dict[str, Parameter] = {
         help="extension, as in vLLM: keep at most this many tokens of each input, the last ones; -1 is the longest "
         "context. By default an input that is too long is refused",
     ),
-    "cache_salt": OF_THE_CALL["cache_salt"],
-    "priority": OF_THE_CALL["priority"],
-    "timeout": OF_THE_CALL["timeout"],
+    **{name: OF_THE_CALL[name] for name in ("cache_salt", "priority", "timeout")},
     **{name: LABELS[name] for name in ("user", "safety_identifier")},
 }
+# By the name of the body's schema in /openapi.json.
+BODIES = {"EmbeddingRequest": Body(EMBEDDINGS, {})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,18 +20,20 @@ SERVER_ID_HEADER = "X-Quire-Request-Id"
 NO_EFFECT_HEADER = "X-Quire-No-Effect"
 # A header of requests: calls with the same key, path and body are one call.
 IDEMPOTENCY_KEY = "Idempotency-Key"
+# The form of its values.
+KEY = re.compile(r"[!-~]{1,255}", re.ASCII)
 
 # Headers of the answer to one request, such as those about its limits.
 ANSWER_HEADERS = web.RequestKey("answer_headers", dict[str, str])
 
 # Visible ASCII without quotes: the id is a field of log lines.
-_CLIENT_ID = re.compile(r"[!#-&(-~]{1,128}", re.ASCII)
+CLIENT_ID = re.compile(r"[!#-&(-~]{1,128}", re.ASCII)
 
 
 def client_id(request: web.BaseRequest) -> str:
     """Return the id that the client gave to a request; empty if it gave none, or one that is refused."""
     values = request.headers.getall(CLIENT_ID_HEADER, [])
-    return values[0] if len(values) == 1 and _CLIENT_ID.fullmatch(values[0]) else ""
+    return values[0] if len(values) == 1 and CLIENT_ID.fullmatch(values[0]) else ""
 
 
 @web.middleware

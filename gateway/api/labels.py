@@ -17,6 +17,7 @@ from quire.gateway.stream.call_metadata import (
     TIERS,
     metadata_pairs,
 )
+from quire.shared.config.schema_parts import ANY_OBJECT, map_of
 from quire.shared.config.validators import Flag, OneOf, Text, wrong
 from quire.shared.protocol.sampling_params import Parameter
 
@@ -33,6 +34,8 @@ TIER_OF_CLASS = {priority_class: tier for tier, priority_class in CLASSES.items(
 class Metadata:
     """An object of at most 16 pairs of strings; the final form is a tuple of pairs."""
 
+    schema = map_of(MAX_METADATA_PAIRS, Text(1, MAX_METADATA_KEY), Text(0, MAX_METADATA_VALUE))
+
     def __call__(self, name: str, value: Any) -> tuple[tuple[str, str], ...]:
         if type(value) is not dict:
             raise wrong(name, "an object", value)
@@ -47,6 +50,8 @@ class Metadata:
 
 class JsonObject:
     """An object with any content."""
+
+    schema = ANY_OBJECT
 
     def __call__(self, name: str, value: Any) -> dict[str, Any]:
         if type(value) is not dict:
@@ -64,9 +69,7 @@ LABELS: dict[str, Parameter] = {
         help="the end user of the caller: a [keyed hash](#labels) of it is in the logs, never the text",
     ),
     "safety_identifier": Parameter(
-        read=Text(0, MAX_USER_LENGTH),
-        default="",
-        help="the newer name of `user`, with precedence over it",
+        read=Text(0, MAX_USER_LENGTH), default="", help="the newer name of `user`, with precedence over it"
     ),
     "metadata": Parameter(
         read=Metadata(),
@@ -75,10 +78,15 @@ LABELS: dict[str, Parameter] = {
     ),
     "service_tier": Parameter(
         read=OneOf((AUTO, *CLASSES)),
-        kind="`auto`, `default`, `flex` or `priority`",
         help="the [class](#deadlines-and-classes): `default` is `standard`, `flex` is `batch`, `priority` is "
         "`interactive`, and `auto` leaves it to `priority`. A conflict with `priority` is refused. The answer and each "
         "event have the tier of the class as `service_tier`",
+    ),
+    "prompt_cache_key": Parameter(
+        read=Text(0, MAX_CACHE_KEY_LENGTH),
+        default="",
+        help="names a conversation, or texts that begin alike: its calls go to the same worker if that one is free "
+        "([prefix affinity](../prefix-affinity.md)). Prompts with the same beginning share memory without a key",
     ),
 }
 # Parameters that are checked and then have no effect, with the reason. A value among `neutral` asks for nothing.
@@ -89,22 +97,12 @@ NO_EFFECT: dict[str, Parameter] = {
         neutral=(False,),
         help="every answer can be [read again](#resuming-and-cancelling) for ten minutes after its end, none longer",
     ),
-    "prompt_cache_key": Parameter(
-        read=Text(0, MAX_CACHE_KEY_LENGTH),
-        default="",
-        neutral=("",),
-        help="stored with the request, but workers are not chosen by it. Prompts with the same beginning share memory "
-        "without a key",
-    ),
     "prompt_cache_retention": Parameter(
         read=OneOf(("in_memory", "in-memory", "24h")),
-        kind='`"in_memory"`, `"in-memory"` or `"24h"`',
         help="a cached beginning of a prompt stays until its memory is needed",
     ),
     "prompt_cache_options": Parameter(read=JsonObject(), help="the prefix cache has no options per request"),
-    "prediction": Parameter(
-        read=JsonObject(), help="a predicted text could only make the answer faster; the answer is the same without it"
-    ),
+    "prediction": Parameter(read=JsonObject(), help="completions take none; a chat [takes one](#parameters)"),
 }
 
 

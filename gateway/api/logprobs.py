@@ -18,7 +18,7 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import Choice
-from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs
+from quire.shared.protocol.logprobs import PromptTokenLogprobs
 
 # Stands for minus infinity, which JSON cannot express (OpenAI API reference, `logprobs`).
 LEAST = -9999.0

@@ -1,14 +1,23 @@
-"""The query of a list: how many items, and after which one."""
+"""The query of a list: how many items, after which one, and in which order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from quire.gateway.errors.api_errors import InvalidRequest, refused
-from quire.shared.config.validators import shown
+from quire.shared.config.schema_parts import TEXT, Schema, request_parameter
+from quire.shared.config.validators import Integer, OneOf, shown
+
+LIMIT, AFTER, ORDER = "limit", "after", "order"
+ORDERS = ("asc", "desc")
+# By their names in /openapi.json.
+PARAMETERS: Schema = {
+    "After": request_parameter("query", AFTER, TEXT, "the id of the item before the page"),
+    "Order": request_parameter("query", ORDER, OneOf(ORDERS), "by default `desc`: the newest item first"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +27,42 @@ class PageQuery:
 
     limit: int
     after: str
+    order: str
     more: dict[str, str] = field(default_factory=dict)
 
 
-def read_page_query(request: web.Request, default: int, most: int, more: Sequence[str] = ()) -> PageQuery:
-    """Read `limit`, `after` and the parameters `more`, each at most once. Raises InvalidRequest."""
+@dataclass(frozen=True, slots=True)
+class ListQuery:
+    """The query of one list. default, most: items per page. names: of its parameters."""
+
+    default: int
+    most: int
+    names: tuple[str, ...] = (LIMIT, AFTER)
+
+    @property
+    def limit_parameter(self) -> Schema:
+        """The parameter `limit` for /openapi.json."""
+        return request_parameter("query", LIMIT, Integer(1, self.most), "items per page")
+
+    def read(self, request: web.Request) -> PageQuery:
+        """Read the parameters of a query, each at most once. Raises InvalidRequest."""
+        return self.page(read_query(request.query.items(), self.names))
+
+    def page(self, fields: dict[str, str]) -> PageQuery:
+        """Return the page that these parameters ask for. Raises InvalidRequest."""
+        limit = fields.pop(LIMIT, str(self.default))
+        if not limit.isascii() or not limit.isdigit() or len(limit) > 6 or not 1 <= int(limit) <= self.most:
+            raise refused(LIMIT, f"{LIMIT} must be an integer from 1 to {self.most}, not {shown(limit)}.")
+        order = fields.pop(ORDER, "desc")
+        if order not in ORDERS:
+            raise refused(ORDER, f"{ORDER} must be {' or '.join(ORDERS)}, not {shown(order)}.")
+        return PageQuery(int(limit), fields.pop(AFTER, ""), order, fields)
+
+
+def read_query(query: Iterable[tuple[str, str]], known: Sequence[str]) -> dict[str, str]:
+    """Return the parameters of a query, each of which is known and given once. Raises InvalidRequest."""
     fields: dict[str, str] = {}
-    known = ("limit", "after", *more)
-    for name, value in request.query.items():
+    for name, value in query:
         if name not in known:
             raise InvalidRequest(
                 f"{name[:80]!r} is not a parameter of this call; it has {', '.join(known)}.",
@@ -35,7 +72,4 @@ def read_page_query(request: web.Request, default: int, most: int, more: Sequenc
         if name in fields:
             raise refused(name, f"{name} is given twice; give it once.")
         fields[name] = value
-    limit = fields.pop("limit", str(default))
-    if not limit.isascii() or not limit.isdigit() or len(limit) > 6 or not 1 <= int(limit) <= most:
-        raise refused("limit", f"limit must be an integer from 1 to {most}, not {shown(limit)}.")
-    return PageQuery(int(limit), fields.pop("after", ""), fields)
+    return fields

@@ -6,23 +6,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from quire.gateway.api import request_schemas
+from quire.gateway.api.chat_messages import MAX_MESSAGES, MAX_NAME_LENGTH, MESSAGES_SCHEMA
 from quire.gateway.api.labels import LABELS, NO_EFFECT
+from quire.gateway.api.prediction import OF_PREDICTIONS
 from quire.gateway.api.prompt_parameters import OF_CHATS, OF_COMPLETIONS, OF_PROMPTS
-from quire.gateway.api.tools import read_tool_choice, read_tools
+from quire.gateway.api.prompts import PROMPTS_SCHEMA
+from quire.gateway.api.tools import TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA, read_tool_choice, read_tools
 from quire.gateway.errors.api_errors import invalid, of_check, only, refused
-from quire.gateway.features.grammars.given_grammars import (
-    read_choice,
-    read_grammar,
-    read_regex,
-    read_schema_or_text,
-    response_format,
-    structured_outputs,
-)
-from quire.shared.config.validators import Check, Flag, InvalidValue, Number, OneOf, Text, shown, wrong
+from quire.gateway.features.grammars.given_grammars import GRAMMARS, JSON_SCHEMA, read_json_schema, read_schema
+from quire.shared.config.schema_parts import Schema, any_of, options
+from quire.shared.config.validators import Flag, Integer, InvalidValue, Number, OneOf, Text, shown, wrong
 from quire.shared.protocol.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 from quire.shared.protocol.messages import MAX_SALT_LENGTH
 from quire.shared.protocol.sampling_params import GRAMMAR_PARAMETERS, PARAMETERS, Parameter
@@ -38,9 +34,13 @@ def anything(name: str, value: Any) -> Any:
     return value
 
 
+# The integers that vLLM's priorities may be here.
+_PRIORITIES = Integer(-(2**63) + 1, 2**63 - 1)
+
+
 def priority_class(name: str, value: Any) -> str:
     """Return the name of a class, also for vLLM's integer priorities. Raises InvalidValue."""
-    if type(value) is int and abs(value) < 2**63:
+    if type(value) is int and _PRIORITIES.low <= value <= _PRIORITIES.high:
         return PRIORITY_CLASSES[1 + (value > 0) - (value < 0)]
     if type(value) is not str or value not in PRIORITY_CLASSES:
         raise wrong(name, f"one of {', '.join(PRIORITY_CLASSES)}, or an integer", value)
@@ -54,6 +54,16 @@ class StreamOptions(NamedTuple):
     continuous_usage_stats: bool = False
 
 
+_STATISTICS = "continuous_usage_stats"
+# What `stream_options` accepts.
+_STREAM_OPTIONS: Schema = options(
+    dict.fromkeys(StreamOptions._fields, Flag()) | {"include_obfuscation": {"const": False}}
+) | {
+    "if": {"properties": {_STATISTICS: {"const": True}}, "required": [_STATISTICS]},
+    "then": {"properties": {"include_usage": {"const": True}}, "required": ["include_usage"]},
+}
+
+
 def stream_options(name: str, value: Any) -> StreamOptions:
     """Return the options of a stream. Raises InvalidRequest or InvalidValue."""
     if type(value) is not dict:
@@ -62,20 +72,30 @@ def stream_options(name: str, value: Any) -> StreamOptions:
         only(name, value, StreamOptions._fields)
     only(name, value, (*StreamOptions._fields, "include_obfuscation"))
     given = [field for field in StreamOptions._fields if value.get(field) is not None]
-    options = StreamOptions(**{field: Flag()(f"{name}.{field}", value[field]) for field in given})
-    if options.continuous_usage_stats and not options.include_usage:
-        param = f"{name}.continuous_usage_stats"
+    wanted = StreamOptions(**{field: Flag()(f"{name}.{field}", value[field]) for field in given})
+    if wanted.continuous_usage_stats and not wanted.include_usage:
+        param = f"{name}.{_STATISTICS}"
         raise refused(param, f"{param} is allowed only with include_usage: true; leave it out.")
-    return options
+    return wanted
+
+
+MAX_TEMPLATE_VARIABLES = 32
+# Variables of a chat template that the server sets.
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "chat_template")
+# What `chat_template_kwargs` accepts.
+_TEMPLATE_VARIABLES: Schema = {
+    "type": "object",
+    "maxProperties": MAX_TEMPLATE_VARIABLES,
+    "propertyNames": {"pattern": r"^[^\W\d_]\w*$", "not": {"enum": list(RESERVED_VARIABLES)}},
+}
 
 
 def chat_template_kwargs(name: str, value: Any) -> dict[str, Any]:
     """Return variables for the chat template. Raises InvalidRequest."""
-    most = request_schemas.MAX_TEMPLATE_VARIABLES
-    if type(value) is not dict or len(value) > most:
-        raise invalid(name, f"an object with at most {most} names", value)
+    if type(value) is not dict or len(value) > MAX_TEMPLATE_VARIABLES:
+        raise invalid(name, f"an object with at most {MAX_TEMPLATE_VARIABLES} names", value)
     for key in value:
-        if key in request_schemas.RESERVED_VARIABLES or not key.isidentifier() or key.startswith("_"):
+        if key in RESERVED_VARIABLES or not key.isidentifier() or key.startswith("_"):
             raise refused(f"{name}.{key[:80]}", f"{name}.{key[:80]} cannot be set by a call; leave it out.")
     return value
 
@@ -83,10 +103,11 @@ def chat_template_kwargs(name: str, value: Any) -> dict[str, Any]:
 MESSAGES = Parameter(
     read=anything,
     required=True,
-    kind="array of 1 to 10,000 messages",
-    schema=request_schemas.MESSAGES,
+    kind=f"array of 1 to {MAX_MESSAGES:,} messages",
+    schema=MESSAGES_SCHEMA,
     help="each has `role` (`system`, `developer`, `user`, `assistant`, `tool`), `content` (a string, or an array of "
-    '`{"type": "text", "text": ...}`) and perhaps `name` (1 to 256 characters). Messages of the assistant may have '
+    '`{"type": "text", "text": ...}`) and perhaps '
+    f"`name` (1 to {MAX_NAME_LENGTH} characters). Messages of the assistant may have "
     "`reasoning_content` and `tool_calls`, and then no `content`; those of a tool have `tool_call_id`. A key whose "
     "value is `null` counts as absent",
 )
@@ -94,23 +115,11 @@ PROMPT = Parameter(
     read=anything,
     required=True,
     kind="string, array of token ids, or array of strings and arrays of token ids",
-    schema=request_schemas.PROMPT,
+    schema=PROMPTS_SCHEMA,
     help="at most `--max-prompts` (64) of them. Extension: strings and arrays of token ids may be mixed",
 )
-ONE_GRAMMAR = "an answer follows one grammar"
-
-
-def _guided(form: str, read: Check[Any], kind: str, schema: Mapping[str, Any]) -> Parameter:
-    """Return the parameter of an old field of `structured_outputs`. It excludes those before it in the table."""
-    before = GRAMMAR_PARAMETERS[: GRAMMAR_PARAMETERS.index(f"guided_{form}")]
-    return Parameter(
-        read=read,
-        default=(),
-        kind=kind,
-        schema=schema,
-        excludes=dict.fromkeys(before, ONE_GRAMMAR),
-        help=f"extension, an older name of vLLM: `{form}` of `structured_outputs`",
-    )
+# The readers of a JSON schema, and of one with a name, with what that has, for formats of the other APIs.
+read_answer_schema, read_named_schema, NAMED_SCHEMA = read_schema, read_json_schema, JSON_SCHEMA
 
 
 OF_THE_CALL: dict[str, Parameter] = {
@@ -120,31 +129,12 @@ OF_THE_CALL: dict[str, Parameter] = {
         read=stream_options,
         requires="stream",
         kind="object with `include_usage` and `continuous_usage_stats`",
-        schema=request_schemas.STREAM_OPTIONS,
+        schema=_STREAM_OPTIONS,
         help="only with `stream`. `include_usage`: one more event with the usage. `continuous_usage_stats` (extension, "
         "as in vLLM; only with `include_usage`): every event has the usage so far. `include_obfuscation` may be false",
     ),
     "max_completion_tokens": Parameter(read=PARAMETERS["max_tokens"].read, help="another name of `max_tokens`"),
-    "response_format": Parameter(
-        read=response_format,
-        default=(),
-        kind="object with `type`: `text`, `json_object`, `json_schema` or `structural_tag`",
-        schema=request_schemas.RESPONSE_FORMAT,
-        help="[structured output](#structured-output): the answer is JSON that follows a schema. Not with "
-        "`use_beam_search`, `ignore_eos` and `min_tokens`",
-    ),
-    "structured_outputs": Parameter(
-        read=structured_outputs,
-        default=(),
-        kind="object with one of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`",
-        schema=request_schemas.STRUCTURED_OUTPUTS,
-        excludes={"response_format": ONE_GRAMMAR},
-        help="extension, as in vLLM: [structured output](#structured-output). Not with `response_format`",
-    ),
-    "guided_json": _guided("json", read_schema_or_text, "object, or the JSON text of one", request_schemas.JSON),
-    "guided_regex": _guided("regex", read_regex, "string", request_schemas.REGEX),
-    "guided_choice": _guided("choice", read_choice, "array of strings", request_schemas.CHOICE),
-    "guided_grammar": _guided("grammar", read_grammar, "string", request_schemas.GRAMMAR),
+    **GRAMMARS,
     "use_beam_search": Parameter(
         read=Flag(),
         default=False,
@@ -164,7 +154,7 @@ OF_THE_CALL: dict[str, Parameter] = {
         read=priority_class,
         default=DEFAULT_CLASS,
         kind="`interactive`, `standard`, `batch` or an integer",
-        schema=request_schemas.PRIORITY,
+        schema=any_of(OneOf(PRIORITY_CLASSES), _PRIORITIES),
         help="extension: the class in which the request waits. Integers are as in vLLM, where lower ones come first: "
         "below 0 is `interactive`, 0 is `standard`, above 0 is `batch`",
     ),
@@ -178,7 +168,7 @@ OF_THE_CALL: dict[str, Parameter] = {
     "timeout": Parameter(
         read=Number(0, sys.float_info.max),
         kind="number over 0, at most `--max-timeout-s` (3600)",
-        schema=request_schemas.TIMEOUT,
+        schema={"type": "number", "exclusiveMinimum": 0},
         help="extension: seconds from acceptance to the deadline; by default `--default-timeout-s` (none)",
     ),
 }
@@ -187,39 +177,34 @@ OF_THE_CHAT: dict[str, Parameter] = {
         read=read_tools,
         default=(),
         kind="array of functions, at most `--max-tools` (128)",
-        schema=request_schemas.TOOLS,
+        schema=TOOLS_SCHEMA,
         help="functions that the model may [call](#tools)",
         excludes={"use_beam_search": "a beam search does not follow the form of tool calls"} | NO_FREE_END,
     ),
     "tool_choice": Parameter(
         read=read_tool_choice,
         kind="`auto`, `required`, `none` or an object that names a function",
-        schema=request_schemas.TOOL_CHOICE,
+        schema=TOOL_CHOICE_SCHEMA,
         help="whether the answer may, must or must not call tools; by default `auto` if there are tools. With `none` "
         "the model is not told about the tools",
     ),
     "parallel_tool_calls": Parameter(read=Flag(), default=True, help="whether one answer may have several tool calls"),
     "reasoning_effort": Parameter(
         read=OneOf(REASONING_EFFORTS),
-        kind="`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`",
         help="passed to the chat template as `reasoning_effort`; `none` also as `enable_thinking: false`",
     ),
-    "verbosity": Parameter(
-        read=OneOf(("low", "medium", "high")),
-        kind="`low`, `medium` or `high`",
-        help="passed to the chat template as `verbosity`",
-    ),
+    "verbosity": Parameter(read=OneOf(("low", "medium", "high")), help="passed to the chat template as `verbosity`"),
     "chat_template_kwargs": Parameter(
         read=chat_template_kwargs,
         default={},
-        kind="object with at most 32 names",
-        schema=request_schemas.TEMPLATE_KWARGS,
+        kind=f"object with at most {MAX_TEMPLATE_VARIABLES} names",
+        schema=_TEMPLATE_VARIABLES,
         help="extension, as in vLLM: variables for the chat template, such as `enable_thinking`",
     ),
 }
 _SAMPLING = {name: parameter for name, parameter in PARAMETERS.items() if parameter.help}
 _CHATS_AND_COMPLETIONS = {**OF_THE_CALL, **_SAMPLING, **OF_PROMPTS, **LABELS, **NO_EFFECT}
-CHAT = {"messages": MESSAGES, **_CHATS_AND_COMPLETIONS, **OF_THE_CHAT, **OF_CHATS}
+CHAT = {"messages": MESSAGES, **_CHATS_AND_COMPLETIONS, **OF_THE_CHAT, **OF_CHATS, **OF_PREDICTIONS}
 COMPLETIONS = {"prompt": PROMPT, **_CHATS_AND_COMPLETIONS, **OF_COMPLETIONS}
 # Completions have one parameter for both: it asks for log-probabilities, and its value is the number of alternatives.
 del COMPLETIONS["top_logprobs"]
@@ -248,6 +233,18 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
+
+
+class Body(NamedTuple):
+    """The parameters of a request body.
+
+    unsupported: parameters that are not honoured, each with the values that ask for nothing. without_effect: the names
+    of those that may be accepted without effect.
+    """
+
+    table: Mapping[str, Parameter]
+    unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED
+    without_effect: Collection[str] = NO_EFFECT.keys()
 
 
 def read(

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.gateway.errors.api_errors import refused
 from quire.gateway.stream.call_metadata import CallMetadata
+from quire.shared.config.schema_parts import any_of
 from quire.shared.config.validators import Flag, Integer, OneOf, wrong
 from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, Parameter
 
@@ -20,6 +21,8 @@ SIDES = ("left", "right")
 
 class TruncatedLength:
     """A number of tokens, or -1."""
+
+    schema = any_of({"const": -1}, Integer(1, MAX_OUTPUT_TOKENS))
 
     def __call__(self, name: str, value: Any) -> int:
         if type(value) is not int or value == 0:
@@ -39,7 +42,6 @@ OF_PROMPTS: dict[str, Parameter] = {
     "truncation_side": Parameter(
         read=OneOf(SIDES),
         default="left",
-        kind="`left` or `right`",
         requires="truncate_prompt_tokens",
         help="extension, as in vLLM: where a prompt that is too long loses tokens. Only with `truncate_prompt_tokens`",
     ),

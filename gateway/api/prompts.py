@@ -6,6 +6,11 @@ from typing import Any
 
 from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.model.renderer import Prompt
+from quire.shared.config.schema_parts import COUNT, TEXT, any_of, array
+
+_ONE = (TEXT | {"minLength": 1}, array(COUNT, low=1))
+# What `read_prompts` accepts.
+PROMPTS_SCHEMA = any_of(*_ONE, array(any_of(*_ONE), low=1))
 
 
 def read_prompts(value: Any, max_prompts: int, vocab_size: int, param: str = "prompt") -> list[tuple[str, Prompt]]:

@@ -39,6 +39,7 @@ class RequestLimits:
     system_fingerprint: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)  # digests of the LoRA adapters that calls may name
     aliases: Sequence[str] = ()  # other names of the model
+    enforces_tools: bool = True  # tool calls follow a grammar
 
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound unless the name is that of the model, an alias, or that of one of its adapters."""
@@ -121,12 +122,7 @@ class RequestLimits:
         common = replace(common, stop_token_ids=self._stop_token_ids(common))
         sampling = []
         for name, token_ids in prompts:
-            if token_ids and max(token_ids) >= self.vocab_size:
-                raise refused(
-                    name,
-                    f"{name} has a token that the model lacks (id {max(token_ids)}, vocabulary {self.vocab_size}): the "
-                    "tokenizer knows more tokens than the model. Leave special tokens out of the text.",
-                )
+            self.check_vocabulary(name, token_ids)
             params = replace(
                 common,
                 max_tokens=self._max_tokens(name, len(token_ids), max_tokens, default_max_tokens),
@@ -136,6 +132,15 @@ class RequestLimits:
             _check_size(params)
             sampling.append(params)
         return tuple(sampling)
+
+    def check_vocabulary(self, name: str, token_ids: Sequence[int]) -> None:
+        """Check the token ids of a text. Raises InvalidRequest."""
+        if (largest := max(token_ids, default=0)) >= self.vocab_size:
+            raise refused(
+                name,
+                f"{name} has a token that the model lacks (id {largest}, vocabulary {self.vocab_size}): the tokenizer "
+                "knows more tokens than the model. Leave special tokens out of the text.",
+            )
 
     def _stop_token_ids(self, params: SamplingParams) -> tuple[int, ...]:
         """Return the stop tokens with those of stop strings that are special tokens, which have no text in answers."""

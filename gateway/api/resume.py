@@ -15,9 +15,10 @@ from aiohttp import web
 from quire.gateway.errors.api_errors import InvalidRequest, NotFound
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import CallMetadata
-from quire.gateway.stream.sse import BEGINNING, EventId
+from quire.gateway.stream.sse import BEGINNING, EVENT_ID, EventId
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import EventRenderer
+from quire.shared.config.schema_parts import Schema, request_parameter
 from quire.shared.config.validators import shown
 from quire.shared.protocol.broker import Broker
 from quire.shared.protocol.broker.lane import text
@@ -30,6 +31,12 @@ _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 LAST_EVENT_ID = "Last-Event-ID"
 STARTING_AFTER = "starting_after"
+# For /openapi.json: the meaning of the header, and the parameters of a stream by their names there.
+AS_STARTING_AFTER = "the same as `starting_after`, with precedence"
+PARAMETERS: Schema = {
+    "StartingAfter": request_parameter("query", STARTING_AFTER, EVENT_ID, "the last event that the client has"),
+    "LastEventId": request_parameter("header", LAST_EVENT_ID, EVENT_ID, AS_STARTING_AFTER),
+}
 # Wait for a place that a running request has not reached: Redis may have died and lost a part of the log.
 LOST_TAIL_S = 5.0
 LOOKS = 10

@@ -10,13 +10,28 @@ from typing import Any
 
 from quire.gateway.errors.api_errors import invalid, only, refused
 from quire.gateway.output.tools import ANY_ARGUMENTS, Tool, ToolChoice, ToolMode
-from quire.shared.config.validators import Flag, Text
+from quire.shared.config.schema_parts import ANY_OBJECT, any_of, array, closed, or_null
+from quire.shared.config.validators import Flag, OneOf, Text
 
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
 NAME_FORM = "1 to 64 of the characters a-z, A-Z, 0-9, _, - and ."
-MAX_DESCRIPTION_LENGTH = 65_536
+DESCRIPTION = Text(0, 65_536)
 # Made once: json.dumps with these arguments makes an encoder for each call.
 _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+CHOICES = (ToolMode.AUTO, ToolMode.REQUIRED, ToolMode.NONE)
+_FUNCTION = closed(
+    {"name": TOOL_NAME},
+    {
+        "description": or_null(DESCRIPTION),
+        "parameters": or_null(ANY_OBJECT | {"properties": {"type": {"const": "object"}}}),
+        "strict": or_null(Flag()),
+    },
+)
+_TOOL = closed({"type": {"const": "function"}, "function": _FUNCTION})
+_NAMED = closed({"type": {"const": "function"}, "function": closed({"name": TOOL_NAME})})
+# What `read_tools` and `read_tool_choice` accept.
+TOOLS_SCHEMA, TOOL_CHOICE_SCHEMA = array(_TOOL), any_of(OneOf(CHOICES), _NAMED)
 
 
 def read_tools(name: str, value: Any) -> tuple[Tool, ...]:
@@ -41,7 +56,7 @@ def _tool(name: str, value: Any) -> Tool:
         raise invalid(name, 'an object like {"type": "function", "function": {...}}', value)
     if value.get("type") != "function":
         raise invalid(f"{name}.type", "function: this server runs no tools of its own", value.get("type"))
-    only(name, value, ("type", "function"))
+    only(name, value, _TOOL["properties"])
     return read_function(f"{name}.function", value.get("function"))
 
 
@@ -49,11 +64,11 @@ def read_function(name: str, value: Any) -> Tool:
     """Return the function of a tool: name, description, JSON schema of its arguments, strict. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object with the name of the function", value)
-    only(name, value, ("name", "description", "parameters", "strict"))
+    only(name, value, _FUNCTION["properties"])
     title = tool_name(f"{name}.name", value.get("name"))
     description, strict = value.get("description"), value.get("strict")
     if description is not None:
-        description = Text(0, MAX_DESCRIPTION_LENGTH)(f"{name}.description", description)
+        description = DESCRIPTION(f"{name}.description", description)
     if strict is not None:
         Flag()(f"{name}.strict", strict)
     return Tool(title, description or "", arguments_schema(f"{name}.parameters", value.get("parameters")), bool(strict))
@@ -61,7 +76,7 @@ def read_function(name: str, value: Any) -> Tool:
 
 def tool_name(name: str, value: Any) -> str:
     """Return the name of a function. Raises InvalidRequest."""
-    if type(value) is not str or not _NAME.fullmatch(value):
+    if type(value) is not str or not TOOL_NAME.fullmatch(value):
         raise invalid(name, NAME_FORM, value)
     return value
 
@@ -81,12 +96,12 @@ def read_tool_choice(name: str, value: Any) -> ToolChoice:
     """Read `auto`, `required`, `none`, or an object that names a function. Raises InvalidRequest."""
     forms = 'auto, required, none or {"type": "function", "function": {"name": ...}}'
     if type(value) is str:
-        if value not in (ToolMode.AUTO, ToolMode.REQUIRED, ToolMode.NONE):
+        if value not in CHOICES:
             raise invalid(name, forms, value)
         return ToolChoice(ToolMode(value))
     if type(value) is not dict or value.get("type") != "function":
         raise invalid(name, forms, value)
-    only(name, value, ("type", "function"))
+    only(name, value, _NAMED["properties"])
     function = value.get("function")
     if type(function) is not dict:
         raise invalid(f"{name}.function", "an object with the name of a tool", function)

@@ -6,7 +6,7 @@ The body has the shape of the OpenAI API: `{"error": {"message", "type", "param"
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -236,7 +236,7 @@ class BrokerDown(ApiError):
 
 
 class ServerBusy(ApiError):
-    """There is no memory for the body now. The body is not read."""
+    """There is no memory for the body now, which is not read then, or no process for an image."""
 
     status = 503
     type = "server_error"
@@ -298,7 +298,7 @@ def of_check(error: InvalidValue) -> InvalidRequest:
     return refused(error.name, f"{error}.")
 
 
-def only(name: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def only(name: str, value: Mapping[str, Any], known: Collection[str]) -> None:
     """Refuse keys of an object that are not known. Raises InvalidRequest."""
     for key in value:
         if key not in known:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from quire.gateway.errors.api_errors import (
     REQUEST_ID,
@@ -16,7 +17,6 @@ from quire.gateway.errors.api_errors import (
     NotFound,
     body,
 )
-from quire.gateway.errors.message_errors import error_json, is_messages_path
 from quire.shared.text.panics import is_panic
 
 log = logging.getLogger("gateway")
@@ -25,15 +25,19 @@ log = logging.getLogger("gateway")
 REASON = web.RequestKey("reason", str)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# The JSON of an error. The second argument is the id of the request.
+ErrorShape = Callable[[ApiError, str], str]
 
 
-def response(error: ApiError, request: web.Request | None = None) -> web.Response:
-    """Return the HTTP response for an error, in the shape of the API whose path the request has."""
+def response(error: ApiError, text: str = "") -> web.Response:
+    """Return the HTTP response for an error. text: its JSON; by default in the shape of OpenAI's API."""
     reason = "Client Closed Request" if error.status == 499 else None
-    is_message = request is not None and is_messages_path(request.path)
-    text = error_json(error, request.get(REQUEST_ID, "")) if request is not None and is_message else body(error)
     answer = web.Response(
-        status=error.status, reason=reason, text=text, content_type="application/json", headers=error.headers
+        status=error.status,
+        reason=reason,
+        text=text or body(error),
+        content_type="application/json",
+        headers=error.headers,
     )
     if error.closes:
         answer.force_close()
@@ -72,28 +76,37 @@ def of_http(error: web.HTTPException, method: str, path: str) -> ApiError:
     return ApiError(error.reason)
 
 
-@web.middleware
-async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every exception of a handler into an error response."""
-    try:
-        return await handler(request)
-    except ApiError as error:
-        # The traceback has this frame, and the frames that have the body: a cycle would keep them until a collection.
-        refusal = error.with_traceback(None)
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        refusal = of_http(error, request.method, request.path)
-    except ConnectionError:
-        raise  # the client has gone
-    except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        refusal = unexpected(error, request)
-        if request.writer.output_size > 0:
-            raise ConnectionResetError("the answer has begun; it cannot become an error") from error
-    request[REASON] = reason(refusal)
-    return response(refusal, request)
+def middleware(shape_of: Callable[[str], ErrorShape | None]) -> Middleware:
+    """Return the middleware that turns every exception of a handler into an error response.
+
+    shape_of: returns the shape of the API at a path; None for that of OpenAI's API.
+    """
+
+    @web.middleware
+    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ApiError as error:
+            # The traceback has this frame, and the frames that have the body: a cycle would keep them until a
+            # collection.
+            refusal = error.with_traceback(None)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            refusal = of_http(error, request.method, request.path)
+        except ConnectionError:
+            raise  # the client has gone
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            refusal = unexpected(error, request)
+            if request.writer.output_size > 0:
+                raise ConnectionResetError("the answer has begun; it cannot become an error") from error
+        request[REASON] = reason(refusal)
+        shape = shape_of(request.path)
+        return response(refusal, shape(refusal, request.get(REQUEST_ID, "")) if shape else "")
+
+    return answer_errors
 
 
 def unexpected(error: BaseException, request: web.Request) -> ApiError:

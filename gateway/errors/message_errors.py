@@ -24,6 +24,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+# Each type of an error.
+ERROR_TYPES = tuple(dict.fromkeys(("invalid_request_error", *_TYPES.values())))
 
 
 def is_messages_path(path: str) -> bool:

@@ -14,12 +14,14 @@ from tokenizers import Encoding
 
 from quire.gateway.errors.api_errors import ApiError, refused, too_long
 from quire.gateway.features.grammars.grammar_check import GrammarTrials
+from quire.gateway.features.images.images import Image, Images, find_images, place_images, take_urls
 from quire.gateway.features.tools.formats import REASONING_FORMATS
 from quire.gateway.features.tools.tool_grammars import ToolGrammars
 from quire.gateway.model.continued_message import render_continued
 from quire.gateway.model.conversation import Conversation
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.tools import Tool
+from quire.shared.protocol.messages import ImageRef
 from quire.shared.text.chat_template import Message, TemplateFailure
 from quire.shared.text.control_tokens import ControlTokens, pieces
 from quire.shared.text.grammar import GrammarVocabulary
@@ -39,21 +41,27 @@ T = TypeVar("T")
 
 
 class RenderedChat(NamedTuple):
-    """The prompt of a conversation, as text and as token ids."""
+    """The prompt of a conversation, as text and as token ids. images: those in it; files: by digest."""
 
     text: str
     token_ids: list[int]
+    images: tuple[ImageRef, ...] = ()
+    files: Mapping[str, bytes] = {}
 
 
 class Renderer:
     """Renders and tokenizes for one model."""
 
-    def __init__(self, model: ServedModel, threads: int, divides_control_tokens: bool = True) -> None:
+    def __init__(
+        self, model: ServedModel, threads: int, divides_control_tokens: bool = True, images: Images | None = None
+    ) -> None:
         self.model = model
+        self._images = images
         template = model.template if divides_control_tokens else None
         source = None if template is None else template.source + template.with_tools.source
         marks = {mark for form in REASONING_FORMATS.values() for mark in (form.start, form.end)}
-        self._control_tokens = None if source is None else ControlTokens.of(model.tokenizer, source, marks)
+        of_images = () if model.layout is None else (model.layout.placeholder, model.layout.image_token)
+        self._control_tokens = None if source is None else ControlTokens.of(model.tokenizer, source, marks, of_images)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         vocabulary = GrammarVocabulary.of(model.tokenizer, model.eos_token_ids, model.vocab_size)
         self._grammars = GrammarTrials(vocabulary, threads)
@@ -74,10 +82,22 @@ class Renderer:
         form = self.model.calls
         return not self.template_takes_tools or (form is not None and form.is_described)
 
-    async def chat(self, conversation: Conversation, limit: int, mark: str = "") -> RenderedChat:
+    async def images(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[Image]]:
+        """Return the messages without the files of images, and the images in their order. Raises InvalidRequest."""
+        messages, urls = take_urls(messages)
+        if not urls:
+            return messages, []
+        if self.model.layout is None or self._images is None:
+            where = urls[0][1]
+            raise refused(where, f"{where} is an image, and {self.model.name} takes text alone.", code="text_only")
+        return messages, await self._images.read_all(urls)
+
+    async def chat(
+        self, conversation: Conversation, limit: int, mark: str = "", images: Sequence[Image] = ()
+    ) -> RenderedChat:
         """Return the prompt of a conversation, for a context of `limit` tokens. Raises InvalidRequest.
 
-        mark: the one at which `mark_control_tokens` divided texts.
+        mark: the one at which `mark_control_tokens` divided texts. images: those of the conversation.
         """
         messages, tools = conversation.messages, list(map(_as_json, conversation.tools))
         if self.model.template is None:
@@ -91,7 +111,7 @@ class Renderer:
             characters += len(json.dumps(tools, ensure_ascii=False))
             _check_length("tools", characters, limit)
         around = sum(MESSAGE_CHARACTERS + len(message.get("name", "")) for message in messages)
-        return await self._run(characters + around, self._render_chat, conversation, tools, mark)
+        return await self._run(characters + around, self._render_chat, conversation, tools, mark, images)
 
     async def mark_control_tokens(
         self, messages: Sequence[Message], others: T, limit: int
@@ -144,6 +164,13 @@ class Renderer:
             raise GrammarError(f"it needs a model with an end token, and {self.model.name} has none")
         await self._grammars.check(grammar)
 
+    async def check_follows(self, grammar: str, output: Sequence[int], name: str) -> None:
+        """Check that an answer with this grammar can begin with the tokens. Raises InvalidRequest, naming `name`."""
+        try:
+            await self._grammars.follow(grammar, output, self._decode)
+        except GrammarError as error:
+            raise refused(name, f"{name} is not possible: {error}.") from error
+
     async def text(self, token_ids: list[int]) -> str:
         """Return the text of tokens, special tokens included. Tokens that the tokenizer lacks have no text."""
         return await self._run(len(token_ids), self._decode, token_ids)
@@ -163,7 +190,9 @@ class Renderer:
         text: str = self.model.tokenizer.decode(token_ids, skip_special_tokens=False)
         return text
 
-    def _render_chat(self, conversation: Conversation, tools: Sequence[Mapping[str, Any]], mark: str) -> RenderedChat:
+    def _render_chat(
+        self, conversation: Conversation, tools: Sequence[Mapping[str, Any]], mark: str, images: Sequence[Image]
+    ) -> RenderedChat:
         assert self.model.template is not None
         messages = conversation.messages
         template = self.model.template.chosen(messages, bool(tools))
@@ -179,9 +208,12 @@ class Renderer:
                 f"The chat template of {self.model.name} refuses these messages: {str(error)[:500].rstrip('.')}.",
                 code="template_error",
             ) from error
+        text = place_images(self.model.layout, text, images)
         # The template writes its own beginning-of-sequence token.
         divided = pieces(text, mark)
-        return RenderedChat("".join(divided), self._encode("messages", divided, conversation.add_special_tokens))
+        token_ids = self._encode("messages", divided, conversation.add_special_tokens)
+        files = {image.digest: image.data for image in images}
+        return RenderedChat("".join(divided), token_ids, find_images(self.model.layout, token_ids, images), files)
 
     def _encode_all(self, named: Sequence[tuple[str, str]], add_special_tokens: bool) -> list[list[int]]:
         texts = [text for _, text in named]
@@ -219,7 +251,7 @@ def _as_json(tool: Tool) -> dict[str, Any]:
 def _characters(message: Message) -> int:
     """Return the characters of a message that a template writes."""
     content = message["content"] or ""
-    count = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    count = len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
     count += len(message.get("reasoning_content", ""))
     if calls := message.get("tool_calls"):
         count += len(json.dumps(calls, ensure_ascii=False))

@@ -7,6 +7,7 @@ five fields as in vLLM (`--generation-config auto`). `do_sample` and `max_new_to
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from quire.gateway.features.tools.formats import (
 from quire.gateway.model.pooling import read_pooling
 from quire.gateway.model.token_texts import TokenTexts
 from quire.shared.config.validators import InvalidValue
+from quire.shared.images.layouts.layout import Layout, NoLayout
 from quire.shared.model.config import HIDDEN_KEYS, longest_context, read_model_config
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.hub import HubError, find_folder
@@ -33,6 +35,8 @@ from quire.shared.protocol.sampling_params import MODEL_DEFAULTS, PARAMETERS
 from quire.shared.text.chat_template import ChatTemplate, load_chat_template
 from quire.shared.text.detokenizer import context_of, drops_first_space
 from quire.shared.text.tokenizer import eos_token_id, load_tokenizer, read_special_tokens
+
+log = logging.getLogger("gateway")
 
 GENERATION_CONFIG = "generation_config.json"
 # Values of the settings of formats besides the names of formats.
@@ -60,6 +64,7 @@ class ServedModel:
     pooling: the default of embedding calls (`quire.gateway.model.pooling`); empty if they must name one.
     aliases: other names by which calls may name the model.
     tokenizer_config: the content of tokenizer_config.json, with the special tokens as texts.
+    layout: of images in prompts; None if the model takes text alone.
     """
 
     name: str
@@ -79,6 +84,7 @@ class ServedModel:
     reasoning_format: str = ""
     aliases: tuple[str, ...] = ()
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    layout: Layout | None = None
 
     @property
     def calls(self) -> ToolFormat | None:
@@ -148,7 +154,23 @@ def load_model(
         reasoning_format=_reasoning_format(reasoning_format, template, added_tokens),
         aliases=aliases,
         tokenizer_config={**tokenizer_config, **special_tokens},
+        layout=_layout(folder, name, config.get("model_type"), tokenizer) if config.get("vision_config") else None,
     )
+
+
+def _layout(folder: Path, name: str, model_type: object, tokenizer: Tokenizer) -> Layout | None:
+    from quire.shared.images.layouts.families import ONE_AXIS, THREE_AXES, read_layout
+
+    try:
+        layout = read_layout(folder)
+        if layout is not None and model_type not in ONE_AXIS + THREE_AXES:
+            raise NoLayout(f"workers do not compute images of the model type {str(model_type)[:100]} yet")
+        if layout is not None and tokenizer.token_to_id(layout.image_token) != layout.image_token_id:
+            raise NoLayout(f"the token {layout.image_token} has another number in the tokenizer than in config.json")
+        return layout
+    except NoLayout as error:
+        log.warning("%s serves text alone: %s", name, error)
+    return None
 
 
 def _tool_format(name: str, template: ChatTemplate | None, added_tokens: set[str]) -> str:

@@ -1,23 +1,30 @@
-"""The handlers that only /v1/responses has: count tokens, read, cancel, delete, list the input items."""
+"""The handlers that only /v1/responses has, and responses in batches.
+
+The handlers count tokens, read, cancel, delete, and list the input items.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
+from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.parsing import read_object
 from quire.gateway.api.responses.dialect import ResponseDialect, StorageLimits
 from quire.gateway.api.responses.query import index_of, read_page, read_place
+from quire.gateway.api.responses.request import read_request
 from quire.gateway.api.responses.store import ResponseStore
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import refused
 from quire.gateway.serving import calls
 from quire.gateway.serving.service import Gateway
+from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import Transcript
 
 # Seconds that a cancelled response gets to end: its worker is told with its next commit.
@@ -99,14 +106,14 @@ async def delete(responses: ResponseDialect, gateway: Gateway, request: web.Requ
 
 async def input_items(responses: ResponseDialect, gateway: Gateway, request: web.Request) -> web.Response:
     """GET /v1/responses/{id}/input_items: the conversation before the answer, in pages."""
-    limit, order, after = read_page(request)
+    query = read_page(request)
     call_id, _ = await calls.find(responses, gateway, request)
     items = await responses.store.conversation(call_id)
-    if order == "desc":
+    if query.order == "desc":
         items.reverse()
-    if after:
-        items = items[index_of(items, after) + 1 :]
-    page = items[:limit]
+    if query.after:
+        items = items[index_of(items, query.after) + 1 :]
+    page = items[: query.limit]
     return web.json_response(
         {
             "object": "list",
@@ -116,3 +123,24 @@ async def input_items(responses: ResponseDialect, gateway: Gateway, request: web
             "has_more": len(items) > len(page),
         }
     )
+
+
+class ResponseLines:
+    """Responses as lines of batches. They are not stored: the output file has them."""
+
+    def __init__(self, gateway: Gateway, owner: str) -> None:
+        self._gateway = gateway
+        self._dialect = dialect_of(gateway, owner)
+        self.name = self._dialect.name
+
+    def check(self, body: dict[str, Any]) -> None:
+        read_request({**body, "store": False}, self._gateway.limits)
+
+    async def read(self, body: dict[str, Any]) -> Call:
+        return await self._dialect.read({**body, "store": False}, self._gateway.limits, self._gateway.renderer)
+
+    def form_of(self, call: Call) -> None:
+        return None
+
+    async def answer(self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: object) -> Iterable[str]:
+        return await self._dialect.form(call_id, self._gateway.model, transcript.metadata).whole(buffer, transcript)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.headers import client_id
+from quire.gateway.api.request_span import SPAN, BeginSpan
 from quire.gateway.errors.api_errors import REQUEST_ID, USER_HASH
 from quire.gateway.errors.error_responses import REASON, Handler
-from quire.gateway.features.tracing.http_span import PREFIX, SPAN, HttpSpan
 from quire.gateway.stream.transcript import TRANSCRIPT
 from quire.gateway.telemetry.request_meter import BEGAN, METER, RequestMeters, clock
 from quire.shared.protocol.broker import new_id
-
-if TYPE_CHECKING:
-    from quire.shared.telemetry.spans import Tracer
 
 access = logging.getLogger("gateway.access")
 
@@ -26,16 +23,15 @@ access = logging.getLogger("gateway.access")
 PROBES = ("/health", "/healthz", "/ping", "/readyz", "/status")
 
 
-def recording(meters: RequestMeters, tracer: Tracer | None) -> Middleware:
+def recording(meters: RequestMeters, begin_span: BeginSpan) -> Middleware:
     """Return the middleware. Nothing that it records contains the text of a prompt or an answer."""
 
     @web.middleware
     async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[REQUEST_ID] = new_id()
         began = request[BEGAN] = clock()
-        span = None
-        if tracer is not None and request.path.startswith(PREFIX):
-            span = request[SPAN] = HttpSpan(tracer, request)
+        if (span := begin_span(request)) is not None:
+            request[SPAN] = span
         status: Any = "gone"
         try:
             response = await handler(request)

@@ -7,16 +7,26 @@ from aiohttp import web
 from quire.gateway.api import body_budget, headers
 from quire.gateway.errors import error_responses
 from quire.gateway.features.admin import admin_routes
+from quire.gateway.features.batches.batch_parameters import BATCH_SCHEMAS
+from quire.gateway.features.batches.batch_parameters import BODIES as BATCH_BODIES
+from quire.gateway.features.batches.batch_parameters import PARAMETERS as BATCH_PARAMETERS
 from quire.gateway.features.batches.batch_service import BATCHES, BatchService
 from quire.gateway.features.cors.origins import CorsOrigins
 from quire.gateway.features.openapi import document
 from quire.gateway.features.pages import routes as pages
 from quire.gateway.features.several_models.discovery import DISCOVERY, ModelDiscovery
 from quire.gateway.features.tokenization import tokenization
+from quire.gateway.features.tokenization.token_requests import BODIES as TOKEN_BODIES
+from quire.gateway.features.tracing.http_span import http_spans
 from quire.gateway.routes import table
 from quire.gateway.server.access_log import recording
 from quire.gateway.server.http_server import add_headers
 from quire.gateway.serving.model_directory import DIRECTORY, ModelDirectory, Served
+
+# For /openapi.json: the parameters of each body, and answers and other parameters besides those of the feature.
+BODIES = table.BODIES | BATCH_BODIES | TOKEN_BODIES
+ANSWERS = table.ANSWERS | BATCH_SCHEMAS
+PARAMETERS = table.PARAMETERS | BATCH_PARAMETERS
 
 
 def create_app(models: Served) -> web.Application:
@@ -29,8 +39,8 @@ def create_app(models: Served) -> web.Application:
     origins = CorsOrigins.parse(settings.cors_origins)
     app = web.Application(
         middlewares=[
-            recording(process.meters, process.tracer),
-            error_responses.middleware,
+            recording(process.meters, http_spans(process.tracer)),
+            error_responses.middleware(table.error_shape),
             headers.middleware,
             origins.middleware(),
             process.keys.authentication(),
@@ -39,7 +49,7 @@ def create_app(models: Served) -> web.Application:
     )
     app[DIRECTORY] = directory
     body_budget.add_to(app, settings.max_bodies_bytes)
-    batches = app[BATCHES] = BatchService(directory)
+    batches = app[BATCHES] = BatchService(directory, table.LINE_ENDPOINTS)
     app.on_startup.append(batches.open)
     app.on_startup.append(_start)
     app.on_startup.append(batches.start)
@@ -55,13 +65,14 @@ def create_app(models: Served) -> web.Application:
             *tokenization.routes(directory),
             *batches.routes(),
             *admin_routes.routes(directory),
-            web.get("/openapi.json", document.handler(directory.title)),
+            web.get("/openapi.json", document.handler(directory.title, BODIES, ANSWERS, PARAMETERS)),
         ]
     )
     pages.add_to(app, directory)
     app.on_shutdown.append(directory.drain)
     app.on_cleanup.append(_close)
     app.on_response_prepare.append(add_headers)
+    app.on_response_prepare.extend(table.ON_PREPARE)
     app.on_response_prepare.append(origins.on_prepare())
     return app
 

@@ -13,7 +13,6 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import RequestHandler
 
 from quire.gateway.api.headers import add_request_headers
-from quire.gateway.api.messages.headers import add_answer_headers
 from quire.gateway.errors import api_errors, error_responses
 from quire.gateway.serving.model_directory import DIRECTORY
 from quire.gateway.serving.service import GatewayProcess
@@ -29,7 +28,6 @@ MAX_HEADERS = 64
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add the headers of every response that the application prepares."""
     add_request_headers(request, response)
-    await add_answer_headers(request, response)
     _add_common_headers(response)
 
 

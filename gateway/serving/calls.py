@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,9 @@ from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.parsing import BODY, read_object
+from quire.gateway.api.request_span import SPAN
 from quire.gateway.api.resume import StoredCall, StoredCalls
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, REQUEST_ID, USER_HASH, BrokerDown
-from quire.gateway.features.tracing.http_span import SPAN
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import request_id
@@ -37,14 +38,21 @@ log = logging.getLogger("gateway")
 MAX_LOGGED_PROMPT = 4096
 
 
+# Checks and tokenizes the body of a call, as `Dialect.read` does.
+CallReader = Callable[..., Awaitable[Call]]
 # Writes the answer to an accepted call. The id of the call is `request[REQUEST_ID]`.
 AnswerWriter = Callable[[Gateway, web.Request, OutputBuffer, Transcript, Call], Awaitable[web.StreamResponse]]
 
 
-async def serve(dialect: Dialect, gateway: Gateway, request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions, /v1/completions, /v1/messages, /v1/responses: generates an answer."""
+async def serve(
+    dialect: Dialect, gateway: Gateway, request: web.Request, read: CallReader | None = None
+) -> web.StreamResponse:
+    """POST /v1/chat/completions, /v1/completions, /v1/messages, /v1/responses: generates an answer.
+
+    read: reads the body of a call that is not one of the dialect's own.
+    """
     request[NO_EFFECT_NAMES] = ", ".join(dialect.check_headers(request.headers))
-    return await serve_with(dialect, gateway, request, partial(_write_answer, dialect))
+    return await serve_with(dialect, gateway, request, partial(_write_answer, dialect), read)
 
 
 async def _write_answer(
@@ -72,7 +80,7 @@ async def _write_answer(
 
 
 async def serve_with(
-    dialect: Dialect, gateway: Gateway, request: web.Request, write: AnswerWriter
+    dialect: Dialect, gateway: Gateway, request: web.Request, write: AnswerWriter, read: CallReader | None = None
 ) -> web.StreamResponse:
     """Read and submit a call, or attach to the earlier one of its idempotency key; `write` writes the answer."""
     settings = gateway.settings
@@ -81,7 +89,7 @@ async def serve_with(
     body = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
     if settings.log_prompts:
         _log_prompt(request[REQUEST_ID], body)
-    call = await dialect.read(body, gateway.limits, gateway.renderer)
+    call = await (read or dialect.read)(body, gateway.limits, gateway.renderer)
     caller = caller_of(request)
     call = gateway.key_limits.restricted(caller, call, body)
     call.note(request, gateway.user_hash_key)
@@ -100,6 +108,7 @@ async def serve_with(
         retention_s=call.retention_s,
         conversation=call.conversation,
     )
+    terms = gateway.affinity.placed(metadata.prompt_cache_key or call.chain, call.beginnings, requests, terms)
     # The body is not needed while the answer is written.
     del body
     request.pop(BODY, None)
@@ -108,7 +117,9 @@ async def serve_with(
     can_return = bool(terms.idempotency_key) or (call.stream and len(requests) == 1)
     with gateway.listening([item.id for item in requests], can_return, caller.owner) as buffer:
         # 3) Submit a request for each prompt.
-        first, rates = await gateway.submission.submit(requests, terms)
+        first, rates, is_left = await gateway.submission.submit(requests, terms, call.files)
+        call = replace(call, files={})  # Redis has them
+        gateway.affinity.note(first, is_left)
         gateway.key_limits.tell(request, rates)
         if first == call_id:
             meter.accepted(metadata.prompt_tokens)
@@ -182,9 +193,12 @@ def stored_calls(gateway: Gateway, owner: str) -> StoredCalls:
     return StoredCalls(gateway.broker, gateway.retry, partial(note_corrupt_metadata, gateway), owner)
 
 
-async def find(dialect: Dialect, gateway: Gateway, request: web.Request) -> tuple[str, StoredCall]:
-    """Return the id of the call that the path names, and what Redis has of it. Raises NotFound or BrokerDown."""
-    public_id = request.match_info["id"]
+async def find(dialect: Dialect, gateway: Gateway, request: web.Request, name: str = "") -> tuple[str, StoredCall]:
+    """Return the id of a call, by default the one that the path names, and what Redis has of it.
+
+    Raises NotFound or BrokerDown.
+    """
+    public_id = name or request.match_info["id"]
     call_id = stored.read_call_id(public_id, dialect.prefix)
     known = await stored_calls(gateway, caller_of(request).owner).look_up(call_id, dialect.name) if call_id else None
     if known is None or not dialect.is_kept(known.metadata):

@@ -1,18 +1,24 @@
-"""The verb of an embedding call: `serve`. The answer is one body, so there is no stream to resume."""
+"""The verb of an embedding call, `serve`, and embeddings in batches.
+
+The answer is one body, so there is no stream to resume.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from array import array
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from aiohttp import web
 from redis.exceptions import RedisError
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.embeddings import EmbeddingCall, EmbeddingDialect, EmbeddingFormat, render_answer
+from quire.gateway.api.embeddings import EMBEDDINGS, EmbeddingCall, EmbeddingDialect, EmbeddingFormat, render_answer
 from quire.gateway.api.headers import IDEMPOTENCY_KEY
+from quire.gateway.api.parameters import read
 from quire.gateway.errors.api_errors import REQUEST_ID, GenerationFailed
 from quire.gateway.serving.calls import serve_with
 from quire.gateway.serving.service import Gateway
@@ -87,3 +93,27 @@ async def collect(
         )
         raise GenerationFailed("The worker returned no embedding for an input. Try the request again.")
     return [embeddings[id_] for id_ in buffer.cursors]
+
+
+class EmbeddingLines:
+    """Embeddings as lines of batches; those of all owners are the same."""
+
+    def __init__(self, gateway: Gateway, _owner: str) -> None:
+        self._gateway = gateway
+        self._dialect = EmbeddingDialect(gateway.model, gateway.settings.max_embedding_inputs)
+        self.name = self._dialect.name
+
+    def check(self, body: dict[str, Any]) -> None:
+        read(body, EMBEDDINGS, unsupported={})
+
+    async def read(self, body: dict[str, Any]) -> EmbeddingCall:
+        return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer)
+
+    def form_of(self, call: Call) -> EmbeddingFormat:
+        assert isinstance(call, EmbeddingCall)
+        return call.form
+
+    async def answer(self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: object) -> Iterable[str]:
+        assert isinstance(form, EmbeddingFormat), "an embedding call has a form"
+        embeddings = await collect(buffer, transcript, form, call_id)
+        return render_answer(call_id, transcript.model_name, transcript.metadata, form, embeddings)

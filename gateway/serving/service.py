@@ -15,6 +15,8 @@ from quire.gateway.admission.retry import AccountRetry, RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
 from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.features.affinity.service import Affinity, AffinityMeter
+from quire.gateway.features.images.images import Images
 from quire.gateway.features.keys.service import Keys
 from quire.gateway.features.parking.service import Parking
 from quire.gateway.model.renderer import Renderer
@@ -52,9 +54,16 @@ class GatewayProcess:
         self.user_hash_key = settings.user_hash_key.encode() or secrets.token_bytes(32)
         self.meters = RequestMeters()
         # What features add to /metrics.
-        self.metrics: list[Callable[[], Iterable[Metric]]] = []
+        self.affinity = AffinityMeter()
+        self.metrics: list[Callable[[], Iterable[Metric]]] = [self.affinity.families]
         self.retry = AccountRetry()
         self.keys = Keys(settings, self.retry)
+        self.images = Images(
+            max_images=settings.max_images,
+            max_bytes=settings.max_image_bytes,
+            max_pixels=settings.max_image_pixels,
+            processes=settings.image_processes,
+        )
 
     def start(self) -> None:
         self.loop_lag = LoopLag()
@@ -63,6 +72,7 @@ class GatewayProcess:
     async def close(self) -> None:
         await self.loop_lag.close()
         await self.keys.close()
+        self.images.close()
 
 
 class Gateway:
@@ -83,7 +93,6 @@ class Gateway:
         self.process = process or GatewayProcess(settings, tracer)
         self.settings = settings
         self.model = model
-        self.tracer = self.process.tracer
         self.id = self.process.id
         self.started = self.process.started
         self.user_hash_key = self.process.user_hash_key
@@ -106,7 +115,9 @@ class Gateway:
         self._pubsub = pubsub_client(settings.redis_url, self.model.name)
         self.broker = Broker(self._commands, self.model.name)
         # 2) The way in: prompts to token ids, calls to requests in the queue.
-        self.renderer = Renderer(self.model, settings.tokenizer_threads, not settings.control_tokens_in_messages)
+        self.renderer = Renderer(
+            self.model, settings.tokenizer_threads, not settings.control_tokens_in_messages, self.process.images
+        )
         self.router = FrameRouter(self.broker, settings.keepalive_s)
         self.worker_registry = WorkerRegistry(
             self.broker,
@@ -127,6 +138,7 @@ class Gateway:
             settings.max_stored_bytes,
             settings.max_key_stored_bytes,
         )
+        self.affinity = Affinity(self.broker, self.worker_registry, settings.prefix_affinity_ms, self.process.affinity)
         self.submission = Submission(
             self.broker,
             Admission(gateway=self.id, bounds=bounds, deadline_ms=math.ceil(1000 * settings.default_timeout_s)),
@@ -150,9 +162,11 @@ class Gateway:
         self.router.silence.start()
         self.subscription.start()
         self.parking.start()
+        self.affinity.start()
         await self.worker_registry.start()
 
     async def close(self) -> None:
+        await self.affinity.close()
         await self.parking.close()
         await self.canceller.close(CANCEL_TIMEOUT_S)
         await self.subscription.close()
@@ -187,6 +201,7 @@ class Gateway:
             system_fingerprint=workers.system_fingerprint,
             adapters=workers.adapters,
             aliases=self.model.aliases,
+            enforces_tools=settings.enforce_tools,
         )
 
     @contextmanager

@@ -14,7 +14,7 @@ import msgpack
 
 from quire.gateway.stream.output_spec import MAX_SPEC_LENGTH, OutputSpec, read_spec
 from quire.shared.config.validators import Flag, Integer, InvalidValue, OneOf, Text, Texts, checked, fixed_array
-from quire.shared.model.adapter_names import MAX_NAME as MAX_ADAPTER_NAME
+from quire.shared.model.naming import MAX_ADAPTER_NAME
 from quire.shared.protocol.logprobs import MAX_TOP_LOGPROBS
 from quire.shared.protocol.messages import MAX_PROMPT_TOKENS, MessageError, decode
 from quire.shared.protocol.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS

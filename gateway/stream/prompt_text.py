@@ -8,13 +8,12 @@ from __future__ import annotations
 import codecs
 from collections.abc import Collection, Iterator
 from functools import cached_property
-from itertools import chain
 
 from tokenizers import Tokenizer
 
 from quire.gateway.model.token_texts import TokenTexts
+from quire.shared.protocol.logprobs import PromptTokenLogprobs
 from quire.shared.protocol.messages import PromptReport
-from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
 
 
 class PromptText:
@@ -31,7 +30,7 @@ class PromptText:
     ) -> None:
         """`silent`: tokens without text. `drops_first_space`: whether a text loses the space before its first word."""
         self.token_ids = report.token_ids
-        self._records = report.records
+        self._report = report
         self._texts = texts
         self._silent = silent
         self._drops_first_space = drops_first_space
@@ -39,11 +38,11 @@ class PromptText:
 
     @property
     def is_scored(self) -> bool:
-        return self._records is not None
+        return self._report.records is not None
 
     def scores(self) -> Iterator[PromptTokenLogprobs | None]:
         """Yield the log-probabilities of each token, lazily; None for the first token."""
-        return chain([None], read_prompt_records(self._records or b"", len(self.token_ids) - 1))
+        return self._report.scores()
 
     @cached_property
     def offsets(self) -> list[int]:

@@ -34,7 +34,7 @@ quote: Any = encode_basestring_ascii
 dumps = partial(json.dumps, separators=(",", ":"))
 
 
-_ID = re.compile(r"(0|[1-9][0-9]{0,9})(?:\.([1-9][0-9]{0,5}))?", re.ASCII)
+EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,9})(?:\.([1-9][0-9]{0,5}))?", re.ASCII)
 
 
 NO_USAGE = '"usage":null}\n\n'
@@ -63,7 +63,7 @@ class EventId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> EventId | None:
         """Return None if `text` is not the id of an event."""
-        match = _ID.fullmatch(text)
+        match = EVENT_ID.fullmatch(text)
         return cls(int(match[1]), int(match[2] or 0)) if match else None
 
 

@@ -220,6 +220,8 @@ class Transcript:
         self._open = len(self._requests)
         self.tokens = 0
         self.outcome: Outcome | None = None
+        # False once a request has ended that says so of its answer (`Outcome.is_exact`).
+        self.is_exact = True
         self._failed = False
 
     @property
@@ -252,9 +254,12 @@ class Transcript:
     def usage(self) -> dict[str, Any]:
         cached_tokens = sum(request.cached_tokens for request in self._requests.values())
         usage = self.usage_at(self.tokens) | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
-        if reasoning_tokens := sum(request.reasoning_tokens for request in self._requests.values()):
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
-        return usage
+        reasoning_tokens = sum(request.reasoning_tokens for request in self._requests.values())
+        details = {"reasoning_tokens": reasoning_tokens} if reasoning_tokens else {}
+        if self.outcome is not None and (counts := self.outcome.prediction) is not None:
+            # Only a chat has a prediction, and it is a single request.
+            details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] = counts
+        return usage | {"completion_tokens_details": details} if details else usage
 
     def usage_at(self, tokens: int) -> dict[str, Any]:
         """Return the usage at the event with this number of tokens."""
@@ -290,6 +295,7 @@ class Transcript:
         self.tokens = others + request.tokens
         if item.outcome is not None:
             self._open -= 1
+            self.is_exact = self.is_exact and item.outcome.is_exact
             if not self._failed:
                 self.outcome = item.outcome
                 self._failed = item.outcome.name not in COMPLETE

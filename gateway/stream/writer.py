@@ -26,11 +26,15 @@ from quire.gateway.stream.cursor import split
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.sse import BEGINNING, EventId
 from quire.gateway.stream.transcript import Choice, TextDelta, Transcript
+from quire.shared.config.schema_parts import Schema, record
 from quire.shared.protocol.messages import StepItem
 
 # Bytes in the write buffer of a socket above which its client counts as slow. Up to `buffer.MAX_WAITING` tokens are
 # buffered then, because tokens are smaller than events. All further tokens stay in the log.
 BUFFER_BYTES = 16 * 1024
+# The fields of an answer whose requests say that it is not exact (`Outcome.is_exact`).
+INEXACT = {"quire": {"exact": False}}
+MARK: Schema = {"quire": record(exact={"const": False})}
 # Characters of a JSON body that are rendered before other tasks run. A longer body is sent while it is rendered.
 PART_CHARACTERS = 64 * 1024
 
@@ -56,6 +60,10 @@ class AnswerFormat(Protocol):
 
     def finish(self, index: int, reason: str, stop_reason: str | int | None = None) -> list[str]: ...
 
+    def mark(self) -> None:
+        """Write INEXACT into the answer from now on. Called before the last `finish`."""
+        ...
+
     def ending(self, usage: dict[str, Any]) -> list[str]:
         """Return the events after the last choice has finished."""
         ...
@@ -76,8 +84,14 @@ class ChoiceFormat(ABC):
     def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
         """Return the whole answer: pieces of one JSON object."""
 
+    @abstractmethod
+    def mark(self) -> None: ...
+
     async def whole(self, buffer: OutputBuffer, transcript: Transcript) -> Iterator[str]:
-        return self.full(await collect(buffer, transcript), transcript.usage)
+        choices = await collect(buffer, transcript)
+        if not transcript.is_exact:
+            self.mark()
+        return self.full(choices, transcript.usage)
 
 
 class WriteMeter(Protocol):
@@ -153,6 +167,8 @@ class EventRenderer:
     def _feed(self, item: StepItem) -> None:
         form, before = self.form, self._transcript.tokens
         text_deltas = self._transcript.feed(item)
+        if item.outcome is not None and not item.outcome.is_exact:
+            form.mark()
         if item.report is not None:
             index, prompt = self._transcript.prompt_of(item.request_id)
             if prompt is not None:

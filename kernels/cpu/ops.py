@@ -27,7 +27,7 @@ from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.layers import run_layers
 from quire.kernels.lora import AdapterBatch, LoraLayer
 from quire.kernels.moe import GELU, SILU, ExpertWeights, PackedMoE, Routing, check_experts, check_scales
-from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
+from quire.kernels.ops import AddedRows, AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.reference import penalise
 from quire.kernels.stack import Caches, Stack
 from quire.kernels.weights import LinearWeight, WeightRows
@@ -266,11 +266,13 @@ class CpuOps:
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
         layer_inputs: Tensor | None = None,
+        added: AddedRows | None = None,
     ) -> Tensor:
         assert isinstance(stack, CpuStack)
         step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-        if not isinstance(stack.stack.ranks, CpuRanks | None):  # the library cannot call another all-reduce
-            return run_layers(self, residual, stack.stack, *step, layer_inputs=layer_inputs)
+        # The library can neither call another all-reduce nor add to the outputs of layers.
+        if added is not None or not isinstance(stack.stack.ranks, CpuRanks | None):
+            return run_layers(self, residual, stack.stack, *step, adapters, interrupt, layer_inputs, added)
         return stack.run(self._functions, residual, *step, adapters, interrupt, layer_inputs)
 
     # The cache

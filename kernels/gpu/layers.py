@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.kernels.gpu.attention import AttentionPlan
 from quire.kernels.layers import run_layers_with
 from quire.kernels.lora import AdapterBatch
+from quire.kernels.ops import AddedRows
 from quire.kernels.stack import Stack
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def run_layers(
     rows: Tensor,
     adapters: AdapterBatch | None = None,
     layer_inputs: Tensor | None = None,
+    added: AddedRows | None = None,
 ) -> Tensor:
     """Compute `Ops.decoder_layers` with checked arguments. plan: of this step; it must not have been used before."""
     heads, tokens = stack.num_heads, residual.shape[0]
@@ -60,5 +62,13 @@ def run_layers(
         return out.view(tokens, heads * d)
 
     return run_layers_with(
-        ops, residual, stack, rows, attend, adapters, adapted_rows=ops.kernels.lora, layer_inputs=layer_inputs
+        ops,
+        residual,
+        stack,
+        rows,
+        attend,
+        adapters,
+        adapted_rows=ops.kernels.lora,
+        layer_inputs=layer_inputs,
+        added=added,
     )

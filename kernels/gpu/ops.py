@@ -38,7 +38,7 @@ from quire.kernels.grouped_weight import KINDS, GroupedWeight
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.lora import AdapterBatch, LoraLayer
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales
-from quire.kernels.ops import AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
+from quire.kernels.ops import AddedRows, AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.stack import Caches, Stack
 from quire.kernels.weights import LinearWeight, WeightRows, whole
 
@@ -311,6 +311,7 @@ class TritonOps:
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
         layer_inputs: Tensor | None = None,
+        added: AddedRows | None = None,
     ) -> Tensor:
         assert isinstance(stack, TritonStack)
         checks.step(residual, stack.hidden, self.dtype, positions, slot_mapping, rows)
@@ -324,7 +325,8 @@ class TritonOps:
             id_checks.blocks(block_tables, seq_lens, query_start_loc, tokens, block_size, blocks, window)
             id_checks.rows(rows, tokens)
         plan = AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
-        return run_layers(self, residual, stack.stack, positions, slot_mapping, plan, rows, adapters, layer_inputs)
+        given = adapters, layer_inputs, added
+        return run_layers(self, residual, stack.stack, positions, slot_mapping, plan, rows, *given)
 
     # The cache
 

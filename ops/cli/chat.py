@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from quire.ops.cli.calculator import CALCULATOR, run_call
 from quire.ops.cli.completions import ChatClient, Interrupted, StreamedAnswer
 from quire.ops.cli.settings import ChatSettings
 from quire.ops.paths import user_state_dir
+from quire.ops.terminal import DIM, has_styles, styled
 from quire.shared.config.command_line import CommandError
 from quire.shared.process.interrupts import raise_at_ctrl_c
 
@@ -44,7 +45,14 @@ def chat(settings: ChatSettings, environ: Mapping[str, str]) -> int:
         prompt = _read_all(sys.stdin)
         if not prompt:
             raise CommandError("standard input is empty; give a prompt as an argument, or call it in a terminal")
+    if settings.json and not prompt:
+        raise CommandError("--json prints the answer to one prompt; give it as an argument, or through a pipe")
     conversation = ChatSession(client, settings)
+    if settings.json:
+        with contextlib.redirect_stdout(io.StringIO()):
+            is_complete = conversation.ask(prompt)
+        print(json.dumps(conversation.shown(), ensure_ascii=False, indent=1))
+        return 0 if is_complete else 130
     if prompt:
         return 0 if conversation.ask(prompt) else 130
     _load_history(user_state_dir(environ) / "chat_history")
@@ -62,6 +70,16 @@ class ChatSession:
         self._system = settings.system
         self._tools, self._tool_choice = settings.tools, settings.tool_choice
         self._messages: list[Message] = []
+        self._answer = StreamedAnswer()
+
+    def shown(self) -> dict[str, Any]:
+        """Return the conversation, and measures of the last answer."""
+        names = ("finish_reason", "tokens", "first_token_s", "total_s", "tokens_per_s")
+        return {
+            "model": self._model,
+            "messages": self.messages,
+            **{name: getattr(self._answer, name) for name in names},
+        }
 
     @property
     def messages(self) -> list[Message]:
@@ -74,7 +92,7 @@ class ChatSession:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         print(dim(f"{self._model} at {self._client.url}. /help lists the commands, Ctrl-D leaves."))
         # \001 and \002 mark characters of zero width for readline.
-        prompt = "\001\x1b[1m\002> \001\x1b[0m\002" if _has_styles(sys.stdout) else "> "
+        prompt = "\001\x1b[1m\002> \001\x1b[0m\002" if has_styles(sys.stdout) else "> "
         while True:
             try:
                 line = input(prompt).strip()
@@ -109,6 +127,7 @@ class ChatSession:
                 self._messages.append({"role": "assistant", "content": answer.text})
             else:  # drop a question without an answer: the user will ask it again
                 del self._messages[start:]
+        self._answer = answer
         note = dim(_statistics(answer, stopped), sys.stderr)
         if sys.stderr.isatty() and note:
             print(note, file=sys.stderr)
@@ -208,12 +227,7 @@ def _read_all(stream: TextIO) -> str:
 
 def dim(text: str, stream: TextIO | None = None) -> str:
     """Return `text` in grey if the stream is a terminal. The default stream is standard output."""
-    return f"\x1b[2m{text}\x1b[0m" if _has_styles(stream or sys.stdout) else text
-
-
-def _has_styles(stream: TextIO) -> bool:
-    """Return whether grey and bold text may be written: to a terminal, unless NO_COLOR is set (no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    return styled(text, DIM, stream)
 
 
 def _statistics(answer: StreamedAnswer, stopped: bool) -> str:

@@ -16,22 +16,27 @@ from quire.gateway.features.admin.commands import DEAD_LETTERS
 from quire.gateway.features.keys.commands import KEYS, USAGE
 from quire.gateway.features.parking.commands import PARKING
 from quire.gateway.server.commands import GATEWAY
+from quire.ops.cli.help_search import print_matches
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import (
     ALL_SETTINGS,
     BatchCommandSettings,
     ChatSettings,
+    CompletionSettings,
     DeadSettings,
     KeysOfStateFolder,
     ParkedSettings,
+    ReplayedSettings,
     ServeSettings,
     of_state_folder,
 )
 from quire.ops.loadgen.settings import BenchSettings
+from quire.ops.watch.commands import DOCTOR, PS, STOP, TOP, TRACE
 from quire.shared.config.command_line import Command, CommandGroup, report_failures, run_command, table
-from quire.shared.config.settings import SettingError, wrap
+from quire.shared.config.settings import SettingError, help_search, wrap
 from quire.shared.process.version import installed_version
 from quire.worker.commands import WORKER
+from quire.worker.replay.commands import REPLAY
 
 DESCRIPTION = (
     "Serve large language models over the OpenAI API. Requests wait in Redis, so that an accepted request survives the "
@@ -56,6 +61,7 @@ examples:
 
 NOTES = {
     "quire COMMAND --help": "Show the options of a command, each with its variable in the environment if it has one.",
+    "quire --help=WORDS": "Show the options of all commands whose names or texts have these words.",
     "quire --version": "Show the version.",
 }
 
@@ -96,10 +102,23 @@ def _parking(settings: ParkedSettings, environ: Mapping[str, str]) -> int:
     return parking(settings, environ)
 
 
+def _replay(settings: ReplayedSettings, environ: Mapping[str, str]) -> int:
+    from quire.ops.cli.redis_commands import replay
+
+    return replay(settings, environ)
+
+
 def _keys(settings: KeysOfStateFolder, environ: Mapping[str, str]) -> int:
     from quire.ops.cli.redis_commands import keys
 
     return keys(settings, environ)
+
+
+def _completion(settings: CompletionSettings, environ: Mapping[str, str]) -> int:
+    from quire.ops.cli.shell_completion import script
+
+    print(script(settings.shell, COMMANDS))
+    return 0
 
 
 def _of_state_folder(command: Command[Any]) -> Command[Any]:
@@ -122,6 +141,11 @@ COMMANDS: dict[str, Command[Any] | CommandGroup] = {
         ServeSettings,
         _serve,
     ),
+    "ps": PS,
+    "stop": STOP,
+    "top": TOP,
+    "trace": TRACE,
+    "doctor": DOCTOR,
     "gateway": GATEWAY,
     "worker": WORKER,
     "chat": Command(
@@ -203,6 +227,19 @@ COMMANDS: dict[str, Command[Any] | CommandGroup] = {
         ParkedSettings,
         _parking,
     ),
+    "replay": Command(REPLAY.summary, REPLAY.description, REPLAY.examples, ReplayedSettings, _replay),
+    "completion": Command(
+        "Print the completion of commands and flags for a shell.",
+        "Print a script for bash, zsh or fish that completes the commands of `quire`, their flags and the values of "
+        "flags. It is made from the same declarations as the help.",
+        (
+            'eval "$({prog} bash)"    # in ~/.bashrc',
+            'eval "$({prog} zsh)"     # in ~/.zshrc, after compinit',
+            "{prog} fish > ~/.config/fish/completions/quire.fish",
+        ),
+        CompletionSettings,
+        _completion,
+    ),
 }
 
 
@@ -224,6 +261,8 @@ def run(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = N
     """
     words = list(sys.argv[1:] if argv is None else argv)
     variables = dict(os.environ if environ is None else environ)
+    if search := help_search(words):
+        return report_failures("quire", variables, lambda: print_matches(single_commands(), words, search))
     if words and (command := COMMANDS.get(words[0])):
         name, arguments = words[0], words[1:]
         return report_failures(f"quire {name}", variables, lambda: _run(name, command, arguments, variables))

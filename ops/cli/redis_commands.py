@@ -1,4 +1,5 @@
-"""The commands on a Redis that is by default that of `quire serve`: `quire keys`, `usage`, `dead` and `parking`."""
+"""The commands on a Redis that is by default that of `quire serve`: `quire keys`, `usage`, `dead`, `parking` and
+`replay`."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ from quire.gateway.features.admin import dead_letters
 from quire.gateway.features.keys import api_keys
 from quire.gateway.features.keys.key_settings import CreateKey, RestoreKeys
 from quire.gateway.features.parking import parked_requests
-from quire.ops.cli.settings import DeadSettings, KeysOfStateFolder, ParkedSettings
+from quire.ops.cli.settings import DeadSettings, KeysOfStateFolder, ParkedSettings, ReplayedSettings
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.ops.local.preconditions import find_redis, lock_state_dir, redis_of
 from quire.ops.paths import resolve_state_dir
 from quire.shared.config.command_line import CommandError
 from quire.shared.process.interrupts import raise_at_ctrl_c
+from quire.worker.replay import replay_command
 
 
 def keys(settings: KeysOfStateFolder, environ: Mapping[str, str]) -> int:
@@ -75,3 +77,14 @@ def parking(settings: ParkedSettings, environ: Mapping[str, str]) -> int:
         return parked_requests.run(settings, environ)
     redis = redis_of(resolve_state_dir(settings.state_dir, environ))
     return parked_requests.carry_out(replace(settings, redis_url=redis.url), redis.where, redis.remedy)
+
+
+def replay(settings: ReplayedSettings, environ: Mapping[str, str]) -> int:
+    """Replay a request, and print the result. Raise CommandError.
+
+    Without --redis-url it uses the Redis of the `quire serve` that runs with the state folder, else DEFAULT_REDIS_URL.
+    """
+    if settings.redis_url:
+        return replay_command.run(settings)
+    redis = redis_of(resolve_state_dir(settings.state_dir, environ))
+    return replay_command.carry_out(replace(settings, redis_url=redis.url), redis.where, redis.remedy)

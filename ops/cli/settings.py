@@ -13,6 +13,7 @@ from quire.ops.loadgen.settings import BenchSettings
 from quire.shared.config.service_settings import CommonSettings, DeviceSettings, ListenSettings
 from quire.shared.config.settings import option
 from quire.shared.redis.url import DEFAULT_REDIS_URL
+from quire.worker.replay.commands import ReplaySettings
 from quire.worker.settings import WorkerSettings
 
 
@@ -94,6 +95,20 @@ class ParkedSettings(ParkingSettings):
         "",
         help="Redis that holds the requests; by default that of the running `quire serve`, or "
         "redis://127.0.0.1:6379/0 if none runs.",
+        metavar="URL",
+        secret=True,
+    )
+    state_dir: str = option("", metavar="DIR", help="State folder of that `quire serve`, if it was given one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedSettings(ReplaySettings):
+    """A request in a Redis, by default that of a running `quire serve`."""
+
+    redis_url: str = option(
+        "",
+        help="Redis that holds the request; by default that of the running `quire serve`, or "
+        f"{DEFAULT_REDIS_URL} if none runs.",
         metavar="URL",
         secret=True,
     )
@@ -225,8 +240,25 @@ class ChatSettings:
         help="With --tools: auto lets the model decide; required makes each answer begin with a call, even of a model "
         "that was never trained to use tools.",
     )
+    json: bool = option(
+        False, variable="", help="Print the answer to one prompt as JSON, with the conversation and its times."
+    )
     api_key: str = option(
         "", variable="QUIRE_CHAT_API_KEY", metavar="KEY", secret=True, help="API key, sent as a bearer token."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionSettings:
+    """The settings of `quire completion`."""
+
+    shell: str = option(
+        "bash",
+        positional=True,
+        variable="",
+        metavar="SHELL",
+        choices=("bash", "zsh", "fish"),
+        help="Shell of the script.",
     )
 
 

@@ -63,8 +63,12 @@ class Program(Protocol):
 class ServiceProgram:
     """A gateway or a worker. Each has its own log, and reports the progress of its start through a pipe."""
 
-    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], environ: Mapping[str, str], log_path: Path, keep: Sequence[int] = ()
+    ) -> None:
+        """`keep`: file descriptors that each process inherits."""
         self.name = name
+        self._keep = keep
         self.log_path = log_path
         self._command = command
         self._environ = environ
@@ -93,7 +97,9 @@ class ServiceProgram:
         self._progress, writing = os.pipe()
         os.set_blocking(self._progress, False)
         try:
-            return spawn(self._command, environ={**self._environ, PIPE: str(writing)}, output=log, keep=[writing])
+            return spawn(
+                self._command, environ={**self._environ, PIPE: str(writing)}, output=log, keep=[writing, *self._keep]
+            )
         finally:
             os.close(writing)
 
@@ -173,6 +179,12 @@ class Child:
         self.restart_at = None
         self._started_at = self._clock()
         self.process = self.program.start()
+
+    def kill(self) -> None:
+        """Kill the process as a crash would, with its own children. Its next start does not wait for long."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self._backoff.reset()
 
     def has_ended(self) -> bool:
         """Return whether the process has ended and its restart is not planned yet."""

@@ -30,6 +30,7 @@ from quire.ops.local.services import Services
 from quire.ops.paths import resolve_state_dir
 from quire.shared.config.command_line import CommandError
 from quire.shared.process.interrupts import EXIT_CODE
+from quire.shared.process.kill_pipe import KillRequests
 from quire.shared.process.start_pipe import READY
 
 # Time for services to stop after draining, before they are killed.
@@ -50,10 +51,12 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     try:
         with held_port(settings.host, settings.port) as port:
             settings = dataclasses.replace(settings, port=port)
-            launcher = Launcher(settings, Services(settings, environ, state_dir), state_dir)
-            # For a second `quire serve` and for `quire dead`. A full disk is reported better by the services.
+            services = Services(settings, environ, state_dir)
+            launcher = Launcher(settings, services, state_dir)
+            names = ",".join(model.name for model in services.models)
+            # For a second `quire serve` and for commands like `quire ps`. The services report a full disk better.
             with contextlib.suppress(OSError):
-                lock.write(f"{os.getpid()} {launcher.url} {settings.redis_url or EMBEDDED}")
+                lock.write(f"{os.getpid()} {launcher.url} {settings.redis_url or EMBEDDED} {names}")
             return launcher.run()
     finally:
         with contextlib.suppress(OSError):
@@ -75,6 +78,8 @@ class Launcher:
         self._redis = None if settings.redis_url else EmbeddedRedis(state_dir)
         self._children: list[Child] = []
         self._gateways: list[ServiceProgram] = []
+        self._workers: dict[str, Child] = {}  # by the id of the worker
+        self._kills: KillRequests | None = None
 
     def run(self) -> int:
         """Start, serve and stop. Return the exit code. Raise CommandError if the start fails."""
@@ -114,18 +119,20 @@ class Launcher:
             self._first_key = first_key(self._services.gateway_settings, self._settings, redis_url, sys.stderr)
         if key := self._first_key:
             self._progress.say(f"The first API key, shown only now (`{quire_command()} keys create` makes more): {key}")
-        self._gateways = [self._services.gateway(index, redis_url) for index in range(num_gateways)]
+        self._kills = self._services.kill_requests()
+        self._gateways = [self._services.gateway(index, redis_url, self._kills) for index in range(num_gateways)]
         for gateway in self._gateways:
             self._launch(gateway)
         workers = [self._services.worker(index, redis_url) for index in range(count)]
-        for worker in workers:
-            self._launch(worker)
+        for worker_id, worker in zip(self._services.worker_ids, workers, strict=True):
+            self._workers[worker_id] = self._launch(worker)
         return self._wait_ready(workers)
 
-    def _launch(self, program: Program) -> None:
+    def _launch(self, program: Program) -> Child:
         child = Child(program)
         child.start()
         self._children.append(child)
+        return child
 
     def _wait_ready(self, workers: Sequence[ServiceProgram]) -> bool:
         polls = 0
@@ -182,7 +189,17 @@ class Launcher:
                     self._progress.say(f"{child.name} ended, {how}; starting it again in {wait_s:g} s")
                 elif child.is_due():
                     self._restart(child)
+            self._wait_and_kill()
+
+    def _wait_and_kill(self) -> None:
+        """Wait until the next look at the children. Kill the workers that the chat page names, at once."""
+        if self._kills is None:
             time.sleep(POLL_S)
+            return
+        for worker_id in self._kills.read(POLL_S):
+            worker = self._workers[worker_id]
+            worker.kill()
+            self._progress.say(f"killed {worker.name}: the chat page asked for it")
 
     def _restart(self, child: Child) -> None:
         try:

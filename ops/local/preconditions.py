@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import shlex
 import socket
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from quire.shared.redis.url import DEFAULT_REDIS_URL
 EMBEDDED = "embedded"
 # A holder that wrote nothing into the lock is a `quire keys`, which ends soon, or a `quire serve` that begins.
 SHORT_HOLD_S = 10.0
+MAX_LOCK_BYTES = 4096
 
 
 def lock_state_dir(state_dir: Path) -> FileLock:
@@ -33,29 +36,51 @@ def lock_state_dir(state_dir: Path) -> FileLock:
             f"cannot write to the state folder {state_dir}: {error.strerror}; pass --state-dir with a folder of yours"
         ) from error
     if not lock.acquire() and (lock.read() or not lock.acquire(SHORT_HOLD_S)):
-        pid, url, _ = read_holder(lock.read())
+        holder = read_holder(lock.read())
         lock.close()
         raise CommandError(
-            f"another quire serve (pid {pid or 'unknown'}, {url or 'starting'}) uses {state_dir}; stop it with "
-            f"`kill {pid or 'PID'}`, or pass another --state-dir"
+            f"another quire serve (pid {holder.pid or 'unknown'}, {holder.url or 'starting'}) uses {state_dir}; stop "
+            f"it with `quire stop --state-dir {shlex.quote(str(state_dir))}`, or pass another --state-dir"
         )
     return lock
 
 
-def read_holder(text: str) -> tuple[str, str, str]:
-    """Return the pid, URL and Redis URL that a `quire serve` wrote into its lock; parts not yet written are empty."""
-    pid, url, redis_url = [*text.split(), "", "", ""][:3]
-    return pid, url, redis_url
+class Holder(NamedTuple):
+    """What a `quire serve` writes into its lock: pid, URL, URL of its Redis or EMBEDDED, and names of its models."""
+
+    pid: str
+    url: str
+    redis_url: str
+    models: str
+
+
+def read_holder(text: str) -> Holder:
+    """Return what a `quire serve` wrote into its lock; parts not yet written are empty."""
+    return Holder(*[*text.split(), "", "", "", ""][:4])
+
+
+def read_lock(path: Path) -> Holder:
+    """Return what a lock holds; empty parts if the file is no regular one, or does not exist. Raise OSError.
+
+    Other programs have files of the same name, of any kind and size, so at most MAX_LOCK_BYTES are read.
+    """
+    if not path.is_file():
+        return read_holder("")
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return read_holder(os.read(fd, MAX_LOCK_BYTES).decode(errors="replace"))
+    finally:
+        os.close(fd)
 
 
 def find_redis(state_dir: Path) -> str | None:
     """Return the URL of the Redis of the `quire serve` that runs with this state folder; None if none is known."""
     try:
-        pid, _, redis_url = read_holder((state_dir / "lock").read_text())
-        if not pid.isdigit() or not is_running(int(pid)):
+        holder = read_lock(state_dir / "lock")
+        if not holder.pid.isdecimal() or not is_running(int(holder.pid)):
             return None
-        return running_url(state_dir) if redis_url == EMBEDDED else redis_url or None
-    except OSError:  # no lock, the lock of another user, or Redis was not started yet
+        return running_url(state_dir) if holder.redis_url == EMBEDDED else holder.redis_url or None
+    except OSError:  # the lock of another user, or Redis was not started yet
         return None
 
 

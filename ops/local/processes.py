@@ -24,7 +24,7 @@ def is_running(pid: int) -> bool:
     """Return whether a process with this pid exists, of any user."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quire.gateway.settings import GatewaySettings
@@ -17,7 +17,9 @@ from quire.ops.local.gpus import check_separate, of_worker
 from quire.ops.local.served_models import read_models
 from quire.ops.paths import IMPORT_ROOT
 from quire.shared.config.command_line import CommandError
+from quire.shared.config.service_settings import is_loopback
 from quire.shared.config.settings import FROM_FLAGS, load, options, to_environ
+from quire.shared.process.kill_pipe import KILL_PIPE, KillRequests
 from quire.worker.device import placement, topology
 from quire.worker.settings import WorkerSettings
 
@@ -88,15 +90,29 @@ class Services:
         if self._worker.device != "cpu" and not has_own_memory:
             check_separate(self.count, self._worker.num_ranks, self._environ)
 
-    def gateway(self, index: int, redis_url: str) -> ServiceProgram:
+    @property
+    def worker_ids(self) -> list[str]:
+        """The ids of the workers, in the order of their indices."""
+        return [self._worker_id(index) for index in range(self.count)]
+
+    def kill_requests(self) -> KillRequests | None:
+        """Return a pipe through which the gateways can have workers killed, for the chat page's demonstration.
+
+        Return None unless only this machine reaches the gateways, and they need no API keys.
+        """
+        settings = self.gateway_settings
+        return KillRequests(self.worker_ids) if settings.is_open and is_loopback(settings.host) else None
+
+    def gateway(self, index: int, redis_url: str, kills: KillRequests | None = None) -> ServiceProgram:
         """Return the gateway with this index, from 0. The internal ports of gateways follow those of the workers."""
         place = self.count + index
+        given = (kills.environ, [kills.writing]) if kills else ({}, [])
         if self.num_gateways == 1:
-            return self._program("gateway", "gateway", redis_url, place, {})
-        own = {"QUIRE_REUSE_PORT": "true", "QUIRE_USER_HASH_KEY": self._user_hash_key}
+            return self._program("gateway", "gateway", redis_url, place, *given)
+        own = {"QUIRE_REUSE_PORT": "true", "QUIRE_USER_HASH_KEY": self._user_hash_key, **given[0]}
         if self._gateway_id:
             own["QUIRE_GATEWAY_ID"] = f"{self._gateway_id}-{index + 1}"
-        return self._program("gateway", f"gateway-{index + 1}", redis_url, place, own)
+        return self._program("gateway", f"gateway-{index + 1}", redis_url, place, own, given[1])
 
     def worker(self, index: int, redis_url: str) -> ServiceProgram:
         """Return the worker with this index, counted from 0."""
@@ -113,13 +129,21 @@ class Services:
             own |= {"QUIRE_MODEL": model.place, "QUIRE_SERVED_MODEL_NAME": model.name, "QUIRE_DISCOVER_MODELS": ""}
         return self._program("worker", f"worker-{index + 1}", redis_url, index, own)
 
-    def _program(self, command: str, name: str, redis_url: str, index: int, own: Mapping[str, str]) -> ServiceProgram:
+    def _program(
+        self,
+        command: str,
+        name: str,
+        redis_url: str,
+        index: int,
+        own: Mapping[str, str],
+        keep: Sequence[int] = (),
+    ) -> ServiceProgram:
         # Processes cannot share a port: each takes the given port plus its index.
         port = self._worker.internal_port and self._worker.internal_port + index
         environ = {**self._environ, **own, "QUIRE_REDIS_URL": redis_url, "QUIRE_INTERNAL_PORT": str(port)}
         # -P: modules in the working directory are not ours.
         words = [sys.executable, "-P", "-m", "quire", command]
-        return ServiceProgram(name, words, environ, self._state_dir / "logs" / f"{name}.log")
+        return ServiceProgram(name, words, environ, self._state_dir / "logs" / f"{name}.log", keep)
 
     def _worker_id(self, index: int) -> str:
         given = self._worker.worker_id
@@ -138,6 +162,7 @@ def _service_environ(settings: ServeSettings, environ: Mapping[str, str]) -> dic
     theirs = {item.variable for cls in (GatewaySettings, WorkerSettings) for item in options(cls)}
     decided = {name: text for name, text in to_environ(settings).items() if name in theirs}
     passed = {name: text for name, text in environ.items() if name not in own or name in theirs}
+    passed.pop(KILL_PIPE, None)  # only this `quire serve` gives its gateways one
     merged = {"QUIRE_DRAIN_S": str(DRAIN_S), "QUIRE_SHUTDOWN_DELAY_S": "0", **passed, **decided}
     changed = [name for name, text in decided.items() if environ.get(name) != text]
     merged[FROM_FLAGS] = " ".join([environ.get(FROM_FLAGS, ""), *changed])

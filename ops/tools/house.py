@@ -88,10 +88,12 @@ def _python_lines(source: str) -> set[int]:
 
 
 def files_of(*folders: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files below the folders: the path in the project, and the file. Compiled kernels are left out."""
+    """Yield the files below the folders: the path in the project, and the file.
+
+    Compiled kernels and the libraries of others are left out."""
     for folder in folders:
         for path in sorted((PROJECT_ROOT / folder).rglob("*")):
-            if path.is_file() and not {"_build", "__pycache__"} & set(path.parts):
+            if path.is_file() and not {"_build", "__pycache__", "vendor"} & set(path.relative_to(PROJECT_ROOT).parts):
                 yield str(path.relative_to(PROJECT_ROOT)), path
 
 

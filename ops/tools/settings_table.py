@@ -8,7 +8,7 @@ from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
 from quire.ops.tools.marked_tables import update_page
 from quire.shared.config.settings import Option, options
-from quire.worker.settings import WorkerSettings
+from quire.worker.replay.commands import WorkerCommandSettings
 
 
 def _wrapped(line: str) -> str:
@@ -18,9 +18,9 @@ def _wrapped(line: str) -> str:
 def tables() -> dict[str, str]:
     """Return the lists of settings by the name in their markers: one for each group of commands that share flags."""
     rows: dict[str, tuple[Option, dict[str, str]]] = {}
-    for command, cls in (("serve", ServeSettings), ("gateway", GatewaySettings), ("worker", WorkerSettings)):
+    for command, cls in (("serve", ServeSettings), ("gateway", GatewaySettings), ("worker", WorkerCommandSettings)):
         for item in options(cls):
-            if item.variable != f"QUIRE_{item.flag.strip('-').replace('-', '_').upper()}":
+            if item.variable not in ("", f"QUIRE_{item.flag.strip('-').replace('-', '_').upper()}"):
                 raise ValueError(f"{item.flag} needs a note in docs/settings.md: its variable is {item.variable}")
             default = "" if item.default in ("", None) else f"`{item.format(item.default)}`"
             rows.setdefault(item.name, (item, {}))[1][command] = default
@@ -33,7 +33,8 @@ def tables() -> dict[str, str]:
         choices = f" One of {', '.join(map(str, item.choices))}." if item.choices else ""
         lines = groups.setdefault(", ".join(f"`quire {command}`" for command in defaults), [])
         default = f" ({shown})" if shown else ""
-        lines.append(f"- `{item.flag}`{default}: {item.help}{choices}")
+        only = "" if item.variable else " Only as a flag."
+        lines.append(f"- `{item.flag}`{default}: {item.help}{choices}{only}")
     return {
         "settings": "\n\n".join(
             "\n".join([f"Of {commands}:", "", *(_wrapped(line) for line in lines)])

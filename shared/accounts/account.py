@@ -105,6 +105,20 @@ class Account:
             raise InvalidValue("digest", "must have 64 hexadecimal digits")
         return cls(kind=kind, id=account_id, limits=limits, **values)
 
+    def charged_limits(self) -> list[Any]:
+        """Return the name of the account and its limits, as `_limits.lua` reads them."""
+        limits = self.limits
+        return [
+            self.place,
+            limits.requests_per_minute,
+            limits.tokens_per_minute,
+            limits.concurrent_requests,
+            limits.tokens_per_day,
+            limits.tokens_per_month,
+            limits.cost_per_day,
+            limits.cost_per_month,
+        ]
+
     def shown(self) -> dict[str, Any]:
         """Return the account for operators, without digests."""
         about: dict[str, Any] = {"id": self.id, "object": self.kind, "name": self.name}

@@ -218,11 +218,13 @@ def load(
     """Read the settings of a process.
 
     known: settings classes, or names of variables, of other processes: their `QUIRE_*` variables are accepted and
-    ignored. `--help` prints the help to standard output and raises SystemExit(0). Raise SettingError.
+    ignored. `--help` prints the help to standard output and raises SystemExit(0), and `--help=WORDS` that of the
+    options that match. Raise SettingError.
     """
     declared = options(cls)
-    if _asks_for_help(argv):
-        print(render_help(declared, prog=prog, description=description, examples=examples))
+    if (search := help_search(argv)) is not None:
+        shown = matching(declared, search, prog)
+        print(render_help(shown, prog=prog, description=description, examples=() if search else examples))
         raise SystemExit(0)
     check_environment(environ, (cls, *known))
     values: dict[str, Any] = {}
@@ -285,16 +287,19 @@ def render_help(declared: Sequence[Option], *, prog: str, description: str, exam
     if description:
         parts += ["", wrap(description)]
     parts += ["", "options:"]
-    for item in declared:
-        heads = [item.metavar] if item.positional else []
-        heads += [f"{item.flag}, {item.flags[1]}"] if item.kind is bool else [f"{item.flag} {_argument(item)}"]
-        parts.append("  " + ", ".join(heads))
-        where = f"; {item.variable}" if item.variable else ""
-        parts.append(wrap(f"{item.help} [{_default(item)}{where}]", " " * 6))
-    parts += ["  -h, --help", "      Show this help."]
+    parts += map(render_option, declared)
+    parts += ["  -h, --help", wrap("Show this help; --help=WORDS shows the options that match.", " " * 6)]
     if examples:
         parts += ["", "examples:", *(f"  {example}" for example in examples)]
     return "\n".join(parts)
+
+
+def render_option(item: Option) -> str:
+    """Return the lines of `--help` about one option."""
+    heads = [item.metavar] if item.positional else []
+    heads += [f"{item.flag}, {item.flags[1]}"] if item.kind is bool else [f"{item.flag} {_argument(item)}"]
+    where = f"; {item.variable}" if item.variable else ""
+    return "  " + ", ".join(heads) + "\n" + wrap(f"{item.help} [{_default(item)}{where}]", " " * 6)
 
 
 def wrap(text: str, indent: str = "", first_indent: str | None = None) -> str:
@@ -312,9 +317,19 @@ def wrap(text: str, indent: str = "", first_indent: str | None = None) -> str:
     )
 
 
-def _asks_for_help(argv: Sequence[str]) -> bool:
-    words = list(argv[: argv.index("--")] if "--" in argv else argv)
-    return "-h" in words or "--help" in words
+def help_search(argv: Sequence[str]) -> str | None:
+    """Return the words in `--help=WORDS`, empty for `--help`; None if the arguments do not ask for help."""
+    words = argv[: argv.index("--")] if "--" in argv else argv
+    return next((word.partition("=")[2] for word in words if word == "-h" or word.partition("=")[0] == "--help"), None)
+
+
+def matching(declared: Iterable[Option], search: str, prog: str) -> list[Option]:
+    """Return the options whose flag, variable or help has all words of `search`. Raise SettingError if none has."""
+    wanted = search.lower().split()
+    texts = {item: " ".join((*item.flags, item.variable, item.help)).lower() for item in declared}
+    if found := [item for item, said in texts.items() if all(word in said for word in wanted)]:
+        return found
+    raise SettingError(f"no flag matches {search!r}: `{prog} --help` lists all")
 
 
 def _parse_flags(declared: Sequence[Option], argv: Sequence[str], prog: str) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from quire.shared.model.naming import MAX_ADAPTER_NAME
 from quire.shared.process.errors import StartError
 
-MAX_NAME = 128
 MAX_PATH = 512
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._/:+-]{{0,{MAX_NAME - 1}}}")
-NAME_RULE = f"1 to {MAX_NAME} letters, digits and . _ / : + -, with a letter or digit first"
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._/:+-]{{0,{MAX_ADAPTER_NAME - 1}}}")
+NAME_RULE = f"1 to {MAX_ADAPTER_NAME} letters, digits and . _ / : + -, with a letter or digit first"
 
 
 class InvalidAdapter(StartError, ValueError):

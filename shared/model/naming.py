@@ -11,6 +11,8 @@ from quire.shared.process.errors import StartError
 # A lane stands inside a Redis hash tag and in channel names: no braces, no white space.
 # Largest number of other names of a model.
 MAX_ALIASES = 16
+# Longest name of a LoRA adapter.
+MAX_ADAPTER_NAME = 128
 _NAME = re.compile(r"[A-Za-z0-9._/:@+-]{1,256}")
 
 

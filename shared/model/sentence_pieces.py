@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 SPACE = "▁"  # SentencePiece's sign for a space
 MAX_PIECE = 256  # characters of a piece for which merges are derived
 MAX_PIECES = 1 << 22
-# Types of pieces, in files of SentencePiece and in GGUF files.
+# Types of pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _BPE = 2  # the model type
 # The fields of a message by their numbers.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from quire.shared.protocol.charge import Accounts, Price, limits_of
+from quire.shared.protocol.charge import ChargedAccount, Price
 from quire.shared.protocol.keys import DEFAULT_CLASS, AccountKeys
 from quire.shared.protocol.share import ANONYMOUS_TENANT, DEFAULT_WEIGHT
 
@@ -33,13 +33,15 @@ class Admission(NamedTuple):
 
     Fields of a request. cost: tokens that it may use at most. prompt_tokens: of its prompt. rows: sequences that it
     runs at once. begins_call: it counts as a call; further prompts of a call do not. beside: another request, whose
-    listeners become listeners of this one.
+    listeners become listeners of this one. images: names of the files of its images (`image_name`).
 
     Fields of its call. deadline_ms: from now; 0 is no deadline. metadata: `attach` returns it. is_background: the
     request runs on without a client. idempotency_key, fingerprint: a key that the client chose, and a hash of what the
     call asks for; empty for none. traceparent: of the span of the call; empty without tracing.
     retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
-    `LaneKeys.conversation`. counts_stored: `bounds.stored_bytes` counts the request.
+    `LaneKeys.conversation`. counts_stored: `bounds.stored_bytes` counts the request. prefixes: hashes of beginnings of
+    the conversation, the most specific first, by which it is left to a worker for `left_ms` (docs/prefix-affinity.md).
+    origin: the request that a fork continues, with `prefixes`: it is left to the owner of that one, if that lives.
 
     Who the request counts for. owner: id of the API key; empty without one. accounts: key, project and organisation,
     whose limits must allow the request and which are charged for it; empty for a request that is charged to nobody.
@@ -57,6 +59,7 @@ class Admission(NamedTuple):
     beside: str = ""
     priority_class: str = DEFAULT_CLASS
     deadline_ms: int = 0
+    images: tuple[str, ...] = ()
     metadata: bytes = b""
     is_background: bool = False
     idempotency_key: str = ""
@@ -65,8 +68,11 @@ class Admission(NamedTuple):
     retention_s: int = 0
     conversation: bytes = b""
     counts_stored: bool = True
+    prefixes: tuple[bytes, ...] = ()
+    origin: str = ""
+    left_ms: int = 0
     owner: str = ""
-    accounts: Accounts = ()
+    accounts: tuple[ChargedAccount, ...] = ()
     account_prefix: str = AccountKeys().prefix
     model: str = ""
     price: Price = Price()
@@ -94,12 +100,25 @@ class Admission(NamedTuple):
         if self.counts_stored:
             terms["max_stored"], terms["max_key_stored"] = self.bounds.stored_bytes, self.bounds.key_bytes
         terms |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
+        if self.prefixes:
+            terms["prefixes"], terms["left_ms"] = self.prefixes, self.left_ms
         if self.accounts:
             charge = [self.account_prefix, int(self.begins_call), self.prompt_tokens, self.price.prompt]
-            terms["charge"] = [*charge, self.price.completion, self.model, self.park_s, *map(limits_of, self.accounts)]
+            limits = [account.charged_limits() for account in self.accounts]
+            terms["charge"] = [*charge, self.price.completion, self.model, self.park_s, *limits]
         # The msgpack of Redis reads bytes only as text.
         return bytes(msgpack.packb(terms, use_bin_type=False))
 
 
 # Fields that the record leaves out if they are empty, under their own names.
-_OPTIONAL = ("deadline_ms", "is_background", "beside", "traceparent", "retention_s", "conversation", "owner")
+_OPTIONAL = (
+    "deadline_ms",
+    "is_background",
+    "beside",
+    "traceparent",
+    "retention_s",
+    "conversation",
+    "owner",
+    "origin",
+    "images",
+)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgpack
 
-if TYPE_CHECKING:
-    from quire.shared.accounts.account import Account
-
-# Key, project and organisation of a call.
-Accounts = tuple["Account", ...]
 # Limits whose end is a new day or month; the others allow the call after some seconds.
 BUDGETS = frozenset(("tokens_per_day", "tokens_per_month", "cost_per_day", "cost_per_month"))
+
+
+class ChargedAccount(Protocol):
+    """An account that a request is charged to. `quire.shared.accounts.account.Account` is one."""
+
+    @property
+    def place(self) -> str:
+        """The name of the account in the counters, and in `LimitReached`."""
+        ...
+
+    def charged_limits(self) -> list[Any]:
+        """Return the name of the account and its limits, as `_limits.lua` reads them."""
+        ...
 
 
 class LimitReached(Exception):
@@ -61,21 +69,6 @@ def tightest(states: Sequence[Sequence[int]]) -> dict[str, RateState]:
     return found
 
 
-def packed_limits(accounts: Sequence[Account]) -> bytes:
+def packed_limits(accounts: Sequence[ChargedAccount]) -> bytes:
     """Return the names of accounts and their limits, as `unpark` reads them; empty without accounts."""
-    return bytes(msgpack.packb(list(map(limits_of, accounts)))) if accounts else b""
-
-
-def limits_of(account: Account) -> list[Any]:
-    """Return the name of an account and its limits, as `_limits.lua` reads them."""
-    limits = account.limits
-    return [
-        account.place,
-        limits.requests_per_minute,
-        limits.tokens_per_minute,
-        limits.concurrent_requests,
-        limits.tokens_per_day,
-        limits.tokens_per_month,
-        limits.cost_per_day,
-        limits.cost_per_month,
-    ]
+    return bytes(msgpack.packb([account.charged_limits() for account in accounts])) if accounts else b""

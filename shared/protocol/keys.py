@@ -4,6 +4,7 @@ A *lane* is a model, or one shard of a busy model. All keys of a lane carry the 
 so a script may touch any of them.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 NAMESPACE = "quire"
@@ -45,7 +46,8 @@ GATEWAY_TTL_S = 10
 BEAT_S = 1.0
 # Life of a worker's heartbeat: a few lost or late beats do not make it count as stuck.
 WORKER_TTL_S = 5
-# Life of an entry in the set of workers after its last heartbeat: names of workers that are gone must not pile up.
+# Life of an entry in the set of workers, and of the stream `left` of a worker, after its last heartbeat: names of
+# workers that are gone must not pile up.
 FORGET_WORKER_S = 3600
 # Life of a gateway's request for views of a worker's engine; renewed while the page /engine is open.
 VIEW_TTL_S = 3.0
@@ -63,6 +65,11 @@ MAX_DEAD = 1000
 
 # The hash tag of accounts: API keys, projects and organisations. They belong to no lane.
 ACCOUNTS_TAG = "accounts"
+
+
+def image_name(tenant: str, digest: str) -> str:
+    """Return the name under which the requests of a tenant share the file of an image with this digest."""
+    return hashlib.sha256(f"{tenant}\0{digest}".encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,10 @@ class LaneKeys:
         """String: the conversation of a stored response, as compressed JSON; lives as long as the request's hash."""
         return f"{self.prefix}conversation:{request_id}"
 
+    def image(self, name: str) -> str:
+        """String: the file of an image, as long as a request names it (see _images.lua). name: of `image_name`."""
+        return f"{self.prefix}image:{name}"
+
     def idempotency(self, key: str) -> str:
         """Hash with a TTL: which call an idempotency key stands for."""
         return f"{self.prefix}idem:{key}"
@@ -221,6 +232,15 @@ class LaneKeys:
         """Hash request id -> notice, read and emptied by the worker's next `commit_step`."""
         return f"{self.prefix}worker:{worker_id}:mailbox"
 
+    def left(self, worker_id: str) -> str:
+        """Stream: requests that are left to one worker, because it holds a prefix of them (see _affinity.lua)."""
+        return f"{self.prefix}worker:{worker_id}:left"
+
+    @property
+    def prefixes(self) -> str:
+        """Hash: the holders of prefixes; with `:before` behind its name those that were noted earlier."""
+        return f"{self.prefix}prefixes"
+
     def view(self, worker_id: str) -> str:
         """String with a TTL: a gateway wants views of this worker's engine. Also the pub/sub channel of the views."""
         return f"{self.prefix}view:{worker_id}"
@@ -228,6 +248,11 @@ class LaneKeys:
     def channel(self, gateway_id: str) -> str:
         """Pub/sub channel of the step frames that are meant for one gateway."""
         return f"{self.prefix}gateway:{gateway_id}"
+
+    @property
+    def endings(self) -> str:
+        """Pub/sub channel: the id of each request that ends."""
+        return f"{self.prefix}endings"
 
     def gateway_lease(self, gateway_id: str) -> str:
         """String with a TTL, the lease of a gateway. Without it the requests of its clients are orphans."""

@@ -43,6 +43,7 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_BIASES = 1024
 MAX_ALLOWED_TOKENS = 16_384
 MAX_BIAS = 100
+TOKEN_ID_KEY = re.compile("(0|[1-9][0-9]{0,9})", re.ASCII)
 
 # When a beam search ends: Hugging Face's `early_stopping` False, True and "never".
 EARLY_STOPPING = ("false", "true", "never")
@@ -74,7 +75,8 @@ class Parameter:
     excludes: parameters that must not be given too, with the reason, which may be empty.
     beam_value: the one value that a beam search takes, and its default there; None if a beam search takes any.
     kind: type and range for the documentation, where the text of `read` does not tell them.
-    schema: the JSON schema of the value for /openapi.json, where the class of `read` does not tell it.
+    schema: the JSON schema of the value for /openapi.json, where the class of `read` does not tell it. Its parts may be
+    checks.
     """
 
     read: Check[Any]
@@ -88,12 +90,7 @@ class Parameter:
     excludes: Mapping[str, str] = field(default_factory=dict)
     beam_value: float | None = None
     kind: str = ""
-    schema: Mapping[str, Any] | None = None
-
-    @property
-    def documented_kind(self) -> str:
-        """Type and range of the JSON value."""
-        return self.kind or re.sub("^an? ", "", str(self.read))
+    schema: Any = None
 
     @property
     def documented_default(self) -> str:
@@ -179,7 +176,7 @@ class LogitBias:
         if len(value) > MAX_BIASES:
             raise InvalidValue(name, f"must have at most {MAX_BIASES} tokens, not {len(value)}")
         for token_id in value:
-            if not re.fullmatch(r"0|[1-9][0-9]{0,9}", token_id, re.ASCII):
+            if not TOKEN_ID_KEY.fullmatch(token_id):
                 raise InvalidValue(name, f"must have token ids as its keys, and {shown(token_id)} is none")
         bias_of = Number(-MAX_BIAS, MAX_BIAS)
         return tuple((int(token_id), bias_of(f"{name}.{token_id}", bias)) for token_id, bias in value.items())

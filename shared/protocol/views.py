@@ -6,8 +6,9 @@ loop over the blocks.
 
     cells     one entry per block that is not free: id u32, owner u16, owners u8, filled slots u8, flags u8
     sequence  [request, choice, state, class, prompt tokens, tokens, tokens in the cache, blocks, host blocks, table]
-    row       [request, choice, tokens, is prefill]     a sequence that took part in a step
-    step      [decode tokens, prefill tokens]
+    member    [request, choice, prompt tokens]          a sequence of the steps since the previous view
+    step      [rows, moves]
+    row       [member, kind, tokens, tokens in the cache, computed, accepted, start, table]
     move      [kind, source block, target block]        a copy on write, or a swap
 
 `owner` is an index into the sequences; requests are named by the beginning of their id and the number of their prompt.
@@ -22,18 +23,20 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from quire.shared.config.validators import Flag, Integer, InvalidValue, OneOf, Text, fixed_array, short_array
+from quire.shared.config.validators import Integer, InvalidValue, OneOf, Text, fixed_array, short_array
 from quire.shared.protocol.keys import PRIORITY_CLASSES
 from quire.shared.protocol.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, decode
 
-VERSION = 1
+VERSION = 3
 # Bounds of one view.
 MAX_CELLS = 4096
 MAX_SEQUENCES = 256
 MAX_TABLE_ENTRIES = 8192  # of all block tables together
-MAX_ROWS = 256
-MAX_STEPS = 64
-MAX_MOVES = 256
+MAX_MEMBERS = 256
+MAX_STEPS = 256
+MAX_ROWS = 2048  # of all steps together
+MAX_STEP_ENTRIES = 8192  # of the tables of all rows together
+MAX_MOVES = 256  # of all steps together
 MAX_BYTES = 256 * 1024
 MAX_NAME_LENGTH = 12
 MAX_WORKER_LENGTH = 256
@@ -45,6 +48,8 @@ CACHED, PINNED = 1, 2
 # The owner of a block that is in no table of the listed sequences.
 NOBODY = 0xFFFF
 STATES = ("running", "waiting", "swapped")
+# What a step did with a sequence. `held`: it runs, and the step computed none of its tokens.
+KINDS = ("decode", "prefill", "held", "waiting", "swapped")
 MOVES = ("copy", "swap_out", "swap_in")
 
 _blocks = Integer(0, MAX_BLOCKS)
@@ -56,8 +61,8 @@ _class = Integer(0, len(PRIORITY_CLASSES) - 1)
 _worker = Text(0, MAX_WORKER_LENGTH)
 _request = Text(0, MAX_NAME_LENGTH)
 _state = OneOf(STATES)
+_row_kind = OneOf(KINDS)
 _kind = OneOf(MOVES)
-_flag = Flag()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,13 +146,31 @@ class SequenceView(NamedTuple):
     table: bytes  # u32 per block
 
 
-class Row(NamedTuple):
-    """A sequence that took part in a step."""
+class Member(NamedTuple):
+    """A sequence of the steps that a view tells; it may have ended."""
 
     request: str
     choice: int
+    prompt_tokens: int
+
+
+class Row(NamedTuple):
+    """A sequence in a step.
+
+    member: an index into the members. tokens: the known ones. filled: tokens in the cache after the step. computed:
+    positions that the step computed; of a decode these are one and its drafted tokens. accepted: drafted tokens that
+    were accepted. table: u32 per block, from block number `start` of the member on; before it, the table is that of the
+    member's previous row in the same view.
+    """
+
+    member: int
+    kind: str
     tokens: int
-    is_prefill: bool
+    filled: int
+    computed: int = 0
+    accepted: int = 0
+    start: int = 0
+    table: bytes = b""
 
 
 class Move(NamedTuple):
@@ -156,6 +179,13 @@ class Move(NamedTuple):
     kind: str
     source: int
     target: int
+
+
+class StepView(NamedTuple):
+    """A step: the sequences that were unfinished when it began, and the blocks that it moved first."""
+
+    rows: tuple[Row, ...]
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +200,10 @@ class View:
     hidden_cells: int
     sequences: tuple[SequenceView, ...]
     hidden_sequences: int
-    # The latest step with a prompt in it, else the latest step; empty without a step since the previous view.
-    batch: tuple[Row, ...] = ()
-    hidden_rows: int = 0
-    steps: tuple[tuple[int, int], ...] = ()
-    moves: tuple[Move, ...] = ()
-    hidden_moves: int = 0
+    # The steps since the previous view. Steps of many sequences are left out, but for the latest step.
+    members: tuple[Member, ...] = ()
+    steps: tuple[StepView, ...] = ()
+    hidden_steps: int = 0
 
     def encode(self) -> bytes:
         figures = [self.figures[name] for name in FIGURES]
@@ -190,11 +218,9 @@ class View:
                 self.hidden_cells,
                 self.sequences,
                 self.hidden_sequences,
-                self.batch,
-                self.hidden_rows,
+                self.members,
                 self.steps,
-                self.moves,
-                self.hidden_moves,
+                self.hidden_steps,
             ],
             use_bin_type=True,
         )
@@ -207,7 +233,7 @@ class View:
 
     @classmethod
     def _read(cls, message: Any) -> View:
-        value = fixed_array("view", message, 14)
+        value = fixed_array("view", message, 12)
         if value[0] != VERSION or type(value[0]) is not int:
             raise InvalidValue("a view", f"must have version {VERSION}, not {value[0]!r:.80}")
         numbers = [_blocks("limit", limit) for limit in fixed_array("limits", value[3], len(ViewLimits._fields))]
@@ -218,6 +244,13 @@ class View:
         sequences = tuple(map(_sequence, short_array("sequences", value[7], MAX_SEQUENCES)))
         if sum(len(sequence.table) for sequence in sequences) > 4 * MAX_TABLE_ENTRIES:
             raise InvalidValue("the block tables", f"have more than {MAX_TABLE_ENTRIES} entries")
+        members = tuple(map(_member, short_array("members", value[9], MAX_MEMBERS)))
+        steps = tuple(_step(step, len(members)) for step in short_array("steps", value[10], MAX_STEPS))
+        rows = [row for step in steps for row in step.rows]
+        if len(rows) > MAX_ROWS or sum(len(row.table) for row in rows) > 4 * MAX_STEP_ENTRIES:
+            raise InvalidValue("the steps", f"have more than {MAX_ROWS} rows or {MAX_STEP_ENTRIES} blocks")
+        if sum(len(step.moves) for step in steps) > MAX_MOVES:
+            raise InvalidValue("the steps", f"have more than {MAX_MOVES} moves")
         return cls(
             _worker("worker", value[1]),
             _count("number", value[2]),
@@ -227,11 +260,9 @@ class View:
             _blocks("hidden_cells", value[6]),
             sequences,
             _blocks("hidden_sequences", value[8]),
-            tuple(map(_row, short_array("batch", value[9], MAX_ROWS))),
-            _blocks("hidden_rows", value[10]),
-            tuple(map(_step, short_array("steps", value[11], MAX_STEPS))),
-            tuple(map(_move, short_array("moves", value[12], MAX_MOVES))),
-            _count("hidden_moves", value[13]),
+            members,
+            steps,
+            _count("hidden_steps", value[11]),
         )
 
 
@@ -268,9 +299,7 @@ def _sequence(value: Any) -> SequenceView:
     request, choice, state, priority, prompt, tokens, filled, blocks, host_blocks, table = fixed_array(
         "sequence", value, 10
     )
-    if type(table) is not bytes or len(table) % 4:
-        raise InvalidValue("a block table", "must be packed 32-bit numbers")
-    if len(table) // 4 > _blocks("blocks", blocks):
+    if len(_packed_table(table)) // 4 > _blocks("blocks", blocks):
         raise InvalidValue("a block table", f"must have at most its {blocks} entries")
     return SequenceView(
         _request("request", request),
@@ -286,19 +315,38 @@ def _sequence(value: Any) -> SequenceView:
     )
 
 
-def _row(value: Any) -> Row:
-    request, choice, tokens, is_prefill = fixed_array("row", value, 4)
-    return Row(
-        _request("request", request),
-        _choice("choice", choice),
-        _prompt_tokens("tokens", tokens),
-        _flag("is prefill", is_prefill),
+def _packed_table(table: Any) -> bytes:
+    if type(table) is not bytes or len(table) % 4:
+        raise InvalidValue("a block table", "must be packed 32-bit numbers")
+    return table
+
+
+def _member(value: Any) -> Member:
+    request, choice, prompt = fixed_array("member", value, 3)
+    return Member(_request("request", request), _choice("choice", choice), _prompt_tokens("prompt tokens", prompt))
+
+
+def _step(value: Any, num_members: int) -> StepView:
+    rows, moves = fixed_array("step", value, 2)
+    return StepView(
+        tuple(_row(row, num_members) for row in short_array("rows", rows, MAX_ROWS)),
+        tuple(map(_move, short_array("moves", moves, MAX_MOVES))),
     )
 
 
-def _step(value: Any) -> tuple[int, int]:
-    decode, prefill = fixed_array("step", value, 2)
-    return _blocks("decode tokens", decode), _blocks("prefill tokens", prefill)
+def _row(value: Any, num_members: int) -> Row:
+    member, kind, tokens, filled, computed, accepted, start, table = fixed_array("row", value, 8)
+    drafted = max(0, _tokens("computed", computed) - 1) if kind == "decode" else 0
+    return Row(
+        Integer(0, num_members - 1)("member", member),
+        _row_kind("kind", kind),
+        _tokens("tokens", tokens),
+        _tokens("tokens in the cache", filled),
+        computed,
+        Integer(0, drafted)("accepted", accepted),
+        _blocks("start", start),
+        _packed_table(table),
+    )
 
 
 def _move(value: Any) -> Move:

@@ -27,7 +27,7 @@ from quire.shared.model.folder import is_gguf
 from quire.shared.text.role_order import probe_role_order
 from quire.shared.text.tool_turns import PROBED_TOOL, ToolTurns, called_tools, probe_tool_turns
 
-# A message of a conversation: `role`, `content` (a string, a list of text parts, or None in a message with tool calls)
+# A message of a conversation: `role`, `content` (a string, a list of parts, or None in a message with tool calls)
 # and perhaps `name`, `tool_calls`, `tool_call_id` and `reasoning_content`. The arguments of a tool call are an object.
 Message = Mapping[str, Any]
 

@@ -43,15 +43,19 @@ class ControlTokens:
         self._begins = re.compile(f"(?={begins})" if begins else "(?!)")
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, template: str, of_assistant: Collection[str]) -> ControlTokens:
-        """Return the special tokens of a tokenizer, and the other added tokens in brackets that a template writes."""
+    def of(
+        cls, tokenizer: Tokenizer, template: str, of_assistant: Collection[str], others: Collection[str] = ()
+    ) -> ControlTokens:
+        """Return the special tokens of a tokenizer, the other added tokens in brackets that a template writes, and
+        others.
+        """
         added = tokenizer.get_added_tokens_decoder().values()
         return cls(
             {
                 token.content
                 for token in added
                 if token.special or (token.content in template and _IN_BRACKETS.fullmatch(token.content))
-            },
+            }.union(others),
             of_assistant,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +153,19 @@ def check(text: str, vocabulary: GrammarVocabulary) -> None:
     ends_at = time.process_time() + _WALKS_S
     for _ in range(_WALKS):
         _walk(made.deep_copy(), chance, ends_at)
+
+
+def follow(text: str, vocabulary: GrammarVocabulary, output: Sequence[int | str]) -> None:
+    """Raise GrammarError unless an answer that follows a grammar, which passes `check`, can begin with `output`.
+
+    output: ids of special tokens, and the texts between them. It may run as long as `check`.
+    """
+    tokenizer = vocabulary.tokenizer(has_all_ids=True)
+    made = matcher(text, tokenizer, vocabulary.special_tokens)
+    for part in output:
+        tokens = [part] if isinstance(part, int) else tokenizer.tokenize_bytes(part.encode())
+        if made.try_consume_tokens(tokens) < len(tokens):
+            raise GrammarError("the answer follows a grammar that does not allow this text here")
 
 
 def _walk(made: LLMatcher, chance: random.Random, ends_at: float) -> None:

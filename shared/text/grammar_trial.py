@@ -11,9 +11,10 @@ import json
 import resource
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from quire.shared.text.grammar import GrammarVocabulary, check
+from quire.shared.text.grammar import GrammarVocabulary, check, follow
 from quire.shared.text.grammar_error import GrammarError
 
 # Limits of one trial.
@@ -23,9 +24,9 @@ _TRIAL_BYTES = 64 * 1024 * 1024
 _TRIAL_STACK_BYTES = 1024 * 1024
 
 
-def order(grammar: str, vocabulary: GrammarVocabulary) -> bytes:
-    """Return the standard input of a trial."""
-    return json.dumps({"grammar": grammar, "vocabulary": asdict(vocabulary)}).encode()
+def order(grammar: str, vocabulary: GrammarVocabulary, output: Sequence[int | str] = ()) -> bytes:
+    """Return the standard input of a trial; with `output`, of whether an answer can begin with it (`follow`)."""
+    return json.dumps({"grammar": grammar, "vocabulary": asdict(vocabulary), "output": output}).encode()
 
 
 def main() -> None:
@@ -42,7 +43,10 @@ def main() -> None:
 
     def look() -> None:
         try:
-            check(ordered["grammar"], vocabulary)
+            if ordered["output"]:
+                follow(ordered["grammar"], vocabulary, ordered["output"])
+            else:
+                check(ordered["grammar"], vocabulary)
             faults.append("")
         except GrammarError as error:
             faults.append(str(error))

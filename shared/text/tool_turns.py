@@ -8,11 +8,12 @@ the reasoning under another key, or one call per message.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from quire.shared.text.tool_arguments import arguments_text
 
 Messages = Sequence[Mapping[str, Any]]
 # Renders messages with the given tools; returns None if the template refuses them.
@@ -22,9 +23,6 @@ Render = Callable[[Messages, Sequence[Mapping[str, Any]]], str | None]
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 # The ids that the templates of some Mistral models take.
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}", re.ASCII)
-
-# The key under which arguments that are no JSON object travel as text, as clients of the Messages API send them.
-INVALID_JSON = "INVALID_JSON"
 
 # The texts of the probe: no template has them in its own text.
 _ARGUMENTS = ("firstargument", "secondargument")
@@ -111,26 +109,6 @@ class ToolTurns:
                 message = {"role": message["role"], "content": None}
             known = {call["id"] for call in calls}
             yield from (result for result in results if result["tool_call_id"] not in known)
-
-
-def arguments_of(text: str) -> dict[str, Any]:
-    """Return the arguments of a call from their JSON text; an empty text stands for none.
-
-    A text that is no JSON object, such as that of an answer that was cut off, becomes the only value of an object.
-    """
-    try:
-        arguments = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        arguments = None
-    return arguments if type(arguments) is dict else {INVALID_JSON: text}
-
-
-def arguments_text(arguments: Mapping[str, Any]) -> str:
-    """Return the text of `arguments_of`."""
-    text = arguments.get(INVALID_JSON)
-    if type(text) is str and len(arguments) == 1:
-        return text
-    return json.dumps(arguments, ensure_ascii=False)
 
 
 def probe_tool_turns(render: Render) -> ToolTurns:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import batches
-from tests.support.faults.keys import make_key
+from tests.support.faults.calls import make_key
 from tests.support.faults.stack import KEYS, MODEL, FaultStack
 
 pytestmark = [pytest.mark.faults, pytest.mark.promise, pytest.mark.timeout(300)]

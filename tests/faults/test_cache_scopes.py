@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults.calls import FAST
-from tests.support.faults.keys import bearers, make_keys
+from tests.support.faults.calls import FAST, bearers, make_keys
 from tests.support.faults.stack import FaultStack, Stream
 
 COMMON = " ".join(f"w{index}" for index in range(40))

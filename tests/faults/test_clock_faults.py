@@ -10,7 +10,7 @@ import pytest
 
 from quire.shared.protocol.keys import BatchKeys
 from tests.support.faults import batches
-from tests.support.faults.keys import make_key
+from tests.support.faults.calls import make_key
 from tests.support.faults.stack import FaultStack
 
 DAY_S = 86_400

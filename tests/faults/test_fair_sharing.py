@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import clean_environ
-from tests.support.faults.calls import FAST
-from tests.support.faults.keys import bearers, make_keys
+from tests.support.faults.calls import FAST, bearers, make_keys
 from tests.support.faults.stack import KEYS, FaultStack, Stream
 
 ROWS = 2

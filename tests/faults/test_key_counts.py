@@ -13,8 +13,7 @@ import pytest
 from quire.shared.accounts.usage import read_usage
 from quire.shared.protocol.keys import ACCOUNTS_TAG, AccountKeys
 from quire.shared.redis.clients import command_client
-from tests.support.faults.calls import FAST, body
-from tests.support.faults.keys import make_keys
+from tests.support.faults.calls import FAST, body, make_keys
 from tests.support.faults.stack import KEYS, FaultStack, Stream
 
 ACCOUNTS = AccountKeys()

@@ -12,8 +12,7 @@ import openai
 import pytest
 
 from tests.faults.test_response_faults import asked
-from tests.support.faults.calls import FAST
-from tests.support.faults.keys import make_keys
+from tests.support.faults.calls import FAST, make_keys
 from tests.support.faults.stack import KEYS, FaultStack
 
 SHARE = 1_500_000

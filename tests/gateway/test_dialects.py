@@ -319,6 +319,30 @@ async def test_a_stream_is_the_whole_answer_and_resumes_after_each_event(
     assert bool(said.scores) == bool(count)
 
 
+@EACH
+@pytest.mark.parametrize("is_exact", [True, False])
+async def test_an_answer_that_is_not_exact_says_so_at_its_end(
+    start_gateway: Start, dialect: Dialect, is_exact: bool
+) -> None:
+    async def script(request: GenerationRequest) -> Steps:
+        yield (Delta(0, tuple(tokens("Hello"))),), None
+        yield (Delta(0, (2,), "stop"),), Outcome("stop", is_exact=is_exact)
+
+    gateway = await start_gateway()
+    async with gateway.worker(script), Events(gateway.url, dialect) as stream:
+        events = await stream.rest()
+        whole = await gateway.post(dialect.path, dialect.body)
+    call = dialect.id_of(events[0].data)
+    assert await resumed(gateway.url, dialect, call) == events
+    marked = [event.data.get("response", event.data).get("quire") for event in events]
+    assert [mark for mark in marked if mark is not None] == ([] if is_exact else [{"exact": False}])
+    assert is_exact or marked[-2:] != [None, None], "at the end"
+    answers = [whole.json]
+    if call.startswith("resp_"):
+        answers.append((await gateway.get(f"{dialect.path}/{call}")).json)
+    assert [answer.get("quire") for answer in answers] == [None if is_exact else {"exact": False}] * len(answers)
+
+
 @pytest.mark.slow
 async def test_a_gateway_that_is_killed_in_mid_stream_is_replaced(redis_url: str, model_folder: Path) -> None:
     """Also a response in the background, which no client listens to, survives its gateway."""

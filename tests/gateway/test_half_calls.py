@@ -11,11 +11,10 @@ import pytest
 from quire.gateway.settings import GatewaySettings
 from quire.shared.model.naming import InvalidModelName
 from tests.gateway.api.test_conversation import TEMPLATE
-from tests.gateway.api.test_conversation import streamed as added_up
 from tests.gateway.conftest import Start
 from tests.gateway.test_dialects import DIALECTS, Events, said_in
-from tests.support.gateway.agents import assembled, prompt_of, saying, stream_events
-from tests.support.gateway.response_calls import raw_events
+from tests.support.gateway.agents import prompt_of, saying
+from tests.support.gateway.response_calls import TOOL
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, write_model
 
 # --- An answer that ends inside the arguments of a tool call: no dialect gives its client a call that it could --------
@@ -25,8 +24,6 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "additio
 FIRST = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>\n'
 CUT = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome'
 USER = {"role": "user", "content": "How is the weather?"}
-# Why the answer ends: the reason and the stop string.
-ENDS = [("stop", "Rome"), ("length", None)]
 
 
 @pytest.fixture
@@ -35,91 +32,62 @@ async def gateway(start_gateway: Start, tmp_path: Any) -> RunningGateway:
     return await start_gateway(model=str(folder), tool_call_format="hermes")
 
 
-def limits(stop: str | None, text: str) -> dict[str, Any]:
-    return {"max_tokens": len(tokens(text)), **({"stop": [stop]} if stop else {})}
+# By dialect: the parameters that bound an answer, and how it tells that it ended at a stop string, or at its length.
+FORCED: dict[str, Any] = {"chat": "required", "response": "required", "message": {"type": "any"}}
+BOUNDS = {
+    "chat": ("max_tokens", "stop"),
+    "response": ("max_output_tokens", "stop"),
+    "message": ("max_tokens", "stop_sequences"),
+}
+TOLD: dict[str, dict[str, tuple[str, str | None]]] = {
+    "chat": {"stop": ("stop", "Rome"), "length": ("length", None)},
+    "response": {"stop": ("incomplete", "stop"), "length": ("incomplete", "max_output_tokens")},
+    "message": {"stop": ("stop_sequence", "Rome"), "length": ("max_tokens", None)},
+}
 
 
-async def test_a_chat(gateway: RunningGateway) -> None:
-    for before in ["", FIRST]:
-        for reason, stop in ENDS:
-            text = before + CUT
-            tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
-            body = {"model": MODEL, "messages": [USER], "tools": [tool], **limits(stop, text)}
-            async with gateway.worker(saying(text, reason, stop)):
-                whole = (await gateway.post("/v1/chat/completions", body)).json["choices"][0]
-                events = await gateway.events("/v1/chat/completions", {**body, "stream": True})
-            ends = [event.data["choices"][0] for event in events if event.data != "[DONE]"]
-            assert (ends[-1]["finish_reason"], ends[-1]["stop_reason"]) == (reason, stop)
-            assert (whole["finish_reason"], whole["stop_reason"]) == (reason, stop)
-            calls = whole["message"].get("tool_calls", [])
-            assert [call["function"]["arguments"] for call in calls] == (['{"city": "Bonn"}'] if before else [])
-            assert whole["message"]["content"] == (None if before else "")
-            # Streamed text cannot be taken back: the finish reason tells that the last call is cut.
-            arguments = [call["function"]["arguments"] for call in added_up(events)["tool_calls"]]
-            assert arguments[-1] == ('{"city": "' if stop else '{"city": "Rome')
+def told(end: dict[str, Any]) -> tuple[str, str | None]:
+    """Return why an answer ended: the part of it, or of its last events, that tells."""
+    if "choices" in end:
+        return end["choices"][0]["finish_reason"], end["choices"][0]["stop_reason"]
+    if "output" in end:
+        return end["status"], end["incomplete_details"]["reason"]
+    return end["stop_reason"], end["stop_sequence"]
 
 
-async def test_a_message(gateway: RunningGateway) -> None:
-    for before in ["", FIRST]:
-        for reason, stop in ENDS:
-            text = before + CUT
-            body = {
-                "model": MODEL,
-                "messages": [USER],
-                "tools": [{"name": "weather", "input_schema": SCHEMA}],
-                "max_tokens": len(tokens(text)),
-                **({"stop_sequences": [stop]} if stop else {}),
-            }
-            async with gateway.worker(saying(text, reason, stop)):
-                whole = (await gateway.post("/v1/messages", body)).json
-                events = await stream_events(gateway, "/v1/messages", {**body, "stream": True})
-            expected = ("stop_sequence" if stop else "max_tokens", stop)
-            assert (whole["stop_reason"], whole["stop_sequence"]) == expected
-            assert [block["input"] for block in whole["content"]] == ([{"city": "Bonn"}] if before else [])
-            [end] = [event.data["delta"] for event in events if event.name == "message_delta"]
-            assert (end["stop_reason"], end["stop_sequence"]) == expected
-            with pytest.raises(json.JSONDecodeError):
-                assembled(events)
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("before", ["", FIRST], ids=["alone", "second"])
+@pytest.mark.parametrize("name", FORCED)
+async def test_half_a_call_is_no_call(gateway: RunningGateway, name: str, before: str, reason: str) -> None:
+    dialect, (length, stop), text = DIALECTS[name], BOUNDS[name], before + CUT
+    asked = {"tools": dialect.tools, length: len(tokens(text)), **({stop: ["Rome"]} if reason == "stop" else {})}
+    async with gateway.worker(saying(text, reason, "Rome" if reason == "stop" else None)):
+        whole = (await gateway.post(dialect.path, {**dialect.body, **asked})).json
+        async with Events(gateway.url, dialect, **asked) as stream:
+            events = [event.data for event in await stream.rest()]
+    end = {"chat": events[-1], "response": events[-1].get("response"), "message": events[-2].get("delta")}[name]
+    assert told(whole) == told(end) == TOLD[name][reason]
+    complete = [{"city": "Bonn"}] * bool(before)
+    calls = dialect.whole(whole).calls
+    if name == "response":  # it has all items, each with its status
+        for response in (whole, end):
+            assert [item["status"] for item in response["output"]] == ["completed"] * len(complete) + ["incomplete"]
+        *calls, _ = calls
+    assert [json.loads(arguments) for *_, arguments in calls] == complete
+    # Streamed text cannot be taken back: the reason tells that the last call is cut.
+    *_, (_, _, arguments) = dialect.streamed(events).calls
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(arguments)
 
 
-async def test_a_response(gateway: RunningGateway) -> None:
-    for before in ["", FIRST]:
-        for reason, stop in ENDS:
-            text = before + CUT
-            tool = {"type": "function", "name": "weather", "parameters": SCHEMA}
-            body = {
-                "model": MODEL,
-                "input": "How is the weather?",
-                "tools": [tool],
-                "max_output_tokens": len(tokens(text)),
-            }
-            body |= {"stop": stop} if stop else {}
-            async with gateway.worker(saying(text, reason, stop)) as worker:
-                whole = (await gateway.post("/v1/responses", body)).json
-                events = await raw_events(gateway, "/v1/responses", {**body, "stream": True})
-                output = {
-                    "type": "function_call_output",
-                    "call_id": whole["output"][-1]["call_id"],
-                    "output": "not run",
-                }
-                for given in ("Again.", [output]):
-                    following = {"model": MODEL, "input": given, "previous_response_id": whole["id"]}
-                    assert (await gateway.post("/v1/responses", following)).status == 200
-                    assert "INVALID_JSON" in prompt_of(worker.claimed[-1])
-            assert len(worker.claimed) == 4
-            last = events[-1]
-            assert last["type"] == "response.incomplete"
-            for response in (whole, last["response"]):
-                assert response["status"] == "incomplete"
-                assert response["incomplete_details"] == {"reason": "stop" if stop else "max_output_tokens"}
-                assert [item["status"] for item in response["output"]] == [
-                    *(["completed"] if before else []),
-                    "incomplete",
-                ]
-            arguments = [
-                event["arguments"] for event in events if event["type"] == "response.function_call_arguments.done"
-            ]
-            assert arguments == (['{"city": "Bonn"}'] if before else [])
+async def test_a_response_with_half_a_call_is_continued(gateway: RunningGateway) -> None:
+    async with gateway.worker(saying(CUT, "length")) as worker:
+        first = (await gateway.post("/v1/responses", {**DIALECTS["response"].body, "tools": [TOOL]})).json
+        output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "not run"}
+        for given in ("Again.", [output]):
+            following = {"model": MODEL, "input": given, "previous_response_id": first["id"]}
+            assert (await gateway.post("/v1/responses", following)).status == 200
+            assert "INVALID_JSON" in prompt_of(worker.claimed[-1])
 
 
 async def test_a_stop_string_after_a_complete_call_leaves_the_call(gateway: RunningGateway) -> None:
@@ -145,9 +113,6 @@ HEADS = [
     ("auto", f"{FIRST}<"),
     ("required", f'{FIRST}<tool_call>\n{{"name": "w'),
 ]
-
-
-FORCED: dict[str, Any] = {"chat": "required", "response": "required", "message": {"type": "any"}}
 
 
 @pytest.mark.parametrize("name", FORCED)

@@ -11,11 +11,10 @@ import pytest
 
 from tests.gateway.api.test_conversation import TEMPLATE, answering
 from tests.gateway.conftest import Start
-from tests.support.chat_templates import STRICT_TEMPLATES
+from tests.support.chat_templates import STRICT_TEMPLATES, TOOL_TEMPLATES, tool_template
 from tests.support.gateway.agents import prompt_of, saying
 from tests.support.gateway.response_calls import PATH, create, prompt, raw_events
 from tests.support.gateway.running import MODEL, RunningGateway, write_model
-from tests.support.tool_templates import TOOL_TEMPLATES, tool_template
 
 # --- Two turns of a tool loop in each dialect, for chat templates that take tool calls in one form only ---------------
 
@@ -432,16 +431,6 @@ async def test_the_probe_with_an_empty_input(agent_gateway: RunningGateway, give
     assert response["status"] == "incomplete"
     assert worker.claimed[0].sampling.max_tokens == 1
     assert prompt(worker.claimed[0]).startswith("<|im_start|>user\n<|im_end|>")
-
-
-async def test_only_tools_that_this_server_does_not_run(agent_gateway: RunningGateway) -> None:
-    async with agent_gateway.worker(answering("No tools.")) as worker:
-        others = [tool for tool in TOOLS if tool["type"] not in ("function", "namespace")]
-        reply = await create(agent_gateway, tools=others, tool_choice="auto", prompt_cache_key="k")
-    assert reply.status == 200
-    assert reply.json["tools"] == []
-    assert worker.claimed[0].sampling.grammar == ""
-    assert reply.headers["x-quire-no-effect"].startswith("tools[0], tools[1]")
 
 
 async def test_a_resumed_thread_on_a_template_that_takes_a_system_message_only_at_the_head(

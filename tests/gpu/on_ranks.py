@@ -20,7 +20,7 @@ import torch
 from quire import kernels
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.device.cuda.graph_capture import graph_buckets
-from quire.worker.device.cuda.graphs import recorder
+from quire.worker.device.cuda.graphs import record_on_cuda, recorder
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
@@ -38,7 +38,7 @@ def main() -> None:
     device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
     settings = WorkerSettings(model=str(path), device=device.type, tensor_parallel_size=size)
     ops = kernels.triton_ops(device, torch.float32) if on_cuda else kernels.select_ops("cpu", torch.float32)
-    model = LeadingDecoder.lead(Followers(settings, path, ops), path, ops, torch.float32, device)
+    model = LeadingDecoder.lead(Followers(settings, path, ops, record_on_cuda), path, ops, torch.float32, device)
     few = "--few" in sys.argv
     limits = EngineLimits(*((40, 8, 2, 16) if few else (200, 8, 12, 32)), model.max_model_len)
     buckets = graph_buckets(limits.max_num_seqs, limits.max_num_batched_tokens) if on_cuda else []

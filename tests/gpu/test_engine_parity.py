@@ -35,8 +35,8 @@ from quire.worker.models.transformers.config import TransformersConfig
 from tests.support.checkpoints import FAMILIES, make_checkpoint
 from tests.support.kernels.implementations import LONG_WITHOUT_GPU, ON_CUDA
 from tests.support.mock_model import record
+from tests.support.parity import MAX_TOKENS, by_hugging_face, prompts
 from tests.support.transformers_checkpoints import make_kind
-from tests.worker.engine.test_engine_parity import MAX_TOKENS, by_hugging_face, prompts
 
 # Families that Quire computes itself, and some that Transformers computes.
 TRIED = ("llama3-rope", "mistral", "qwen3", "gpt2", "gemma3", "deepseek-v3", "qwen3-moe")

@@ -11,6 +11,7 @@ import torch
 from quire import kernels
 from quire.kernels import Interrupt, ReferenceOps, StepInterrupted, layers
 from quire.kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
+from quire.kernels.ops import AddedRows
 from quire.kernels.stack import Stack
 from tests.support.kernels.stacks import (
     BLOCK,
@@ -105,6 +106,21 @@ def test_one_call_equals_single_operations_for_layers_of_several_shapes(cpu_ops,
 
 def near(dtype: torch.dtype) -> dict[str, float]:
     return {"rtol": 1e-4, "atol": 1e-4} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.1}
+
+
+def test_rows_that_are_added_to_the_first_layers_change_their_sequences_alone(ops):
+    """Added zeros change no bit, and what is added to the last two sequences changes no bit of the first."""
+    made, final_norm, caches, cos_sin = stack_arguments(ops, [0, 20, 0])
+    stack = ops.stack_layers(made, final_norm, caches, cos_sin, HEADS, KV_HEADS, 1e-5, 0.2)
+    arguments = step() | {"rows": torch.arange(sum(QUERIES))}
+    residual = random(sum(QUERIES), HIDDEN, dtype=ops.dtype)
+    plain = ops.decoder_layers(residual.clone(), stack, **arguments)
+    rows = torch.tensor([QUERIES[0], sum(QUERIES) - 1])
+    for scale in (0.0, 1.0):
+        values = [random(2, HIDDEN, dtype=ops.dtype) * scale for _ in range(2)]
+        actual = ops.decoder_layers(residual.clone(), stack, **arguments, added=AddedRows(rows, values))
+        assert torch.equal(actual[: QUERIES[0]], plain[: QUERIES[0]])
+        assert (actual == plain).all(dim=1)[rows].tolist() == [not scale] * 2
 
 
 class Plainly:

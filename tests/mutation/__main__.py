@@ -49,7 +49,13 @@ ROOMS = {
     ),
     "gateway/stream": (
         ["gateway/stream"],
-        ["tests/gateway/stream", "tests/gateway/test_dialects.py", "tests/gateway/api", "tests/gateway/serving"],
+        [
+            "tests/gateway/stream",
+            "tests/gateway/test_dialects.py",
+            "tests/gateway/api",
+            "tests/gateway/output",
+            "tests/gateway/serving",
+        ],
     ),
     "gateway/serving": (
         ["gateway/serving"],
@@ -57,7 +63,10 @@ ROOMS = {
             "tests/gateway/serving",
             "tests/gateway/api/test_bodies.py",
             "tests/gateway/test_dialects.py",
+            "tests/gateway/features/batches/test_lines.py",
+            "tests/gateway/features/keys",
             "tests/gateway/features/parking",
+            "tests/gateway/features/several_models",
             "tests/gateway/routes",
             "tests/gateway/admission",
         ],

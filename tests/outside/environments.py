@@ -87,10 +87,12 @@ class Environments:
 
         def install(place: Path) -> None:
             run([sys.executable, "-m", "venv", str(place)], self._folder, INSTALL_TIMEOUT_S)
-            _install([str(place / "bin" / "python"), "-m", "pip", "install", "--retries", "1", *packages], place)
+            install_packages(
+                [str(place / "bin" / "python"), "-m", "pip", "install", "--retries", "1", *packages], place
+            )
 
         packages = wanted(requirements, self._newest)
-        place = self._environment("python", packages, install)
+        place = self.environment("python", packages, install)
         return _cases([str(place / "bin" / "python"), str(PROGRAMS / program), url, *arguments], timeout_s=timeout_s)
 
     def run_beside_quire(self, program: str, arguments: Sequence[str], requirements: Sequence[str]) -> dict[str, Case]:
@@ -103,10 +105,10 @@ class Environments:
         def install(place: Path) -> None:
             place.mkdir()
             pip = [sys.executable, "-m", "pip", "install", "--retries", "1", "--no-deps", "--target", str(place)]
-            _install([*pip, *packages], place)
+            install_packages([*pip, *packages], place)
 
         packages = wanted(requirements, self._newest)
-        place = self._environment("beside", packages, install)
+        place = self.environment("beside", packages, install)
         command = [sys.executable, str(PROGRAMS / program), *arguments]
         with tempfile.TemporaryDirectory() as folder:  # for what the packages write beside their result, such as logs
             return _cases(command, {"PYTHONPATH": str(place)}, WRITE_TIMEOUT_S, Path(folder))
@@ -133,15 +135,15 @@ class Environments:
         def install(place: Path) -> None:
             place.mkdir()
             (place / "package.json").write_text('{"private": true, "type": "module"}\n')
-            _install(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *names], place)
+            install_packages(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *names], place)
             for script in scripts:
                 at = place / "node_modules" / script
                 run(["node", at.name], at.parent, INSTALL_TIMEOUT_S)
 
         names = wanted(packages, self._newest)
-        return self._environment("node", [*names, *scripts], install)
+        return self.environment("node", [*names, *scripts], install)
 
-    def _environment(self, kind: str, requirements: Sequence[str], install: Callable[[Path], None]) -> Path:
+    def environment(self, kind: str, requirements: Sequence[str], install: Callable[[Path], None]) -> Path:
         """Make an environment unless it is complete; returns its folder. One process makes it at a time."""
         day = [datetime.now(UTC).date().isoformat()] if self._newest else []
         key = hashlib.sha256(json.dumps([sys.version, *sorted(requirements), *day]).encode()).hexdigest()[:16]
@@ -164,9 +166,9 @@ def downloaded(config: pytest.Config, requirement: str, *options: str) -> Path:
     def download(place: Path) -> None:
         place.mkdir()
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "1", *options]
-        _install([*pip, "--dest", str(place), *wanted([requirement])], place)
+        install_packages([*pip, "--dest", str(place), *wanted([requirement])], place)
 
-    folder = Environments(config.cache.mkdir("quire-clients"))._environment("archive", wanted([requirement]), download)
+    folder = Environments(config.cache.mkdir("quire-clients")).environment("archive", wanted([requirement]), download)
     (archive,) = folder.iterdir()
     return archive
 
@@ -180,7 +182,7 @@ def _versions(place: Path) -> list[str]:
     return sorted(python | node)
 
 
-def _install(command: list[str], place: Path) -> None:
+def install_packages(command: list[str], place: Path) -> None:
     done = run(command, place, INSTALL_TIMEOUT_S, check=False)
     if done.returncode == 0:
         return

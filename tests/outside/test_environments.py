@@ -21,9 +21,9 @@ def test_an_environment_is_made_once(tmp_path: Path) -> None:
         place.mkdir()
         made.append(place)
 
-    first = Environments(tmp_path, False)._environment("python", ["a==1", "b==2"], install)
-    again = Environments(tmp_path, False)._environment("python", ["b==2", "a==1"], install)
-    other = Environments(tmp_path, False)._environment("python", ["a==1", "b==3"], install)
+    first = Environments(tmp_path, False).environment("python", ["a==1", "b==2"], install)
+    again = Environments(tmp_path, False).environment("python", ["b==2", "a==1"], install)
+    other = Environments(tmp_path, False).environment("python", ["a==1", "b==3"], install)
     assert first == again != other
     assert made == [first, other]
 
@@ -33,7 +33,7 @@ def test_pins_can_be_left_out(tmp_path: Path) -> None:
     assert environments.wanted(pinned, newest=False) == pinned
     assert environments.wanted(pinned, newest=True) == ["lm_eval[api]", "httpx", "zod", "@ai-sdk/openai"]
     pinned_place, newest_place = (
-        Environments(tmp_path, newest)._environment("python", ["a"], Path.mkdir) for newest in (False, True)
+        Environments(tmp_path, newest).environment("python", ["a"], Path.mkdir) for newest in (False, True)
     )
     assert pinned_place != newest_place
 
@@ -45,19 +45,19 @@ def test_an_environment_that_was_not_completed_is_made_anew(tmp_path: Path) -> N
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space"):
-        Environments(tmp_path, False)._environment("python", ["a==1"], install)
-    place = Environments(tmp_path, False)._environment("python", ["a==1"], Path.mkdir)
+        Environments(tmp_path, False).environment("python", ["a==1"], install)
+    place = Environments(tmp_path, False).environment("python", ["a==1"], Path.mkdir)
     assert list(place.iterdir()) == []
 
 
 def test_an_index_that_does_not_answer_skips_the_test(tmp_path: Path) -> None:
     with pytest.raises(pytest.skip.Exception, match="no package index can be reached"):
-        environments._install([*PIP, REFUSING, "quire-has-no-such-requirement==1"], tmp_path)
+        environments.install_packages([*PIP, REFUSING, "quire-has-no-such-requirement==1"], tmp_path)
 
 
 def test_another_failure_of_the_installer_fails_the_test(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="conflicting dependencies"):
-        environments._install([sys.executable, "-c", "raise SystemExit('conflicting dependencies')"], tmp_path)
+        environments.install_packages([sys.executable, "-c", "raise SystemExit('conflicting dependencies')"], tmp_path)
 
 
 def test_an_exception_of_a_case_fails_the_test() -> None:

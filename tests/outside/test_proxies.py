@@ -249,7 +249,9 @@ def test_the_chat_page_asks_for_the_key_and_answers(proxy: Proxy) -> None:
 def test_each_token_reaches_the_client_at_once_and_a_stream_is_resumed(proxy: Proxy) -> None:
     stack, worker, _ = proxy.gateway
     with closing(connect(proxy)) as connection:
-        stream = events(connection, COMPLETIONS, asks(max_tokens=150, stream=True), ALICE)
+        # Every token is text of its own: part of a character would wait for the next token.
+        letters = {"ignore_eos": False, "structured_outputs": {"regex": "[a-z]{900}"}}
+        stream = events(connection, COMPLETIONS, asks(max_tokens=150, stream=True, **letters), ALICE)
         seen = [next(stream) for _ in range(4)]
         request_id = json.loads(seen[0].data)["id"]
         # A stopped worker sends no later tokens, which could push earlier tokens out of a proxy's buffer.

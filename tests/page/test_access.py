@@ -206,7 +206,7 @@ async def test_without_a_mouse(chat: Page, stub: Stub) -> None:
         name, shows = focus
         assert shows, name
         seen.add(name)
-    assert {"model", "system", "temperature", "top_p", "max_tokens", "seed", "n", "priority", "sweep"} <= seen
+    assert {"preset-name", "system", "temperature", "top_p", "max_tokens", "seed", "n", "priority", "sweep"} <= seen
     await chat.focus("#sweep")
     await chat.keyboard.press("Escape")
     await expect(chat.locator("#settings")).to_be_hidden()
@@ -240,7 +240,7 @@ async def test_a_narrow_page_does_not_scroll_sideways(chat: Page, stub: Stub) ->
 async def test_what_is_written_from_right_to_left_begins_at_the_right(chat: Page, stub: Stub) -> None:
     await send(chat, "שלום, עולם!")
     await Script().play(await stub.call(), ["שלום, עולם!\n\n- אחד!\n- שתיים!\n\nHello, world!"])
-    await expect(chat.locator("#send")).to_be_visible()
+    await expect(chat.locator(".text li")).to_have_count(2)
     await chat.fill("#input", "שלום, עולם!")
     # The side of the punctuation mark at the end of a line: left in right-to-left text.
     sides = await chat.evaluate("""() => [...document.querySelectorAll(".bubble, .text p, .text li")].map((element) => {

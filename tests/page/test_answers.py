@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.async_api import Page, Route, expect
 
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.settings import GatewaySettings
-from tests.page.conftest import IN_BROWSER, open_chat, send, set_field, shared
+from quire.gateway.stream import sse
+from tests.page.conftest import IN_BROWSER, open_chat, send, set_field, shared, stored
 from tests.page.test_access import FAINT, MISTAKES
 from tests.support.gateway.agents import ANSWER, TEMPLATE, WEATHER, saying
 from tests.support.gateway.running import CONTEXT, RunningGateway, running_gateway, write_model
 from tests.support.page.stub import CHAT, Script, Stub
 from tests.support.redis_server import running_redis
-
-# --- What an answer has besides its text: reasoning, tool calls, and a context that is full ---------------------------
-
 
 pytestmark = IN_BROWSER
 
@@ -55,7 +51,7 @@ async def test_reasoning_and_tool_calls_of_a_gateway_are_shown(page: Page, gatew
         await expect(thinking.locator("p")).to_be_hidden()
         await thinking.locator("summary").click()
         await expect(thinking.locator("p")).to_have_text("They ask for the weather.")
-        await expect(page.locator(".call p")).to_have_text("Calls the tool get_weather")
+        await expect(page.locator(".call-name")).to_have_text("Calls the tool get_weather")
         await expect(page.locator(".call pre")).to_have_text('{ "city": "Paris" }')
         await expect(page.locator(".state")).to_have_text(NO_TOOLS)
         assert await page.evaluate(MISTAKES) == []
@@ -63,7 +59,7 @@ async def test_reasoning_and_tool_calls_of_a_gateway_are_shown(page: Page, gatew
             await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             assert (await page.evaluate(FAINT))["faint"] == []
         await page.reload()
-        await expect(page.locator(".call p")).to_have_text("Calls the tool get_weather")
+        await expect(page.locator(".call-name")).to_have_text("Calls the tool get_weather")
         await expect(page.locator(".thinking p")).to_have_text("They ask for the weather.", use_inner_text=False)
 
 
@@ -101,6 +97,8 @@ async def test_reasoning_is_counted_while_it_lasts_and_survives_a_reload(chat: P
     await call.write(script.opening() + script.parts(1, AnswerPart(PartKind.REASONING, "Let me")))
     summary = chat.locator(".thinking summary")
     await expect(summary).to_have_text(re.compile(r"^Thinking for \d+\.\d s$"))
+    # It is open while it is written.
+    await expect(chat.locator(".thinking p")).to_be_visible()
     await expect(chat.locator(".state")).to_have_text("")
     await open_chat(chat, stub.url)
     call = await stub.call()
@@ -108,6 +106,7 @@ async def test_reasoning_is_counted_while_it_lasts_and_survives_a_reload(chat: P
     await call.accept(script.request_id)
     await call.write(script.parts(2, AnswerPart(PartKind.REASONING, " <b>see</b>.")) + script.text(3, "<think>Yes"))
     await expect(summary).to_have_text(re.compile(r"^Thought for \d+\.\d s$"))
+    await expect(chat.locator(".thinking p")).to_be_hidden()
     await expect(chat.locator(".thinking p")).to_have_text("Let me <b>see</b>.", use_inner_text=False)
     # A mark in the text is text.
     await expect(chat.locator(".text")).to_have_text("<think>Yes")
@@ -122,9 +121,101 @@ async def test_reasoning_is_counted_while_it_lasts_and_survives_a_reload(chat: P
     await Script("02" * 16).play(call, ["fine"])
 
 
+async def test_reasoning_stays_as_the_reader_has_left_it(chat: Page, stub: Stub) -> None:
+    """Under its other name, as other servers call it. It is Markdown like the answer."""
+    script = Script()
+
+    def thought(position: int, text: str) -> str:
+        chunk = {"id": script.call_id, "choices": [{"index": 0, "delta": {"reasoning": text}}]}
+        return f"id: {position}\n{sse.event(json.dumps(chunk))}"
+
+    await send(chat, "Hello")
+    call = await stub.call()
+    await call.accept(script.request_id)
+    await call.write(script.opening() + thought(1, "First:\n\n- *one*."))
+    thinking = chat.locator(".thinking")
+    await expect(thinking.locator("li em")).to_be_visible()
+    await thinking.locator("summary").click()
+    await call.write(thought(2, "\n- two"))
+    await expect(thinking.locator("li")).to_have_text(["one.", "two"], use_inner_text=False)
+    await expect(thinking).not_to_have_attribute("open", "")
+    await thinking.locator("summary").click()
+    await call.write(script.text(3, "Done.") + script.end(3))
+    await call.end()
+    await expect(chat.locator(".text")).to_have_text("Done.")
+    await expect(thinking).to_have_attribute("open", "")
+
+
+async def test_what_is_stored_copied_and_exported_of_calls(chat: Page, stub: Stub) -> None:
+    """The conversation has the reasoning and the calls; only the text is copied."""
+    await chat.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    script = Script()
+    await send(chat, "Hello")
+    call = await stub.call()
+    await call.accept(script.request_id)
+    parts = [AnswerPart(PartKind.CALL, "weather", 0, "call_1"), AnswerPart(PartKind.ARGUMENTS, '{"city": "Paris"}', 0)]
+    await call.write(
+        script.opening()
+        + script.parts(1, AnswerPart(PartKind.REASONING, "Hm."))
+        + script.text(2, "I look *it* up.")
+        + script.parts(3, *parts)
+        + script.end(3, "tool_calls")
+    )
+    await call.end()
+    await expect(chat.locator("#send")).to_be_visible()
+    await open_chat(chat, stub.url)
+    await expect(chat.locator(".call-name")).to_have_text("Calls the tool weather")
+    await expect(chat.locator(".call-id")).to_have_text("call_1")
+    await expect(chat.locator(".call pre")).to_have_text('{ "city": "Paris" }')
+    await expect(chat.locator(".call .hl-string")).to_have_text('"Paris"')
+    await expect(chat.locator(".result")).to_be_hidden()
+    await expect(chat.locator(".thinking p")).to_have_text("Hm.", use_inner_text=False)
+    await chat.click(".meter button")
+    await expect(chat.locator("#status")).to_have_text("Copied.")
+    assert await chat.evaluate("navigator.clipboard.readText()") == "I look *it* up."
+    [conversation] = await stored(chat)
+    [answer] = conversation["turns"][0]["runs"][0]["answers"]
+    assert answer["reasoning"] == "Hm."
+    assert answer["calls"] == [{"id": "call_1", "name": "weather", "given": '{"city": "Paris"}'}]
+    await chat.click("#shelf-button")
+    async with chat.expect_download() as download:
+        await chat.click("#export")
+    assert json.loads((await (await download.value).path()).read_text()) == conversation
+
+
+async def test_results_of_tools_are_shown(chat: Page, stub: Stub) -> None:
+    """This page runs no tools, but a stored conversation may have their results."""
+    await chat.evaluate(
+        """async (calls) => {
+          const { newConversation, newTurn } = await import("/conversation.js");
+          const { saveConversation } = await import("/store.js");
+          const conversation = newConversation();
+          const turn = newTurn(conversation, "with results", [{ model: "stub" }]);
+          Object.assign(turn.runs[0], { state: "done", answers: [{ text: "Fine.", finish: "stop", calls }] });
+          await saveConversation(conversation);
+        }""",
+        [
+            {"id": "call_1", "name": "weather", "given": "{}", "result": '{"sky":["<b>clear</b>"]}'},
+            {"id": "call_2", "name": "time", "given": "", "result": "``` 12 o'clock"},
+        ],
+    )
+    await open_chat(chat, stub.url)
+    await chat.click("#shelf-button")
+    await chat.click("text=with results")
+    await expect(chat.locator(".result pre")).to_have_text(
+        ['{\n  "sky": [\n    "<b>clear</b>"\n  ]\n}', "``` 12 o'clock"], use_inner_text=True
+    )
+    await expect(chat.locator(".call pre")).to_have_count(3)
+    await expect(chat.locator(".state")).to_have_text("")
+
+
 @pytest.mark.parametrize(
     ("reason", "said"),
-    [("stop", "The model ended its answer without a text."), ("length", "This answer reached its maximum length.")],
+    [
+        ("stop", "The model ended its answer without a text."),
+        ("length", "This answer reached its maximum length."),
+        ("constructor", "The model ended its answer without a text."),
+    ],
 )
 async def test_an_answer_without_a_text_says_so(chat: Page, stub: Stub, reason: str, said: str) -> None:
     script = Script()
@@ -146,13 +237,13 @@ async def test_calls_that_arrive_in_pieces_are_put_together(chat: Page, stub: St
     await call.accept(script.request_id)
     pieces = ['{"city": "<img src=x onerror=hacked=1>', '"}']
     await call.write(script.opening() + script.parts(1, AnswerPart(PartKind.CALL, "weather", 0, "call_1")))
-    await expect(chat.locator(".call p")).to_have_text("Calls the tool weather")
+    await expect(chat.locator(".call-name")).to_have_text("Calls the tool weather")
     await call.write(script.parts(2, AnswerPart(PartKind.ARGUMENTS, pieces[0], 0)))
     await expect(chat.locator(".call pre")).to_have_text(pieces[0])
     await call.write(script.parts(3, AnswerPart(PartKind.ARGUMENTS, pieces[1], 0)))
     await call.write(script.parts(4, AnswerPart(PartKind.CALL, "time", 1, "call_2")) + script.end(4, "tool_calls"))
     await call.end()
-    await expect(chat.locator(".call p")).to_have_text(["Calls the tool weather", "Calls the tool time"])
+    await expect(chat.locator(".call-name")).to_have_text(["Calls the tool weather", "Calls the tool time"])
     shown = await chat.locator(".call pre").first.inner_text()
     assert json.loads(shown) == {"city": "<img src=x onerror=hacked=1>"}
     await expect(chat.locator(".state")).to_have_text(NO_TOOLS)
@@ -177,46 +268,14 @@ async def test_reasoning_fits_a_narrow_page_and_answers_side_by_side(chat: Page,
     assert await chat.evaluate("document.getElementById('log').scrollWidth") <= 320
 
 
-# --- The page renders a stream whose events are cut anywhere, whose Markdown grows, and whose markup stays text -------
+# --- The events of a stream ------------------------------------------------------------------------------------------
 
-
-CORPUS = Path(__file__).with_name("xss.txt").read_text().splitlines()
 
 PARSE = """async (pieces) => {
   const { SseParser } = await import("/sse.js");
   const parser = new SseParser();
   return pieces.flatMap((piece) => parser.push(piece)).map(({ id, data }) => [id, data]);
 }"""
-RENDER = """async (pieces) => {
-  const { Markdown } = await import("/markdown.js");
-  const root = document.createElement("div");
-  const markdown = new Markdown(root);
-  for (const piece of pieces) markdown.append(piece);
-  return root.innerHTML;
-}"""
-
-DOCUMENT = """Hello **bold *both* words** and *more*, 2 * 3 * 4, `a **b` and ``c`d``.
-Second line
-
-# A title #
-Behind it
-- one
-- two **bold
-  over two lines**
-* three
-
-3. third
-4) fourth
-```python
-def f(x):
-    return "<b>" * x
-
-```
-after ****, **open, `open
-####### seven
-```
-still open `here`
-"""
 
 
 async def test_events_are_the_same_wherever_they_are_cut(chat: Page) -> None:
@@ -234,87 +293,3 @@ async def test_ids_are_compared_as_numbers(chat: Page) -> None:
     compare = '(pairs) => import("/sse.js").then(({ isAfter }) => pairs.map(([a, b]) => isAfter(a, b)))'
     pairs = [["10", "9"], ["9", "10"], ["9", "9"], ["9.1", "9"], ["9.10", "9.9"], ["10", "9.9"], ["0", ""]]
     assert await chat.evaluate(compare, pairs) == [True, False, False, True, True, True, True]
-
-
-async def test_markdown(chat: Page) -> None:
-    html = await chat.evaluate(RENDER, [DOCUMENT])
-    assert html.replace(' dir="auto"', "") == (
-        "<p>Hello <strong>bold <em>both</em> words</strong> and <em>more</em>, 2 * 3 * 4, <code>a **b</code> and "
-        "<code>c`d</code>.\nSecond line</p>"
-        "<h3>A title</h3><p>Behind it</p>"
-        "<ul><li>one</li><li>two <strong>bold\nover two lines</strong></li><li>three</li></ul>"
-        '<ol start="3"><li>third</li><li>fourth</li></ol>'
-        '<pre tabindex="0"><code>def f(x):\n    return "&lt;b&gt;" * x\n</code></pre>'
-        "<p>after ****, **open, `open\n####### seven</p>"
-        '<pre tabindex="0"><code>still open `here`</code></pre>'
-    )
-
-
-async def test_markdown_that_grows_is_markdown_that_came_at_once(chat: Page) -> None:
-    for document in (DOCUMENT, DOCUMENT.replace("\n", "\r\n"), "\n".join(CORPUS)):
-        whole = await chat.evaluate(RENDER, [document])
-        assert await chat.evaluate(RENDER, list(document)) == whole
-        assert await chat.evaluate(RENDER, [document[at : at + 7] for at in range(0, len(document), 7)]) == whole
-
-
-async def test_no_text_takes_long_to_render(chat: Page) -> None:
-    """Each text renders in far less than a second; with quadratic time it would take minutes."""
-    size = 200_000
-    pieces = ["**a ", "*a", "`a", "** ", "*", "`", "- ", "```\n", "\n", "# a\n", "a ", "*a**b***c", "***", "\r"]
-    for piece in [*pieces, "# " + " " * 999, "`" * 999 + "a"]:
-        measure = f"async (text) => {{ const began = performance.now(); await ({RENDER})([text]); " + (
-            "return performance.now() - began; }"
-        )
-        assert await chat.evaluate(measure, piece * (size // len(piece))) < 1500, piece
-
-
-def bare(text: str) -> str:
-    """Remove spaces, and the marks that Markdown removes."""
-    return re.sub(r"[*`#\s]", "", text)
-
-
-async def check_harmless(page: Page) -> None:
-    found: dict[str, Any] = await page.evaluate("""() => {
-      const allowed = new Set(["P", "H3", "H4", "H5", "H6", "UL", "OL", "LI", "PRE", "CODE", "STRONG", "EM", "DIV"]);
-      const inside = [...document.querySelectorAll(".text, .text *, .bubble, .trouble span")];
-      return {
-        hacked: typeof hacked,
-        elements: inside.map((node) => node.tagName).filter((name) => !allowed.has(name) && name !== "SPAN"),
-        attributes: inside.flatMap((node) => node.getAttributeNames()).filter(
-          (name) => !["class", "tabindex", "start", "dir"].includes(name)),
-        scripts: [...document.scripts].map((script) => script.getAttribute("src")),
-      };
-    }""")
-    assert found == {"hacked": "undefined", "elements": [], "attributes": [], "scripts": ["/theme.js", "/chat.js"]}
-
-
-async def test_markup_from_anywhere_is_text(chat: Page, stub: Stub) -> None:
-    """The page shows markup from the model, the user and error messages as text. No part of it runs or loads."""
-    assert len(CORPUS) >= 40
-    requests: list[str] = []
-    chat.on("request", lambda request: requests.append(request.url))
-    # The answer arrives in one piece, then character by character.
-    whole = "\n\n".join(CORPUS)
-    for number, pieces in enumerate(([whole], list(whole)), start=1):
-        await send(chat, "\n".join(CORPUS))
-        await Script(f"{number:032x}").play(await stub.call(), pieces)
-        await expect(chat.locator(".live")).to_have_count(0)  # the page draws the last text in a later frame
-        await expect(chat.locator("#send")).to_be_visible()
-        shown = bare(await chat.locator(".text").last.inner_text())
-        for line in CORPUS:
-            assert bare(line.removeprefix("- ").removeprefix("1. ")) in shown
-        await check_harmless(chat)
-    assert await chat.locator(".bubble").first.inner_text() == "\n".join(CORPUS)
-    for line in CORPUS[:5]:
-        await send(chat, line)
-        (await stub.call()).refuse(400, line, line)
-        await expect(chat.locator(".trouble span").last).to_have_text(line)
-        await expect(chat.locator("#send")).to_be_visible()
-    await check_harmless(chat)
-    # Stored conversations and their titles do not run either when the page shows them again.
-    await open_chat(chat, stub.url)
-    await chat.click("#shelf-button")
-    await expect(chat.locator(".conversation .title")).to_have_text(" ".join(CORPUS)[:60])
-    await check_harmless(chat)
-    ours = [url.removeprefix(stub.url) for url in requests if not url.endswith((".js", ".css", ".svg"))]
-    assert set(ours) == {"/", "/v1/models", CHAT}

@@ -1,16 +1,19 @@
-"""The chat page on a whole stack with the demo model. Tests kill the gateway, Redis or the worker in mid-stream."""
+"""The chat page on a whole stack with the demo model: recoveries in mid-stream, and forks of answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import web
 from playwright.async_api import Page, Route, expect
 
 from tests.conftest import QuireProcess, children_of, quire_processes
@@ -27,19 +30,10 @@ PULSE_S = 0.03
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuireProcess]:
     with quire_processes() as start:
-        server = start("serve", "--port", "0", "--state-dir", str(tmp_path_factory.mktemp("state")))
+        flags = ("--speculation", "off")  # a draft would end an answer in a few steps, if it was given before
+        server = start("serve", "--port", "0", "--state-dir", str(tmp_path_factory.mktemp("state")), *flags)
         server.wait_ready()
         yield server
-
-
-# Presses Escape in the first frame with text. A fast worker may end the answer before a press from outside.
-ESCAPE_AT_FIRST_TEXT = """() => {
-  const look = () => {
-    if (!document.querySelector(".live .text p")) return requestAnimationFrame(look);
-    document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
-  };
-  look();
-}"""
 
 
 async def long_answers(route: Route) -> None:
@@ -67,10 +61,14 @@ def wanted(stack: QuireProcess) -> str:
     return text
 
 
+def pid_of(server: QuireProcess, name: str) -> int:
+    [pid] = [pid for pid, command in children_of(server.pid).items() if f"-m quire {name}" in command]
+    return pid
+
+
 def to(server: QuireProcess, name: str, number: signal.Signals) -> None:
     """Send a signal to the stack's gateway or worker."""
-    [pid] = [pid for pid, command in children_of(server.pid).items() if f"-m quire {name}" in command]
-    os.kill(pid, number)
+    os.kill(pid_of(server, name), number)
 
 
 async def stop_in_mid_stream(page: Page, stack: QuireProcess) -> None:
@@ -119,14 +117,171 @@ async def test_an_answer_survives(page: Page, stack: QuireProcess, wanted: str, 
     await expect(page.locator(".numbers")).to_contain_text(f"{LENGTH} tokens")
 
 
+async def test_the_page_kills_the_worker_of_an_answer_and_shows_where_it_was_resumed(
+    page: Page, stack: QuireProcess, wanted: str
+) -> None:
+    await page.route(f"**{CHAT}", long_answers)
+    await open_chat(page, stack.wait_ready())
+    await set_field(page, temperature="0", max_tokens=str(LENGTH))
+    to(stack, "worker", signal.SIGSTOP)
+    before = pid_of(stack, "worker")
+    try:
+        await send(page, "Tell me about a heron.")
+        await stop_in_mid_stream(page, stack)
+        await expect(page.locator("#kill")).to_have_text("Kill the worker that writes this")
+        async with page.expect_response("**/kill") as killed:
+            await page.click("#kill")
+        assert await (await killed.value).json() == {"worker": "worker-1"}
+        await expect(page.locator("#notice")).to_contain_text("worker-1 is killed.")
+    finally:
+        if before in children_of(stack.pid):
+            os.kill(before, signal.SIGCONT)
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    assert await text_of(page) == wanted
+    assert pid_of(stack, "worker") != before
+    line = page.locator(".resumed")
+    await expect(line).to_contain_text("resumed after token")
+    await page.evaluate("import('/autosave.js').then(({ saveChanges }) => saveChanges())")
+    [conversation] = await stored(page)
+    [[position, length]] = conversation["turns"][-1]["runs"][0]["answers"][0]["resumed"]
+    assert 0 < position < LENGTH
+    assert 0 < length < len(wanted)
+    await expect(line).to_contain_text(f"resumed after token {position} at “")
+    marked = "[...CSS.highlights.get('resumed')].map(String)"
+    await page.wait_for_function(f"{marked}.length === 1")
+    [word] = await page.evaluate(marked)
+    await expect(line).to_contain_text(f"“{word}”")
+    after = next(found for found in re.finditer(r"[^\W_]+", wanted) if found.end() > length)
+    assert word == after[0]
+    # It is shown after a reload, too.
+    await open_chat(page, stack.wait_ready())
+    await expect(line).to_contain_text(f"resumed after token {position} at “{word}”")
+    await page.wait_for_function(f"{marked}.length === 1")
+
+
+async def test_the_worker_of_the_next_answer_is_killed_when_that_answer_begins(
+    page: Page, stack: QuireProcess, wanted: str
+) -> None:
+    await page.route(f"**{CHAT}", long_answers)
+    await open_chat(page, stack.wait_ready())
+    await set_field(page, temperature="0", max_tokens=str(LENGTH))
+    kill = page.locator("#kill")
+    await expect(kill).to_have_attribute("aria-pressed", "false")
+    await kill.click()
+    await expect(kill).to_have_attribute("aria-pressed", "true")
+    async with page.expect_response("**/kill") as killed:
+        await send(page, "Tell me about a heron.")
+    assert await (await killed.value).json() == {"worker": "worker-1"}
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    assert await text_of(page) == wanted
+    await expect(kill).to_have_attribute("aria-pressed", "false")
+
+
+@asynccontextmanager
+async def other_site() -> AsyncIterator[str]:
+    """A page of another site at this machine."""
+
+    async def show(request: web.Request) -> web.Response:
+        return web.Response(text="<!doctype html>", content_type="text/html")
+
+    app = web.Application()
+    app.router.add_get("/", show)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://localhost:{runner.addresses[0][1]}/"
+    finally:
+        await runner.cleanup()
+
+
+async def test_another_site_cannot_have_a_worker_killed(page: Page, stack: QuireProcess) -> None:
+    url = stack.wait_ready()
+    before = pid_of(stack, "worker")
+    await open_chat(page, url)
+    await send(page, "Tell me about an owl.")
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    [conversation] = await stored(page)
+    path = f"/worker-of/{conversation['turns'][-1]['runs'][0]['id']}/kill"
+    async with other_site() as site:
+        await page.goto(site)
+        # `no-cors` sends the call, and hides only the answer.
+        async with page.expect_response(f"**{path}") as response:
+            await page.evaluate("(url) => fetch(url, { method: 'POST', mode: 'no-cors' })", url + path)
+        assert (await response.value).status == 404
+    assert pid_of(stack, "worker") == before
+
+
+async def test_an_answer_is_continued_from_a_word_by_its_very_tokens(page: Page, stack: QuireProcess) -> None:
+    """A fork that changes nothing gives the rest of the answer, so its tokens are those of the answer."""
+    asked: list[dict[str, object]] = []
+
+    async def greedy(route: Route) -> None:
+        body = json.loads(route.request.post_data or "")
+        asked.append(body)
+        await route.continue_(post_data=json.dumps({**body, "temperature": 0}))
+
+    await page.route("**/fork", greedy)
+    await open_chat(page, stack.wait_ready())
+    await set_field(page, temperature="0")
+    await send(page, "Tell me a story about a fox and a lighthouse.")
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    await expect(page.locator(".numbers")).to_contain_text("in the prompt")
+    text = await text_of(page)
+    words = len(re.findall(r"\w+", text))
+    for number, back in enumerate((1, words // 2, words - 2), start=2):
+        await page.click("text=Continue from a word…")
+        for _ in range(back):
+            await page.keyboard.press("ArrowLeft")
+        await page.keyboard.press("Enter")
+        await expect(page.locator(".count")).to_have_text(f"{number}/{number}")
+        await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+        await expect(page.locator(".numbers")).to_contain_text("in the prompt")
+        [conversation] = await stored(page)
+        assert conversation["turns"][-1]["runs"][0]["answers"][0]["text"] == text
+        while await page.locator(".step.back").is_enabled():  # to the first answer
+            await page.click(".step.back")
+    assert len({body["at"] for body in asked}) == 3
+    assert [body["continuation"] for body in asked] == ["", "", ""]
+
+
+async def test_an_answer_that_is_no_longer_there_is_continued_as_a_text(page: Page, stack: QuireProcess) -> None:
+    url = stack.wait_ready()
+
+    async def forget(route: Route) -> None:
+        await route.continue_(url=f"{url}{CHAT}/chatcmpl-{'0' * 32}/fork")
+
+    await page.route("**/fork", forget)
+    await open_chat(page, url)
+    await send(page, "Tell me a story about a fox.")
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    await page.click("text=Continue from a word…")
+    for _ in range(5):
+        await page.keyboard.press("ArrowLeft")
+    await page.keyboard.type("lighthouse")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".count")).to_have_text("2/2")
+    await expect(page.locator("#send")).to_be_visible(timeout=LONG_MS)
+    await expect(page.locator(".numbers")).to_contain_text("in the prompt")
+    [conversation] = await stored(page)
+    answer = conversation["turns"][-1]["runs"][0]["answers"][0]
+    assert answer["text"][: answer["kept"]].endswith(" lighthouse")
+    assert len(answer["text"]) > answer["kept"]
+
+
 async def test_stop_frees_the_worker_and_regenerate_asks_again(page: Page, stack: QuireProcess) -> None:
     url = stack.wait_ready()
     await page.route(f"**{CHAT}", long_answers)
     await open_chat(page, url)
-    async with page.expect_response("**/cancel") as cancelled:
-        await page.evaluate(ESCAPE_AT_FIRST_TEXT)
+    to(stack, "worker", signal.SIGSTOP)
+    try:
         await send(page, "Tell me about an owl.")
-    assert (await (await cancelled.value).json())["cancelled"] is True
+        await stop_in_mid_stream(page, stack)
+        async with page.expect_response("**/cancel") as cancelled:
+            await page.keyboard.press("Escape")
+        assert (await (await cancelled.value).json())["cancelled"] is True
+    finally:
+        to(stack, "worker", signal.SIGCONT)
     await expect(page.locator(".state")).to_have_text("Stopped.")
     await page.unroute(f"**{CHAT}")
     await page.click("text=Regenerate")

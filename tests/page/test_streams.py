@@ -4,13 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.page.conftest import IN_BROWSER, begin, open_chat, send, set_field
-from tests.support.page.frames import watch_frames, watched_frames
+from tests.page.conftest import IN_BROWSER, begin, open_chat, send, set_field, stored
 from tests.support.page.stub import MODEL, Call, Script, Stub
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+# Measures the smoothness of a busy page: the gaps between its frames, and the tasks that delay frames.
+
+_WATCH = """() => {
+  window.watched = { gaps: [], frames: [] };
+  let last = performance.now();
+  const watch = (now) => { window.watched.gaps.push(now - last); last = now; requestAnimationFrame(watch); };
+  requestAnimationFrame(watch);
+  new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) {
+      window.watched.frames.push({
+        duration: entry.duration,
+        blocking: entry.blockingDuration,
+        layout: entry.styleAndLayoutStart ? entry.startTime + entry.duration - entry.styleAndLayoutStart : 0,
+        scripts: entry.scripts.map((script) => [script.invoker, Math.round(script.duration)]),
+      });
+    }
+  }).observe({ type: "long-animation-frame" });
+}"""
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Times in milliseconds. gaps: the gaps between frames, sorted. long: Chromium's entries of frames over 50 ms."""
+
+    gaps: list[float]
+    long: list[dict[str, Any]]
+
+    @property
+    def p99(self) -> float:
+        return self.gaps[int(0.99 * len(self.gaps))]
+
+    def __str__(self) -> str:
+        worst = max(self.long, key=lambda frame: float(frame["duration"]), default=None)
+        return (
+            f"{len(self.gaps)} frames, median {self.gaps[len(self.gaps) // 2]:.0f} ms, p99 {self.p99:.0f} ms, longest "
+            f"{self.gaps[-1]:.0f} ms; {len(self.long)} over 50 ms, the worst {worst}"
+        )
+
+
+async def watch_frames(page: Page) -> None:
+    await page.evaluate(_WATCH)
+
+
+async def watched_frames(page: Page) -> Frames:
+    seen = await page.evaluate("window.watched")
+    return Frames(sorted(seen["gaps"]), seen["frames"])
+
 
 # --- The page with a gateway that disconnects, refuses, fails or forgets: the page's display and its next -------------
 
@@ -408,15 +458,13 @@ async def test_conversations_are_kept_opened_and_forgotten(chat: Page, stub: Stu
     await call.write(script.text(2, " two") + script.end(2))
     await call.end()
     await expect(chat.locator(".text")).to_have_text("One two")
-    await chat.click("#shelf-button")
     async with chat.expect_download() as download:
         await chat.click("#export")
     assert (await download.value).suggested_filename.endswith(".json")
     await chat.click("[aria-label='Forget “The first one”']")
     await expect(chat.locator(".turn")).to_have_count(0)
     await expect(chat.locator(".conversation .title")).to_have_text(["The second one"])
-    await open_chat(chat, stub.url)
-    await chat.click("#shelf-button")
+    await open_chat(chat, stub.url)  # the sidebar stays open
     await expect(chat.locator(".conversation .title")).to_have_text(["The second one"])
 
 
@@ -442,6 +490,59 @@ async def test_two_tabs_of_one_conversation_keep_what_either_says(chat: Page, st
     await other.goto("about:blank")
     await open_chat(chat, stub.url)
     await expect(chat.locator(".text")).to_have_text(["one", "two", "three"])
+
+
+async def test_two_tabs_that_are_answered_at_once_keep_both_turns(chat: Page, stub: Stub) -> None:
+    await send(chat, "first")
+    await Script("01" * 16).play(await stub.call(), ["one"])
+    await expect(chat.locator("#send")).to_be_visible()
+    other = await chat.context.new_page()
+    await open_chat(other, f"{stub.url}/{await chat.evaluate('location.hash')}")
+    await expect(other.locator(".text")).to_have_text(["one"])
+    await send(chat, "second")
+    second = await stub.call()
+    await send(other, "third")
+    await Script("03" * 16).play(await stub.call(), ["three"])
+    # This tab has both turns now, and follows the answer of the other tab, too.
+    followed = await stub.call()
+    assert followed.key == second.key
+    for call in (followed, second):
+        await Script("02" * 16).play(call, ["two"])
+    for tab in (chat, other):
+        await expect(tab.locator(".count")).to_have_text("2/2")
+        await expect(tab.locator(".text")).to_have_text(["one", "three"])
+        await expect(tab.locator("#send")).to_be_visible()
+        await tab.click(".step.back")
+        await expect(tab.locator(".text")).to_have_text(["one", "two"])
+    [conversation] = await stored(chat)
+    assert sorted(turn["said"] for turn in conversation["turns"]) == ["first", "second", "third"]
+
+
+async def test_a_name_and_a_choice_of_another_tab_stay(chat: Page, stub: Stub) -> None:
+    await set_field(chat, sweep="0, 1.5")
+    await send(chat, "first")
+    for number in (1, 2):
+        await Script(f"{number:032x}").play(await stub.call(), [f"answer {number}"])
+    await expect(chat.locator("#send")).to_be_visible()
+    other = await chat.context.new_page()
+    await open_chat(other, f"{stub.url}/{await chat.evaluate('location.hash')}")
+    await other.locator(".which input").nth(1).check()
+    await chat.evaluate("dispatchEvent(new Event('focus'))")
+    await expect(chat.locator(".which input").nth(1)).to_be_checked()
+    # While this tab is answered it does not look; it looks at the end.
+    await set_field(chat, sweep="")
+    await send(chat, "second")
+    call = await stub.call()
+    await other.click("#shelf-button")
+    await other.click("[aria-label='Rename “first”']")
+    await other.keyboard.type("Named")
+    await other.keyboard.press("Enter")
+    await expect(other.locator(".conversation .title")).to_have_text("Named")
+    await Script("03" * 16).play(call, ["three"])
+    await expect(chat).to_have_title("Named · Quire")
+    [conversation] = await stored(chat)
+    assert (conversation["title"], conversation["turns"][0]["chosen"]) == ("Named", [1, 0])
+    assert len(conversation["turns"]) == 2
 
 
 async def test_a_wrong_setting_is_said_at_its_field(chat: Page, stub: Stub) -> None:
@@ -497,7 +598,7 @@ async def test_sixty_streams_at_once(chat: Page, stub: Stub) -> None:
     await expect(chat.locator("#send")).to_be_visible()
     frames = await watched_frames(chat)
     print(f"60 streams: {frames}")
-    words = " ".join(WORDS[step % len(WORDS)].strip("*`\n") for step in range(STEPS))
+    words = " ".join(WORDS[step % len(WORDS)].strip("*`\n") for step in range(STEPS)).replace("keys. ", "keys.")
     await expect(chat.locator(".text")).to_have_text([words] * 60)
     # An idle machine stays under 50 ms; this limit has room for a busy machine.
     assert sum(frame["blocking"] for frame in frames.long) / len(frames.gaps) < 50

@@ -23,6 +23,7 @@ from quire.shared.model.naming import served_name
 from quire.shared.process import die_with_parent
 from quire.shared.process.errors import StartError
 from quire.shared.process.interrupts import EXIT_CODE, end_at_ctrl_c, end_now, raise_at_ctrl_c
+from quire.shared.process.kill_pipe import KillRequests, WorkerKiller
 from quire.shared.process.processes import spawn
 from quire.shared.process.start_pipe import PIPE, READY, report_ready
 from quire.shared.process.tasks import end_tasks
@@ -293,3 +294,32 @@ def test_a_redis_that_is_away_is_also_a_connection_error() -> None:
     """Code that retries network errors retries this one too."""
     with pytest.raises(ConnectionError):
         parse_redis_url("http://host")
+
+
+# --- kill pipe --------------------------------------------------------------------------------------------------------
+# The pipe through which a gateway has `quire serve` kill a worker.
+
+
+def test_only_workers_of_the_pipe_are_named_and_each_once() -> None:
+    requests = KillRequests(["w1", "w2"])
+    killer = WorkerKiller.of(requests.environ)
+    assert killer is not None
+    assert requests.read() == []
+    assert killer.kill("w2")
+    assert killer.kill("w2")
+    assert not killer.kill("w3")
+    # Whoever has the pipe may write anything.
+    os.write(requests.writing, b"redis\n\nw1\n\xff\nw")
+    assert requests.read() == ["w2", "w1"]
+    os.write(requests.writing, b"1\n")
+    assert requests.read() == ["w1"], "a line may arrive in parts"
+
+
+def test_a_pipe_that_nobody_reads_holds_nobody_up() -> None:
+    requests = KillRequests(["w1"])
+    killer = WorkerKiller.of(requests.environ)
+    assert killer is not None
+    while killer.kill("w1"):
+        pass  # until the pipe is full
+    assert requests.read() == ["w1"]
+    assert killer.kill("w1")

@@ -11,12 +11,16 @@ import msgpack
 import pytest
 
 from quire.shared.config.validators import InvalidValue
-from quire.shared.protocol.logprobs import MAX_TOP_LOGPROBS, TokenLogprobs, check_records, read_records, record_bytes
-from quire.shared.protocol.prompt_logprobs import (
+from quire.shared.protocol.logprobs import (
+    MAX_TOP_LOGPROBS,
     PromptTokenLogprobs,
+    TokenLogprobs,
     check_prompt_records,
+    check_records,
     prompt_record_bytes,
     read_prompt_records,
+    read_records,
+    record_bytes,
 )
 from quire.shared.protocol.sampling_params import PARAMETERS, SamplingParams
 

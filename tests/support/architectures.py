@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.transformers_checkpoints import EXPERTS, GRANITE_HYBRID, KINDS, LLAMA_LIKE, TOKENS, TWO_WINDOWS
-from tests.support.written_checkpoints import WRITTEN
+from tests.support.transformers_checkpoints import (
+    EXPERTS,
+    GRANITE_HYBRID,
+    KINDS,
+    LLAMA_LIKE,
+    TOKENS,
+    TWO_WINDOWS,
+    WRITTEN,
+)
 
 Kind = tuple[str, dict[str, Any]]
 

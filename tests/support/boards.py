@@ -32,11 +32,12 @@ class Target:
 
 
 def panels() -> list[tuple[str, dict[str, Any]]]:
-    """(dashboard, panel) of all panels that show something."""
+    """(dashboard, panel) of all panels that show something, also of those in collapsed rows."""
     return [
         (path.stem, panel)
         for path in DASHBOARDS
-        for panel in json.loads(path.read_text())["panels"]
+        for item in json.loads(path.read_text())["panels"]
+        for panel in [item, *item.get("panels", [])]
         if panel["type"] != "row"
     ]
 

@@ -9,7 +9,7 @@ whole context gets another text.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +23,13 @@ from quire.worker.device.cuda.graph_capture import graph_buckets
 from quire.worker.device.cuda.graphs import Graph, Record
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.grammars import Grammars, Matcher
+from quire.worker.engine.features.spill.blocks import SpillingBlockManager
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.runner import NOWHERE, Runner
+from quire.worker.engine.sampler import token_mask
 
 VOCAB = 97
 EOS = 0
@@ -267,11 +270,13 @@ def make_engine(
     runner: Any = Runner,
     model: MockModel | None = None,
     tokenizer: Callable[[], Any] | None = None,
+    spills: bool = False,
     **limits: Any,
 ) -> Engine:
-    """Return a small engine that checks itself after every step. limits: fields of EngineLimits."""
-    from tests.support.mock_grammars import MockGrammars
+    """Return a small engine that checks itself after every step. limits: fields of EngineLimits.
 
+    spills: blocks that the prefix cache evicts may be kept (tests/support/spills.py).
+    """
     roomy = {
         "num_blocks": 64,
         "block_size": 4,
@@ -282,9 +287,9 @@ def make_engine(
     }
     model = model or MockModel(branches=branches)
     limits = roomy | limits
-    engine = Engine(
-        model, EngineLimits(**limits), (EOS,), (tokenizer or Letters)(), runner=runner, grammars=MockGrammars()
-    )
+    sizes, letters = EngineLimits(**limits), (tokenizer or Letters)()
+    blocks = SpillingBlockManager.of(sizes) if spills else None
+    engine = Engine(model, sizes, (EOS,), letters, blocks=blocks, runner=runner, grammars=MockGrammars())
     engine.checks_itself = True
     return engine
 
@@ -355,3 +360,109 @@ def alone(asked: GenerationRequest, branches: bool = False) -> list[Delta]:
     )
     engine.add(asked)
     return final(run(engine), asked.id)
+
+
+# --- mock grammars ----------------------------------------------------------------------------------------------------
+# Grammars for the mock model: which tokens are allowed depends on all tokens before, as in a real grammar.
+
+# An answer to DEAD_ENDS may come to a point from which the grammar does not continue; an answer to ENDLESS does not.
+ENDLESS, DEAD_ENDS = "endless", "dead ends"
+
+
+class MockMatcher(Matcher):
+    """Allows the end token, and half of all other tokens."""
+
+    def __init__(self, grammar: str) -> None:
+        self._grammar, self._state, self._has_ended = grammar, START, False
+
+    def copy(self) -> MockMatcher:
+        copied = MockMatcher(self._grammar)
+        copied._state, copied._has_ended = self._state, self._has_ended
+        return copied
+
+    def allowed(self) -> np.ndarray:
+        assert not self._has_ended, "an answer that has ended needs no mask"
+        assert self.error is None, "an answer without continuation needs no mask"
+        return token_mask([EOS, *(token for token in range(VOCAB) if (token * 7 + self._state) % 2)], VOCAB)
+
+    def forced(self) -> list[int]:
+        """Claim a token that may not even be allowed."""
+        return [self._state % VOCAB] if self._state % 3 == 0 else []
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            assert token_id == EOS or (token_id * 7 + self._state) % 2, "the token was not allowed"
+            self._state, self._has_ended = advance(self._state, token_id), token_id == EOS
+
+    @property
+    def error(self) -> str | None:
+        return "stuck" if self._grammar == DEAD_ENDS and self._state % 7 == 3 else None
+
+
+class MockGrammars(Grammars):
+    """Grammars of MockMatcher."""
+
+    def __init__(self) -> None:
+        super().__init__(None, VOCAB, ())
+
+    def matcher(self, grammar: str) -> Matcher:
+        return MockMatcher(grammar)
+
+
+# --- stateful model ---------------------------------------------------------------------------------------------------
+# A mock model with a recurrent state: it computes from the state in a slot, and checks it against the KV cache.
+
+
+class MockStates:
+    """A slot holds the state of the mock model after some tokens. Freed slots keep their contents."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.slots = [UNWRITTEN] * num_slots
+
+    def copy(self, source: int, target: int) -> None:
+        self.slots[target] = self.slots[source]
+
+
+class StatefulModel(MockModel):
+    """A mock model whose state in a slot must be that of the tokens in the KV cache.
+
+    num_continued: the number of chunks and decodes that began with a state.
+    """
+
+    state_bytes = 8
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.num_continued = 0
+
+    def alloc_states(self, cache: MockCache, num_slots: int) -> MockCache:
+        cache.states = MockStates(num_slots)  # type: ignore[attr-defined]
+        return cache
+
+    def _states(self, batch: ForwardBatch, cache: MockCache, rows: torch.Tensor) -> list[int]:
+        assert batch.state_slots is not None
+        assert batch.snapshots is not None
+        starts, own = batch.query_start_loc.tolist(), batch.state_slots.tolist()
+        pool = cache.states.slots  # type: ignore[attr-defined]
+        wanted = {(index, count): slot for index, count, slot in batch.snapshots.tolist()}
+        targets = [*own, *wanted.values()]
+        assert len(set(targets)) == len(targets), "two states of a step share a slot"
+        tokens, positions = batch.token_ids.tolist(), batch.positions.tolist()
+        afterwards = []
+        for index, slot in enumerate(own):
+            first, end = starts[index], starts[index + 1]
+            is_fresh = positions[first] == 0
+            self.num_continued += not is_fresh
+            state = START if is_fresh else pool[slot]
+            assert state != UNWRITTEN, "a slot without a state is used"
+            for count, at in enumerate(range(first, end), 1):
+                state = advance(state, tokens[at])
+                if (index, count) in wanted:
+                    pool[wanted.pop((index, count))] = state
+            pool[slot] = state
+            afterwards.append(state)
+        assert not wanted, "a snapshot lies outside of its chunk"
+        ends = torch.tensor([end - 1 for end in starts[1:]])
+        found = super()._states(batch, cache, torch.cat([rows, ends]))
+        assert found[len(rows) :] == afterwards, "the state is not that of the tokens in the KV cache"
+        return found[: len(rows)]

@@ -16,6 +16,8 @@ from quire import kernels
 from quire.shared.process.errors import CheckpointError
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.drafts.drafts import Drafts
+from quire.worker.engine.features.drafts.start import why_none
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.engine.paged_model import PagedModel
@@ -70,11 +72,13 @@ def refusal(path: Path, max_model_len: int = 0) -> str:
 
 
 def make_engine(model: Any, **limits: Any) -> Engine:
-    """Make an engine that checks itself after each step. limits: what differs from SMALL."""
+    """Make an engine that checks itself after each step, and speculates. limits: what differs from SMALL."""
     slots = {"num_state_slots": NUM_STATE_SLOTS, "snapshot_interval": 16} if getattr(model, "state_bytes", 0) else {}
     chosen = EngineLimits(**(SMALL | {"max_model_len": model.max_model_len} | slots | limits))
     engine = Engine(model, chosen, model.config.eos_token_ids, None)
     engine.checks_itself = True
+    if not why_none(model):
+        engine.drafts = Drafts(engine.groups, None)
     return engine
 
 

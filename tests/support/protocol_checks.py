@@ -127,10 +127,10 @@ class ProtocolChecks:
         is_there = bool(redis.queue) and snapshot.streams[redis.queue].get(redis.entry) == request_id
         assert (request_id in snapshot.parked) == (redis.state == "parked")
         if redis.state == "done":
-            # A finished request is neither pending nor in a queue, has no body, and all its keys expire.
+            # A finished request is neither pending nor in a queue, keeps its body for forks, and all its keys expire.
             assert not is_there
             assert (redis.queue, redis.entry) not in snapshot.pending
-            assert not redis.has_body
+            assert redis.has_body == request.counts_stored
             retention_s = request.retention_s or RETENTION_S
             for ttl in (redis.ttl, redis.log_ttl, *((redis.conversation_ttl,) if request.conversation else ())):
                 assert retention_s - 60 < ttl <= retention_s

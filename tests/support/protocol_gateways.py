@@ -68,7 +68,7 @@ class GatewayActions(ProtocolChecks):
             elif isinstance(got, Submitted):
                 got = got.id
             elif isinstance(got, Claim):
-                got = replace(got, waited_ms=0)
+                got = replace(got, waited_ms=0, placement="", holder="")
             for request, worker in self.model.unplaced:
                 entry = self.lane.client.hget(KEYS.request(request.request_id), "entry")
                 assert isinstance(entry, bytes)
@@ -87,6 +87,11 @@ class GatewayActions(ProtocolChecks):
     def pick(self, index: int) -> Request:
         requests = list(self.model.requests.values())
         return requests[-1 - index % len(requests)]
+
+    def new_request(
+        self, priority_class: str, cost: int, gateway: str, is_background: bool = False, deadline: int = AHEAD
+    ) -> Request:
+        return Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
 
     def has_requests(self) -> bool:
         return bool(self.model.requests)
@@ -136,7 +141,7 @@ class GatewayActions(ProtocolChecks):
     ) -> None:
         key, fingerprint = call
         beside = "" if other is None or not self.has_requests() else self.pick(other).request_id
-        request = Request(f"r{next(self.new_ids)}", priority_class, cost, gateway, is_background, deadline)
+        request = self.new_request(priority_class, cost, gateway, is_background, deadline)
         request.retention_s, request.is_stored = retention_s, retention_s > 0
         request.share, request.prompt_tokens = share, cost // 2
         request.counts_stored, request.rows, request.key = counts_stored, rows, api_key

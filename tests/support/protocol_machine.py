@@ -23,6 +23,7 @@ from quire.shared.protocol.broker import Admission, Claim, ComputedTokens, StepC
 from quire.shared.protocol.broker.parking import NO_BOUNDS
 from quire.shared.protocol.keys import PRIORITY_CLASSES, QUEUES, WAITING_QUEUES
 from quire.shared.protocol.messages import Delta, Outcome, StepItem
+from tests.support.protocol_affinity import AffinityActions
 from tests.support.protocol_checks import LEASE_MS, token
 from tests.support.protocol_driver import KEYS, Lane, Patch, Saved
 from tests.support.protocol_gateways import BOUNDS, GATEWAYS, STORED_S, GatewayActions, losses, picks
@@ -73,7 +74,7 @@ class Worker:
         return f"{self.name}-{self.lives}"
 
 
-class ProtocolMachine(GatewayActions, RuleBasedStateMachine):
+class ProtocolMachine(AffinityActions, RuleBasedStateMachine):
     server: ClassVar[RedisServer]
     patch: ClassVar[Patch] = ()
     walks: ClassVar[list[int]]  # the number of steps of each walk
@@ -444,7 +445,7 @@ class ProtocolMachine(GatewayActions, RuleBasedStateMachine):
         )
         assert client.hgetall(KEYS.held) in ({}, {b"": b"0"})
         lasting = {KEYS.load, KEYS.totals, KEYS.recoveries, KEYS.dead, KEYS.held, *map(KEYS.queue, QUEUES)}
-        lasting |= {KEYS.wake, *map(KEYS.queue, WAITING_QUEUES), *map(KEYS.served, PRIORITY_CLASSES)}
+        lasting |= {KEYS.wake, KEYS.workers, *map(KEYS.queue, WAITING_QUEUES), *map(KEYS.served, PRIORITY_CLASSES)}
         for name in WAITING_QUEUES:
             assert client.xlen(KEYS.queue(name)) == 0
         keys = [key.decode() for key in client.scan_iter()]

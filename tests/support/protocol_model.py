@@ -74,6 +74,7 @@ class Request:
     arrival: int = 0
     key: str = ""
     ended_long_ago: int = 0  # an order, once it may go for others
+    is_left: bool = False
 
     @property
     def waits_in_line(self) -> bool:
@@ -85,7 +86,8 @@ class Request:
 
     @property
     def body(self) -> bytes:
-        return b"body of " + self.request_id.encode()
+        """The body; no client can come back for a line of a batch, so that one has none after its end."""
+        return b"" if self.state == "done" and not self.counts_stored else b"body of " + self.request_id.encode()
 
     @property
     def metadata(self) -> bytes:
@@ -486,7 +488,7 @@ class ProtocolModel:
         return found
 
     def _enqueue(self, request: Request, queue: str, worker: str = "") -> None:
-        request.queue, request.entry = queue, ""
+        request.queue, request.entry, request.is_left = queue, "", False
         self.unplaced.append((request, worker))
 
     def _enqueue_fairly(self, request: Request) -> None:
@@ -540,8 +542,7 @@ class ProtocolModel:
         return sum(size for owner, size in self.held.values() if owner == key)
 
     def _weight(self, request: Request) -> int:
-        body = b"" if request.state == "done" else request.body
-        texts = len(body) + len(request.metadata) + len(request.conversation)
+        texts = len(request.body) + len(request.metadata) + len(request.conversation)
         return STORED_BYTES + texts + LOG_BYTES_PER_TOKEN * request.emitted
 
     def _make_room(self, key: str, size: int, bounds: QueueBounds) -> tuple[str, str, int] | None:

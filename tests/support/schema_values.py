@@ -7,6 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from quire.shared.text import grammar
+from quire.shared.text.grammar import GrammarVocabulary
+
 Schema = dict[str, Any]
 Values = st.SearchStrategy[Any]
 
@@ -121,3 +124,27 @@ class SchemaValues:
 
     def _record(self, schema: Schema, properties: Schema) -> Values:
         return SchemaValues._drawn(self, schema, properties)
+
+
+# --- schema checks ----------------------------------------------------------------------------------------------------
+# Schemas that tests of rewriting use: which values their grammars accept.
+
+VOCABULARY = GrammarVocabulary({}, (256,), 257)
+BYTES = VOCABULARY.tokenizer(has_all_ids=False)
+
+
+def accepts(schema: Any, value: Any) -> bool:
+    """Tell if the grammar of a schema accepts a value as `json.dumps` writes it. Raises GrammarError."""
+    return accepts_text(schema, json.dumps(value, ensure_ascii=False))
+
+
+def accepts_text(schema: Any, text: str) -> bool:
+    """Tell if the grammar of a schema accepts a text. Raises GrammarError."""
+    made = grammar.matcher(grammar.write("json_schema", schema), BYTES, ())
+    data = list(text.encode())
+    return bool(made.try_consume_tokens(data) == len(data) and made.is_accepting())
+
+
+def accepted(schema: Any, *values: Any) -> list[Any]:
+    """Return the values that the grammar of a schema accepts."""
+    return [value for value in values if accepts(schema, value)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 _LINES = [
     "The quick brown fox jumps over the lazy dog, again and again.",
@@ -54,4 +54,19 @@ def byte_fallback() -> Tokenizer:
     )
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<unk>", "<s>", "</s>")])
+    return tokenizer
+
+
+# --- panicking --------------------------------------------------------------------------------------------------------
+# A tokenizer that panics, as real ones do whose patterns search for too long.
+
+# The search for the end of the run of `a` is given up.
+PANICS = "a" * 60 + "b"
+
+
+def panicking() -> Tokenizer:
+    """Return a tokenizer that panics at the text PANICS."""
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    split = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     return tokenizer

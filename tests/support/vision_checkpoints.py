@@ -121,15 +121,20 @@ REFUSED: dict[str, dict[str, Any]] = {
 VISION = OWN | OTHERS | REFUSED
 
 
-def make_vision(folder: Path, kind: str, **fields: Any) -> Path:
+def make_vision(
+    folder: Path, kind: str, tower: dict[str, Any] | None = None, top: dict[str, Any] | None = None, **fields: Any
+) -> Path:
     """Write a checkpoint of VISION with a tokenizer into `folder`, and return the folder.
 
-    fields: of the text model.
+    tower: fields of the vision tower. top: of the whole model. fields: of the text model.
     """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     values = VISION[kind]
-    config = AutoConfig.for_model(kind, **copy.deepcopy(values | {"text_config": values["text_config"] | fields}))
+    values = values | {"text_config": values["text_config"] | fields} | (top or {})
+    if tower:
+        values["vision_config"] = values["vision_config"] | tower
+    config = AutoConfig.for_model(kind, **copy.deepcopy(values))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config)

@@ -20,7 +20,6 @@ from quire.worker.capacity import CPU_CACHE_LIMIT, GIB, choose_limits, choose_nu
 from quire.worker.device import devices
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.model_texts import read_texts
 from quire.worker.models.native.config import read_config
 from quire.worker.models.transformers.bridge import TransformersModel
 from quire.worker.models.transformers.config import read_transformers_config
@@ -149,11 +148,6 @@ def test_a_cache_that_cannot_hold_one_sequence_is_refused(monkeypatch: pytest.Mo
         limits(monkeypatch, 100 * GIB, kv_cache_gb=1)
 
 
-def test_a_cache_beyond_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StartError, match=r"--kv-cache-gb 4: that takes 4\.00 GiB, and 3\.00 GiB are free; lower"):
-        limits(monkeypatch, 3 * GIB, kv_cache_gb=4)
-
-
 def test_on_a_cpu_all_ranks_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits(monkeypatch, 100 * GIB, kv_cache_gb=4).num_blocks == 256
     assert limits(monkeypatch, 100 * GIB, kv_cache_gb=4, tensor_parallel_size=2).num_blocks == 128
@@ -259,17 +253,3 @@ def test_a_value_out_of_bounds_is_refused_with_its_name(flag: str, value: str) -
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
-
-
-def test_prefixes_are_read_with_the_tokenizer(model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "prefixes.toml"
-    file.write_text('[[prefix]]\nname = "house"\ntext = "once"\n')
-    texts = read_texts(WorkerSettings(pinned_prefixes=str(file)), model)
-    [prefix] = texts.prefixes
-    assert prefix.name == "house"
-    assert list(prefix.token_ids) == texts.tokenizer.encode("once").ids
-
-
-def test_a_wrong_file_of_prefixes_keeps_the_worker_from_starting(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"--pinned-prefixes .*none.toml: No such file"):
-        read_texts(WorkerSettings(pinned_prefixes=str(tmp_path / "none.toml")), model)

@@ -87,13 +87,6 @@ def test_no_tokenizer(start_quire: StartQuire, redis_url: str, broken_model: Pat
 
 
 @pytest.mark.slow
-def test_no_redis(start_quire: StartQuire, tiny_model: Path, tmp_path: Path) -> None:
-    line = refusal(start_quire, str(tiny_model), "--redis-url", f"unix://{tmp_path}/none.sock")
-    assert "no Redis at" in line
-    assert "--redis-url" in line
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "why"),
     [

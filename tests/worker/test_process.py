@@ -11,6 +11,7 @@ import pytest
 from quire.shared.config.command_line import CommandError
 from quire.worker import commands
 from quire.worker.lean_torch import complete_torch, import_torch
+from quire.worker.replay.commands import WorkerCommandSettings
 from quire.worker.settings import WorkerSettings
 
 
@@ -96,12 +97,12 @@ def test_memory_that_malloc_keeps_goes_back_to_the_system() -> None:
 
 def test_the_worker_gets_the_absolute_folder_of_the_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[WorkerSettings] = []
-    monkeypatch.setattr("quire.worker.main.run", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setattr("quire.worker.main.run", lambda settings, canary: seen.append(settings) or canary or 0)
     monkeypatch.chdir(tiny_model.parent)
-    assert commands.run_worker(WorkerSettings(model=f"./{tiny_model.name}"), {}) == 0
+    assert commands.run_worker(WorkerCommandSettings(model=f"./{tiny_model.name}"), {}) == 0
     assert [Path(settings.model) for settings in seen] == [tiny_model.resolve()]
 
 
 def test_a_folder_without_a_model_is_refused_before_the_worker_starts(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"config\.json is missing"):
-        commands.run_worker(WorkerSettings(model=str(tmp_path)), {})
+        commands.run_worker(WorkerCommandSettings(model=str(tmp_path)), {})

@@ -22,6 +22,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.offline import generate
 from quire.worker.engine.runner import Runner
+from quire.worker.engine_runtime import EngineRuntime
 from quire.worker.queue.consumer import Consumer
 from quire.worker.service import EngineDied, LeaseTimes, WorkerService
 from tests.support.mock_model import EOS, MockModel, continuation
@@ -94,7 +95,7 @@ class Gateway:
 @asynccontextmanager
 async def serving(redis_url: str, model: MockModel | None = None, drain_s: float = 5.0) -> AsyncIterator[Engine]:
     engine = Engine(model or MockModel(), LIMITS, (EOS,), None)
-    service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url)
+    service = WorkerService(EngineRuntime(engine), model_name=MODEL, worker_id="w1", redis_url=redis_url)
     task = asyncio.create_task(service.run(drain_s))
     try:
         yield engine
@@ -330,7 +331,7 @@ async def test_a_dead_engine_ends_the_worker_and_the_next_one_goes_on(redis_url:
         await gateway.broker.create_groups()
         request_id = await gateway.submit((4, 2))
         engine = Engine(Deadly(), LIMITS, (EOS,), None)
-        service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url)
+        service = WorkerService(EngineRuntime(engine), model_name=MODEL, worker_id="w1", redis_url=redis_url)
         with pytest.raises(EngineDied, match="the library aborted"):
             await service.run(0.0)
         async with serving(redis_url):
@@ -350,7 +351,7 @@ async def test_a_lost_device_ends_the_worker_and_its_requests_go_on_in_the_next_
         await gateway.broker.create_groups()
         request_id = await gateway.submit((4, 2))
         engine = Engine(MockModel(), LIMITS, (EOS,), None, runner=LostDevice)
-        service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url)
+        service = WorkerService(EngineRuntime(engine), model_name=MODEL, worker_id="w1", redis_url=redis_url)
         with pytest.raises(EngineDied, match="the device is lost"):
             await service.run(0.0)
         assert not await gateway.broker.read_output(request_id)
@@ -412,7 +413,9 @@ async def test_what_was_being_taken_over_ends_or_is_handed_back(
         monkeypatch.setattr(Consumer, "run", run_to_the_end)
         engine = Engine(MockModel(), LIMITS, (EOS,), None)
         leases = LeaseTimes(lease_s=0.2)
-        service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases)
+        service = WorkerService(
+            EngineRuntime(engine), model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases
+        )
         task = asyncio.create_task(service.run(5.0))
         await asyncio.wait_for(asked.wait(), 60)
         service.stop()
@@ -431,7 +434,7 @@ async def test_a_worker_parks_what_still_runs_if_it_is_asked_to(redis_url: str) 
 
         model.forward = slow  # type: ignore[method-assign]
         engine = Engine(model, LIMITS, (EOS,), None)
-        service = WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url)
+        service = WorkerService(EngineRuntime(engine), model_name=MODEL, worker_id="w1", redis_url=redis_url)
         task = asyncio.create_task(service.run(0.05, park_s=500))
         request_id = await gateway.submit((3, 4), max_tokens=120, ignore_eos=True)
         await gateway.listen()

@@ -11,8 +11,6 @@ import torch
 from quire import kernels
 from quire.kernels.self_test.inputs import QUICK
 from quire.shared.process.errors import StartError
-from quire.worker.device.cuda import record_on_cuda, release
-from quire.worker.device.devices import uses_graphs
 from quire.worker.device.out_of_step import reason
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.settings import WorkerSettings
@@ -37,27 +35,24 @@ def warn_of_assembler(device: torch.device, settings: WorkerSettings) -> None:
         log.warning("%s", fault)
 
 
-def check_kernels(settings: WorkerSettings, model: PagedModel, device: torch.device) -> WorkerSettings:
+def check_kernels(
+    settings: WorkerSettings, model: PagedModel, device: torch.device, record: kernels.RecordGraph | None = None
+) -> WorkerSettings:
     """Test the kernels that a model uses, and let the model report the result.
 
-    Returns the settings, without CUDA graphs if a kernel was replaced that they need. Raises StartError if a kernel is
-    wrong and nothing can replace it.
+    record: records the graph that is tested; None if the worker has no graphs. Returns the settings, without CUDA
+    graphs if a kernel was replaced that they need. Raises StartError if a kernel is wrong and nothing can replace it.
     """
     level = level_of(settings, device)
     if level == OFF or model.ops.name == "reference":
         return settings
     started = time.perf_counter()
-    is_cuda = device.type == "cuda"
-    record = record_on_cuda if is_cuda and uses_graphs(settings) else None
     try:
         report = model.self_test(level, settings.block_size, record)
     except Exception as error:
         if not isinstance(wrong := reason(error), kernels.WrongKernel):
             raise
         raise StartError(refusal(wrong)) from error
-    finally:
-        if is_cuda:
-            release()
     model.self_test_report = report
     log.info(
         "self-test (%s): %d cases of the kernels in %.2f s, %s",

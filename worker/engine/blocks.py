@@ -10,10 +10,10 @@ the last owner writes in place (section 4.4).
     ref_count = 0    cached: full, and found by its hash; evicted when no block is free, least recently used first
                      free:   all other blocks
 
-The prefix cache finds full blocks by a hash chain: the hash of a block covers its tokens, all blocks before it, and a
-root made of model and salt. So equal hashes mean equal keys and values, no matter which sequence computed them. The
-scope of a sequence (its tenant) is part of the first hash after the pinned blocks, so tenants share pinned prefixes
-and nothing else.
+The prefix cache finds full blocks by a hash chain: the hash of a block covers its tokens and images, all blocks before
+it, and a root made of model and salt. So equal hashes mean equal keys and values, no matter which sequence computed
+them. The scope of a sequence (its tenant) is part of the first hash after the pinned blocks, so tenants share pinned
+prefixes and nothing else.
 
 Blocks also exist in host memory (section 4.5, swapping). A swapped group keeps all its sharing there.
 """
@@ -176,6 +176,11 @@ class BlockManager:
             sequence.block_table.append(block)
         return blocks
 
+    def trim(self, sequence: Sequence, count: int) -> None:
+        """Free all blocks of the table but the first `count`."""
+        while len(sequence.block_table) > count:
+            self._release(sequence.block_table.pop())
+
     def free(self, sequence: Sequence) -> None:
         """Free all blocks of the sequence, on the device and on the host. The prefix cache keeps its own until evicted.
 
@@ -221,11 +226,13 @@ class BlockManager:
         num_found = len(blocks) * size
         end = sequence.block_hashes[len(blocks) - 1] if blocks else sequence.group.cache_root
         best: _Tail | None = None
+        images = sequence.group.images
         for tail in self._tails.get(end, ()):
             length = len(tail.token_ids)
             if (
                 num_found + length <= num_tokens
                 and sequence.token_ids[num_found : num_found + length] == tail.token_ids
+                and not (images and images.key(num_found, num_found + length))
                 and (best is None or length > len(best.token_ids))
             ):
                 best = tail
@@ -299,6 +306,8 @@ class BlockManager:
             at = len(hashes)
             parent = hashes[-1] if hashes else sequence.group.cache_root
             tokens = array("I", sequence.token_ids[at * size : (at + 1) * size]).tobytes()
+            if (images := sequence.group.images) is not None:
+                tokens += images.key(at * size, (at + 1) * size)
             key = hashlib.blake2b(parent + tokens, digest_size=HASH_BYTES).digest()
             scope = sequence.group.cache_scope
             if scope and key not in self._pinned_hashes and (not hashes or parent in self._pinned_hashes):

@@ -14,24 +14,22 @@ a step on the host (`SequenceGroup.is_synchronous`), the engine waits for every 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from functools import partial
 from itertools import repeat
 
 import numpy as np
 import torch
 
 from quire.kernels import Interrupt, StepInterrupted
-from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, StepItem
+from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, PredictionCounts, StepItem
 from quire.shared.protocol.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.engine.blocks import BlockManager, cache_root, cache_scope
-from quire.worker.engine.features.adapters import Adapters
 from quire.worker.engine.features.beams import BeamSearch, continue_beams
-from quire.worker.engine.features.grammars import DEAD_END, Grammars
+from quire.worker.engine.features.images import ImageEmbedder
 from quire.worker.engine.features.pooling import Embedding, pool
-from quire.worker.engine.features.prompt_scores import PromptScores, score_prompts
+from quire.worker.engine.features.prompt_scores import PromptScores
 from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch
@@ -44,8 +42,8 @@ from quire.worker.engine.runner import Runner, StepOutput
 from quire.worker.engine.sampler import Sampler, bad_word_tokens, token_mask
 from quire.worker.engine.sampling_inputs import SamplingInputs, finish_chunks
 from quire.worker.engine.scheduler import Scheduler
-from quire.worker.engine.scoring import prompt_records
-from quire.worker.engine.sequence import PENDING, Sequence, SequenceGroup
+from quire.worker.engine.sequence import DEAD_END, PENDING, GrammarStates, ScoredPrompt, Sequence, SequenceGroup
+from quire.worker.engine.speculation import Speculation
 from quire.worker.engine.step import PrefillChunk, Step
 from quire.worker.engine.timing import StepTimes
 
@@ -71,7 +69,7 @@ class Engine:
         name: str = "",
         blocks: BlockManager | None = None,
         runner: Callable[[PagedModel, EngineLimits, InputBatch], Runner] = Runner,
-        grammars: Grammars | None = None,
+        grammars: GrammarStates | None = None,
     ):
         self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -84,8 +82,8 @@ class Engine:
         self.input_batch = self.groups.input_batch
         self.runner = runner(model, limits, self.input_batch)
         self.sampler = Sampler(model.ops, eos_token_ids, self.input_batch)
-        self.adapters = Adapters()
-        self.grammars = grammars or Grammars(None, self.vocab_size, eos_token_ids)
+        self.adapters = self.runner.adapters
+        self.grammars = grammars
         # Unfinished requests by id.
         self.requests: dict[str, SequenceGroup] = {}
         self.num_steps = 0
@@ -99,6 +97,10 @@ class Engine:
         # Bounds the prompt tokens of a step by the step's time; if None, only the engine's limits bound them.
         self.pacer: PrefillPacer | None = None
         self.times = StepTimes()
+        # Embeds the images of prompts; None: requests with images are refused.
+        self.images: ImageEmbedder | None = None
+        # Speculation: drafted tokens that steps compute too; None without.
+        self.drafts: Speculation | None = None
         # Called with each scheduled step while the engine is being watched; must be quick and change nothing.
         self.observer: Callable[[Step], None] | None = None
         # Run check_integrity after every step (tests).
@@ -112,6 +114,8 @@ class Engine:
         self._ranked: dict[str, SequenceGroup] = {}
         # The step that has been launched ahead, if any.
         self._in_flight: InFlightStep | None = None
+        # Requests that the next step ends since an image is faulty, with the reason.
+        self._faulty: list[tuple[str, str]] = []
         # Results that no call of `step` has returned yet. If a step fails they stay here, for `fail`.
         self._ready: list[StepItem] = []
 
@@ -123,24 +127,19 @@ class Engine:
         earlier: tuple[StepItem, ...] = (),
         priority: int = DEFAULT_PRIORITY,
         pin_as: str | None = None,
+        scores: ScoredPrompt | None = None,
+        pictures: Mapping[str, bytes] | None = None,
     ) -> None:
         """Add a request.
 
         earlier: the items that other attempts at the request emitted; the request continues after them.
         priority: 0 is the highest class. pin_as: the name under which the request's blocks are pinned at its end.
+        scores: gets logits of the prompt, of a request without tokens to generate.
+        pictures: the files of the images of the prompt, by digest.
         Raises RequestRefused, and changes nothing, if the request could not run even alone.
         """
-        adapter = self.adapters.find(request.adapter, request.adapter_digest) if request.adapter else None
-        sampling, root = request.sampling, cache_root(self.name, request.cache_salt, adapter.digest if adapter else "")
-        group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
-        group.pooling, group.adapter, group.cache_scope = request.pooling, adapter, cache_scope(request.cache_scope)
-        group.pin_as = pin_as
-        if request.pooling and not self.runner.model.hidden_size:
-            raise RequestRefused("this model gives no hidden states, so it makes no embeddings")
-        group.bad_words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)
-        if sampling.allowed_token_ids:
-            group.allowed_tokens = token_mask(sampling.allowed_token_ids, self.vocab_size)
-        group.is_reported = bool(earlier)
+        group, sampling = self.group_of(request, priority), request.sampling
+        group.pin_as, group.is_reported, group.prompt_scores = pin_as, bool(earlier), scores
         outputs: dict[int, list[int]] = {}
         finished: dict[int, Delta] = {}
         for delta in (delta for item in earlier for delta in item.deltas):
@@ -148,9 +147,19 @@ class Engine:
             if delta.finish_reason:
                 finished[delta.choice] = delta
         biased = [token for token, _ in sampling.logit_bias]
-        self._check_tokens(request.prompt, *outputs.values(), biased, sampling.allowed_token_ids)
+        self._check_tokens(request.prompt, request.prediction, *outputs.values(), biased, sampling.allowed_token_ids)
+        if request.images:
+            if self.images is None:
+                raise RequestRefused(self.runner.model.why_no_images)
+            group.images = self.images.of(request, pictures or {})
         self.scheduler.check_fits(group)
-        matchers = self.grammars.resume(sampling, outputs)
+        if sampling.grammar and self.grammars is None:
+            raise RequestRefused("an answer cannot be made to follow a grammar: this engine has no grammars")
+        written = outputs
+        if kept := group.kept:
+            written = {choice: [*kept, *outputs.get(choice, ())] for choice in range(sampling.num_sequences)}
+        matchers = self.grammars.resume(sampling, written) if self.grammars else {}
+        self._share_blocks_of(request.forked_from)
         self._num_arrivals += 1
         group.start(outputs)
         if sampling.prompt_logprobs >= 0 and not group.is_reported:
@@ -164,11 +173,36 @@ class Engine:
                 self._results.watch(sequence)
                 sequence.matcher = matchers.get(sequence.choice)
         self.requests[request.id] = group
+        if self.drafts is not None:
+            self.drafts.expect(group, request.prediction)
         if not group.is_streamed:
             self._ranked[request.id] = group
         if group.is_synchronous:
             self._synchronous.add(request.id)
         self.groups.add(group)
+
+    def _share_blocks_of(self, request_id: str) -> None:
+        """Let the prefix cache find the blocks that a running request has computed, those of its output too."""
+        if request_id in self.requests:
+            # The tokens of the step in flight, and what it computes, are not known yet.
+            self._collect_in_flight()
+        if (group := self.requests.get(request_id)) is not None:
+            for sequence in group.sequences:
+                self.groups.cache_full_blocks(sequence)
+
+    def group_of(self, request: GenerationRequest, priority: int = DEFAULT_PRIORITY) -> SequenceGroup:
+        """Return the group of a request, not added and without sequences. Raises RequestRefused."""
+        adapter = self.adapters.find(request.adapter, request.adapter_digest) if request.adapter else None
+        sampling, root = request.sampling, cache_root(self.name, request.cache_salt, adapter.digest if adapter else "")
+        group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
+        group.pooling, group.adapter, group.cache_scope = request.pooling, adapter, cache_scope(request.cache_scope)
+        group.num_kept, group.first_choice = min(request.num_kept, len(request.prompt)), request.first_choice
+        if request.pooling and not self.runner.model.hidden_size:
+            raise RequestRefused("this model gives no hidden states, so it makes no embeddings")
+        group.bad_words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)
+        if sampling.allowed_token_ids:
+            group.allowed_tokens = token_mask(sampling.allowed_token_ids, self.vocab_size)
+        return group
 
     def _check_tokens(self, prompt: SequenceOf[int], *outputs: SequenceOf[int]) -> None:
         """Raise RequestRefused for tokens with which a step, and every request in it, would fail."""
@@ -222,15 +256,20 @@ class Engine:
 
     def prepare(self) -> bool:
         """Do one thing, while idle, that makes later steps faster. Returns False if there is nothing left to do."""
+        if self.scheduler.spill is not None:
+            self.scheduler.spill.save_idle()
         return self.runner.capture_next()
 
     # --- one step -----------------------------------------------------------------------------------------------------
 
     def step(self) -> list[StepItem]:
-        """Run one iteration: at most one new token for each running sequence. Returns the results known by its end."""
+        """Run one iteration: a new token for each running sequence in it, and several if drafted tokens are accepted.
+
+        Returns the results known by its end.
+        """
         started = self._begin_step()
         step: Step | None
-        if self.runner.looks_ahead and not self._synchronous:
+        if self.runner.looks_ahead and not self._synchronous and not (self.drafts and self.drafts.is_due()):
             step = self._step_ahead()
         else:
             self._collect_in_flight()
@@ -242,30 +281,31 @@ class Engine:
 
     def _step_synchronously(self) -> Step | None:
         """Schedule, execute and sample one step. Returns None if the step was interrupted: it has no results."""
-        step = self._schedule()
+        step = self._schedule(self.drafts)
         if step.num_tokens:
             try:
                 step, output = self._execute(step)
             except StepInterrupted:
+                if self.drafts is not None:
+                    self.drafts.drop(step)
                 self.num_interrupted_steps += 1
                 self.scheduler.note_interrupted()
                 return None
             self.times.end_execute()
             logits = self._score_prompts(step, output.logits) if step.num_scored else output.logits
             embeddings = [] if output.hidden is None else pool(step.chunks, output.hidden)
-            self._ready += self._sample(self._sampling_inputs(step, logits))
+            self._ready += self._choose(step, logits)
             self._end_prompts(step.chunks)
             self._ready += map(self._end_embedding, embeddings)
         return step
 
     def _score_prompts(self, step: Step, logits: torch.Tensor) -> torch.Tensor:
         """Score the prompt tokens of a step. Returns the logits without those of the scored positions."""
-        sampled = len(logits) - step.num_scored
-        parts = [(chunk.sequence.group.prompt_scores, chunk.num_scored) for chunk in step.chunks if chunk.num_scored]
-        score_prompts(
-            [(scores, count) for scores, count in parts if isinstance(scores, PromptScores)],
-            partial(prompt_records, self.sampler.ops, logits[sampled:]),
-        )
+        at = sampled = len(logits) - step.num_scored
+        for chunk in step.chunks:
+            if chunk.num_scored and (scores := chunk.sequence.group.prompt_scores) is not None:
+                scores.take(self.sampler.ops, logits[at : at + chunk.num_scored])
+                at += chunk.num_scored
         return logits[:sampled]
 
     def _end_prompts(self, chunks: Iterable[PrefillChunk]) -> None:
@@ -296,6 +336,9 @@ class Engine:
     def _begin_step(self) -> float:
         """Start the clocks, and bound the prompt tokens of the step. Returns the pacer's time."""
         self.times.begin_step()
+        faulty, self._faulty = self._faulty, []
+        for request_id, reason in faulty:
+            self._ready += filter(None, [self.finish(request_id, OutcomeName.ERROR, reason)])
         if self.pacer is None:
             return 0.0
         self.scheduler.max_prefill_tokens = self.pacer.allowance
@@ -304,14 +347,20 @@ class Engine:
     def _end_step(self, step: Step, started: float) -> None:
         self.times.end_step(step)
         if self.pacer is not None:
-            self.pacer.observe(len(step.decodes), step.num_prefill_tokens, self.pacer.clock() - started)
+            self.pacer.observe(step.num_decoding, step.num_prefill_tokens, self.pacer.clock() - started)
         if self.checks_itself:
             self.check_integrity()
 
-    def _schedule(self) -> Step:
-        """Return the next step. If it has no tokens, its moves of blocks are done already."""
+    def _schedule(self, drafts: Speculation | None = None) -> Step:
+        """Return the next step. If it has no tokens, its moves of blocks are done already.
+
+        drafts: adds drafted tokens. The host must know all tokens then.
+        """
         self.times.begin_schedule()
         step = self.scheduler.schedule()
+        if drafts is not None:
+            drafts.add_to(step, self.scheduler.max_num_batched_tokens)
+        self._embed_images(step)
         self.times.end_schedule()
         if self.observer is not None:
             self.observer(step)
@@ -334,13 +383,20 @@ class Engine:
             tokens = max(step.num_tokens // 2, self.limits.max_num_seqs)
             log.warning("out of device memory in a step of %d tokens: from now on %d at most", step.num_tokens, tokens)
             self.scheduler.max_num_batched_tokens = tokens
+            if self.drafts is not None:
+                self.drafts.drop(step)
             step = self.scheduler.schedule()
+            self._embed_images(step)
         return step, output
+
+    def _embed_images(self, step: Step) -> None:
+        if self.images is not None:
+            self._faulty += self.images.embed(step)
 
     def _sampling_inputs(self, step: Step, logits: torch.Tensor) -> SamplingInputs:
         """Record what the step has computed. Returns the sequences that get a token, with their logits."""
         self.num_steps += 1
-        self.num_decode_tokens += len(step.decodes)
+        self.num_decode_tokens += step.num_decoding
         self.num_prefill_tokens += step.num_prefill_tokens
         return finish_chunks(step, logits, self.groups)
 
@@ -410,6 +466,20 @@ class Engine:
         return step.ended
 
     # --- sampling -----------------------------------------------------------------------------------------------------
+
+    def _choose(self, step: Step, logits: torch.Tensor) -> list[StepItem]:
+        """Choose the tokens of a step whose tokens so far are all known. Returns the results.
+
+        logits: those of the step, without scored positions.
+        """
+        if not step.verifications:
+            return self._sample(self._sampling_inputs(step, logits))
+        assert self.drafts is not None
+        sampled = len(logits) - step.num_verified
+        inputs = self._sampling_inputs(step, logits[:sampled])
+        items = self.drafts.accept(step, inputs, logits[sampled:], self._sample)
+        self.num_decode_tokens += step.num_accepted
+        return items
 
     def _sample(self, inputs: SamplingInputs) -> list[StepItem]:
         """Sample one token for each sequence, by beam search or on its own. Returns the results."""
@@ -484,13 +554,22 @@ class Engine:
         del sequence.token_ids[sequence.num_prompt_tokens + count :]
         self.groups.finish(sequence)
 
-    def _forget(self, group: SequenceGroup) -> None:
+    def _forget(self, group: SequenceGroup) -> PredictionCounts | None:
+        """Free all that a group holds. Returns the counts of its prediction, if it has one."""
         del self.requests[group.request_id]
+        counts = self.drafts.forget(group) if self.drafts is not None else None
         self._synchronous.discard(group.request_id)
         self._results.forget(group.sequences)
         self.groups.remove(group)
+        return counts
 
     # --- state --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End threads and processes of the engine, after the last step."""
+        if self.scheduler.spill is not None:
+            self.scheduler.spill.close()
+        self.runner.model.close()
 
     @property
     def has_work(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,7 +11,16 @@ from quire.kernels import Interrupt
 from quire.kernels.ops import AdapterBatch
 from quire.worker.engine.transfers import send
 
-ON_HOST = ("state_slots", "snapshots", "adapters", "interrupt")
+ON_HOST = ("state_slots", "snapshots", "adapters", "interrupt", "embeddings")
+
+
+class TokenEmbeddings(NamedTuple):
+    """Embeddings that take the places of those of tokens, on the device."""
+
+    rows: torch.Tensor  # int64 [N], indices of the tokens
+    # [N, H], in the type of the activations; [N, H + n * H] if more is added to the outputs of the first n layers
+    values: torch.Tensor
+    axes: torch.Tensor | None = None  # int64 [N, 3], positions on the axes of RoPE; None: those of the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,7 @@ class ForwardBatch:
     adapters: AdapterBatch | None = None  # of the tokens, if any uses one
     # Ends the computation early if it is requested. Models that cannot end early ignore it.
     interrupt: Interrupt | None = None
+    embeddings: TokenEmbeddings | None = None  # of image tokens
 
     def parts(self) -> list[torch.Tensor]:
         """Return all tensors but those of `ON_HOST`, in the order of the fields, without an absent `pooled_rows`."""

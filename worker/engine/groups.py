@@ -141,7 +141,7 @@ class Groups:
         if sequence.row >= 0:
             self.input_batch.release(sequence)
             self._is_stale = True
-        self._cache_full_blocks(sequence)
+        self.cache_full_blocks(sequence)
         self.blocks.free(sequence)
 
     def remove(self, group: SequenceGroup) -> None:
@@ -158,11 +158,12 @@ class Groups:
             self.waiting[group.priority].remove(group)
         group.state = GroupState.OUT
 
-    def _cache_full_blocks(self, sequence: Sequence) -> None:
-        """Add the computed blocks of a sequence that is about to free them to the prefix cache, up to the known tokens.
+    def cache_full_blocks(self, sequence: Sequence) -> None:
+        """Add the computed blocks of a sequence to the prefix cache, up to the known tokens.
 
-        Blocks of prompts are cached as they are computed. Blocks of output are cached only now: other requests need
-        them once the conversation continues, and so no decode step has to hash a block.
+        Blocks of prompts are cached as they are computed. Blocks of output are cached only when the sequence is about
+        to free them, or when another request forks from it: then others need them, and no decode step has to hash a
+        block.
         """
         if sequence.block_table and sequence.group.beams is None:
             known = len(sequence.token_ids) - sequence.token_ids[-2:].count(PENDING)
@@ -205,7 +206,7 @@ class Groups:
         rows = [sequence.row for sequence in live]
         for sequence in live:
             self.input_batch.release(sequence)
-            self._cache_full_blocks(sequence)
+            self.cache_full_blocks(sequence)
         self.input_batch.reserve(group, -group.num_reserved_rows)
         self.running.remove(group)
         self._is_stale = True
@@ -233,6 +234,20 @@ class Groups:
         """Let a sequence whose known tokens are all computed decode one token in each step."""
         sequence.is_decoding = True
         self._is_stale = True
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> None:
+        """Add blocks to a running sequence for tokens after those that it knows. The caller has checked that they are
+        free."""
+        for _ in range(self.blocks.blocks_for(len(sequence.token_ids) + num_tokens) - len(sequence.block_table)):
+            self.blocks.append(sequence)
+            self.input_batch.add_block(sequence)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Free the blocks of a running sequence that have no known token, and that `extend` has added."""
+        count = self.blocks.blocks_for(len(sequence.token_ids))
+        if len(sequence.block_table) > count:
+            self.blocks.trim(sequence, count)
+            self.input_batch.capacities[sequence.row] = count * self.limits.block_size
 
     def fork(self, group: SequenceGroup) -> None:
         """Fork all other sequences of the group from the leader after the leader has computed the prompt."""

@@ -29,6 +29,7 @@ class InputBatch:
         self.block_tables = np.zeros((count, columns), dtype=np.int32)
         self.lengths = np.zeros(count, dtype=np.int32)  # tokens, known or pending
         self.prompt_lengths = np.zeros(count, dtype=np.int32)
+        self.offsets = np.zeros(count, dtype=np.int32)  # of positions for RoPE after images
         self.capacities = np.zeros(count, dtype=np.int32)  # slots of the blocks in the table
         # Whether the block that the next token is written to may have other owners.
         self.shares_tail = np.zeros(count, dtype=np.bool_)
@@ -75,6 +76,7 @@ class InputBatch:
         self.capacities[row] = len(table) * self.block_size
         self.lengths[row] = len(sequence.token_ids)
         self.prompt_lengths[row] = sequence.num_prompt_tokens
+        self.offsets[row] = group.images.offset if group.images is not None else 0
         self.last_tokens[row] = sequence.token_ids[-1]
         self.shares_tail[row] = False
         self.temperatures[row] = params.temperature
@@ -82,7 +84,7 @@ class InputBatch:
         self.top_ps[row] = params.top_p
         self.min_ps[row] = params.min_p
         self.seeds[row] = params.seed
-        self.choices[row] = sequence.choice
+        self.choices[row] = group.first_choice + sequence.choice
         self.max_lengths[row] = sequence.num_prompt_tokens + params.max_tokens
         self.is_drawn[row] = params.temperature > 0
         self.is_adjusted[row] = group.changes_logits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -48,6 +48,19 @@ class StateMemory(Protocol):
         """Copy all states of one slot to another."""
 
 
+class ImageTower(Protocol):
+    """A vision tower, which makes embeddings of images (`quire.worker.models.vision.tower`)."""
+
+    image_token_id: int
+    is_deep: bool  # the first layers of the text model get more of an image than its embeddings
+
+    def embed(self, pictures: Sequence[bytes]) -> list[torch.Tensor]:
+        """Return the embeddings [tokens, hidden] of each image file. Raises what the file is to blame for."""
+
+    def grid(self, picture: bytes) -> tuple[int, int] | None:
+        """Return the rows and columns of an image's tokens if RoPE has axes for them; else None. Raises as `embed`."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """The paged KV cache of all layers, and host memory for blocks that are swapped out.
@@ -63,6 +76,11 @@ class KVCache:
     ops: Ops
     host: torch.Tensor | None  # of ops.alloc_host_blocks
     states: StateMemory | None = field(default=None, kw_only=True)  # of models with recurrent states
+
+    @property
+    def uniform_parts(self) -> tuple[KVCache, ...]:
+        """The caches of layers of one shape each that this cache consists of."""
+        return (self,)
 
     def copy_blocks(self, src: list[int], dst: list[int]) -> None:
         """Copy block src[i] to block dst[i]. No block may occur twice in dst, or in both lists."""
@@ -108,6 +126,9 @@ class PagedModel(ABC):
     hidden_size = 0
     # Memory of the recurrent states of one sequence, in bytes; 0 if the model keeps keys and values alone.
     state_bytes = 0
+    tower: ImageTower | None = None  # makes embeddings of images
+    why_no_images = "this model takes no images"  # the reason, without a tower
+    max_image_tokens = 0  # that one step may compute; 0: any number
     weights_digest = ""  # digest of the checkpoint (`quire.worker.inspect.fingerprint`)
     self_test_report = SelfTestReport()  # of the self-test at start
 

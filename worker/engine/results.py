@@ -11,13 +11,12 @@ from itertools import repeat
 
 import numpy as np
 
-from quire.shared.protocol.messages import BY_TOKEN, Delta, Outcome, StepItem
+from quire.shared.protocol.messages import BY_TOKEN, Delta, Outcome, PredictionCounts, StepItem
 from quire.shared.protocol.states import OutcomeName
-from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
-from quire.shared.text.stop_strings import StopStringFilter
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.sequence import Sequence, SequenceGroup
+from quire.worker.engine.stop_strings import StopStringMatcher
 
 # Makes a named tuple from a tuple of its fields, in less time than its constructor takes.
 _new = tuple.__new__
@@ -28,7 +27,8 @@ class Results:
 
     tokenizer: turns ids into text for sequences with stop strings; no other sequence is detokenized.
     end(sequence, count): called when a sequence has ended with its output token number `count`.
-    forget(group): called when the outcome of a group is known, just before its last item is made.
+    forget(group): called when the outcome of a group is known, just before its last item is made. Returns the counts of
+    the group's prediction, if it has one.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Results:
         vocab_size: int,
         tokenizer: TextDecoder | None,
         end: Callable[[Sequence, int], None],
-        forget: Callable[[SequenceGroup], None],
+        forget: Callable[[SequenceGroup], PredictionCounts | None],
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._tokenizer = tokenizer
@@ -49,12 +49,18 @@ class Results:
         self._deltas = _Deltas()
 
     def watch(self, sequence: Sequence) -> None:
-        """Look for the sequence's stop strings, if it has any, from its first output token on."""
+        """Look for the sequence's stop strings, if it has any, from its first output token on.
+
+        A fork continues after a stop string of the text that it keeps.
+        """
         stop = sequence.group.sampling.stop
         if stop and self._tokenizer is not None:
             skips = sequence.group.sampling.skip_special_tokens
-            matcher = self._stops[sequence] = StopStringMatcher(self._tokenizer, stop, skips)
+            matcher = StopStringMatcher(self._tokenizer, stop, skips)
+            if matcher.push([*sequence.group.kept]) is not None:
+                matcher = StopStringMatcher(self._tokenizer, stop, skips)
             matcher.push(sequence.token_ids[sequence.num_prompt_tokens :])
+            self._stops[sequence] = matcher
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Stop looking for stop strings of these sequences."""
@@ -96,8 +102,8 @@ class Results:
         """Return the item with the new deltas of a group. The item has the outcome if the group has ended."""
         outcome = _outcome(group, deltas) if group.is_finished else None
         start = group.num_emitted - len(deltas) if group.is_streamed else 0
-        if outcome is not None:
-            self._forget_group(group)
+        if outcome is not None and (counts := self._forget_group(group)) is not None:
+            outcome = outcome._replace(prediction=counts)
         return StepItem(group.request_id, start, tuple(deltas), outcome, group.take_report())
 
     def _ends(self, sequence: Sequence, token: int, count: int) -> bool:
@@ -117,19 +123,6 @@ class Results:
         self._stops.pop(sequence, None)
         self._end(sequence, count)
         return True
-
-
-class StopStringMatcher:
-    """Looks for the stop strings of one sequence in its text, in the same way as the gateway does."""
-
-    def __init__(self, tokenizer: TextDecoder, stop: tuple[str, ...], skip_special_tokens: bool = True) -> None:
-        self._text = IncrementalDetokenizer(tokenizer, context_of(tokenizer), skip_special_tokens)
-        self._filter = StopStringFilter(stop)
-
-    def push(self, token_ids: list[int]) -> str | None:
-        """Add tokens. Returns the stop string that their text completes, if any."""
-        self._filter.push(self._text.push(token_ids))
-        return self._filter.matched
 
 
 class _Deltas(dict[int, tuple[Delta]]):

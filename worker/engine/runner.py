@@ -15,11 +15,13 @@ import torch
 
 from quire.kernels import Interrupt
 from quire.kernels.ops import AdapterBatch
-from quire.worker.engine.features.adapters import adapter_batch
+from quire.worker.engine.features.adapters import Adapters, adapter_batch
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.paged_model import PagedModel
+from quire.worker.engine.sequence import Sequence
+from quire.worker.engine.spill import Spill
 from quire.worker.engine.step import Step
 from quire.worker.engine.transfers import SampledTokens
 
@@ -37,7 +39,7 @@ class Inputs(NamedTuple):
     rows: np.ndarray  # int64 [S], rows of the input batch
     lengths: np.ndarray  # int32 [S]
     starts: np.ndarray  # int32 [S + 1]
-    # int64 [R], tokens whose logits are wanted: first those that are sampled, then those that score
+    # int64 [R], tokens whose logits are wanted: those that are sampled, those of verifications, those that score
     sampled: np.ndarray
     pooled: np.ndarray = NO_ROWS  # int64 [P], tokens whose hidden states are wanted
 
@@ -45,7 +47,7 @@ class Inputs(NamedTuple):
 class StepOutput(NamedTuple):
     """The results of the model for one step."""
 
-    # float32 [R, V], of the sampled rows, decodes first, then of the scored positions.
+    # float32 [R, V], of the sampled rows, decodes first, then of the verified and of the scored positions.
     logits: torch.Tensor
     # [P, H], hidden states of the last `num_pooled` tokens of each chunk, in the order of the chunks.
     hidden: torch.Tensor | None = None
@@ -66,9 +68,12 @@ class Runner:
         self.model = model
         self.limits = limits
         self.input_batch = input_batch
+        self.adapters = Adapters()
         self.kv_cache = model.alloc_kv_cache(limits.num_blocks, limits.block_size, limits.num_host_blocks)
         if limits.num_state_slots:
             self.kv_cache = model.alloc_states(self.kv_cache, limits.num_state_slots)
+        # Takes evicted blocks before a step overwrites them; None: they are lost.
+        self.spill: Spill | None = None
         # Ends the next `execute` early with StepInterrupted when it is requested; None: the step runs to its end.
         self.interrupt: Interrupt | None = None
         self._token_ids = np.zeros(limits.max_num_batched_tokens, dtype=np.int32)
@@ -107,6 +112,8 @@ class Runner:
 
     def move_blocks(self, step: Step) -> None:
         """Move blocks: one call for all blocks swapped out, one for all swapped in, one for all copies."""
+        if self.spill is not None:
+            self.spill.save_evicted()
         for move, copies in (
             (self.kv_cache.swap_out, step.swap_out),
             (self.kv_cache.swap_in, step.swap_in),
@@ -132,6 +139,7 @@ class Runner:
             pooled_rows=torch.from_numpy(inputs.pooled) if len(inputs.pooled) else None,
             adapters=self._adapters(inputs),
             interrupt=self.interrupt,
+            embeddings=step.embeddings,
         )
         if not self.model.state_bytes:
             return batch
@@ -151,26 +159,25 @@ class Runner:
 
     def _inputs(self, step: Step) -> Inputs:
         """Gather the inputs of a step. The arrays of tokens are overwritten by the next call."""
-        batch, size = self.input_batch, self.limits.block_size
+        batch = self.input_batch
         at, decoding = len(step.decodes), step.decodes.rows
         lengths, pooled = batch.lengths[decoding], NO_ROWS
         positions = lengths - 1
         self._token_ids[:at] = batch.last_tokens[decoding]
-        self._positions[:at] = positions
+        self._positions[:at] = positions + batch.offsets[decoding]
         self._slots[:at] = self._decode_slots(decoding, positions)
-        if not step.chunks:
+        if not step.chunks and not step.verifications:
             rows, starts, sampled = decoding, np.arange(at + 1, dtype=np.int32), np.arange(at)
         else:
             ends, chunk_rows, chunk_lengths, chunk_sampled = [], [], [], []
+            verified: list[int] = []
             scored: list[int] = []
             chunk_pooled: list[np.ndarray] = []
             for chunk in step.chunks:
                 sequence, count = chunk.sequence, chunk.num_tokens
                 first, end = sequence.num_computed, at + count
-                span = np.arange(first, first + count, dtype=np.int32)
                 self._token_ids[at:end] = sequence.token_ids[first : first + count]
-                self._positions[at:end] = span
-                self._slots[at:end] = batch.block_tables[sequence.row, span // size] * size + span % size
+                self._place(sequence, first, at, end)
                 if first < sequence.num_stored:
                     self._slots[at : at + sequence.num_stored - first] = NOWHERE
                 chunk_rows.append(sequence.row)
@@ -185,14 +192,31 @@ class Runner:
                 if sequence.group.pooling:
                     chunk_pooled.append(np.arange(end - chunk.num_pooled, end))
                 at = end
+            for verification in step.verifications:
+                sequence, first = verification.sequence, verification.sequence.num_computed
+                end = at + verification.num_tokens
+                self._token_ids[at:end] = (sequence.token_ids[first], *verification.draft)
+                self._place(sequence, first, at, end)
+                chunk_rows.append(sequence.row)
+                chunk_lengths.append(first + verification.num_tokens)
+                ends.append(end)
+                verified.extend(range(at, end))
+                at = end
             decodes = len(decoding)
             rows = np.concatenate([decoding, chunk_rows]).astype(np.int64)
             lengths = np.concatenate([lengths, chunk_lengths]).astype(np.int32)
             starts = np.concatenate([np.arange(decodes + 1), ends]).astype(np.int32)
-            sampled = np.concatenate([np.arange(decodes), chunk_sampled, scored]).astype(np.int64)
+            sampled = np.concatenate([np.arange(decodes), chunk_sampled, verified, scored]).astype(np.int64)
             pooled = np.concatenate([NO_ROWS, *chunk_pooled])
         token_ids, positions, slots = self._token_ids[:at], self._positions[:at], self._slots[:at]
         return Inputs(token_ids, positions, slots, rows, lengths, starts, sampled, pooled)
+
+    def _place(self, sequence: Sequence, first: int, at: int, end: int) -> None:
+        """Fill in positions and slots of the tokens [at, end) of a step: those of a sequence from `first` on."""
+        size, images = self.limits.block_size, sequence.group.images
+        span = np.arange(first, first + end - at, dtype=np.int32)
+        self._positions[at:end] = span if images is None else images.positions(first, first + end - at)
+        self._slots[at:end] = self.input_batch.block_tables[sequence.row, span // size] * size + span % size
 
     def _decode_slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return the cache slot of one position of each row, int32 [S]."""

@@ -136,9 +136,10 @@ class Sampler:
             presence[row], frequency[row] = params.presence_penalty, params.frequency_penalty
             if sequence.num_output_tokens < params.min_tokens and not params.ignore_eos:
                 bans += [row * vocabulary + token for token in self._eos]
+            given = sequence.num_prompt_tokens - sequence.group.num_kept
             for word in sequence.group.bad_words:
                 start = len(sequence.token_ids) - len(word) + 1
-                if start >= sequence.num_prompt_tokens and sequence.token_ids[start:] == [*word[:-1]]:
+                if start >= given and sequence.token_ids[start:] == [*word[:-1]]:
                     bans.append(row * vocabulary + word[-1])
             if sequence.group.allowed_tokens is not None:
                 allowed[row] = sequence.group.allowed_tokens

@@ -25,9 +25,14 @@ class SamplingInputs(NamedTuple):
         parts = []
         for wanted in (mask, ~mask):
             at = np.flatnonzero(wanted)
-            logits = self.logits if len(at) == len(mask) else _select(self.logits, at)
+            logits = self.logits if len(at) == len(mask) else select(self.logits, at)
             parts.append(SamplingInputs(DecodeBatch.of([self.batch.sequences[i] for i in at]), logits))
         return parts[0], parts[1]
+
+    def joined(self, other: SamplingInputs) -> SamplingInputs:
+        """Append the sequences of others."""
+        sequences = [*self.batch.sequences, *other.batch.sequences]
+        return SamplingInputs(DecodeBatch.of(sequences), torch.cat([self.logits, other.logits]))
 
     def without(self, ended: Collection[Sequence]) -> SamplingInputs:
         """Leave out sequences that have ended."""
@@ -73,11 +78,12 @@ def finish_chunks(step: Step, logits: torch.Tensor, groups: Groups) -> SamplingI
             for beam in group.sequences:
                 groups.begin_decoding(beam)
     if sources != list(range(at)):
-        logits = _select(logits, np.array(sources, dtype=np.int64))
+        logits = select(logits, np.array(sources, dtype=np.int64))
     return SamplingInputs(DecodeBatch.of(sequences), logits)
 
 
-def _select(logits: torch.Tensor, at: np.ndarray) -> torch.Tensor:
+def select(logits: torch.Tensor, at: np.ndarray) -> torch.Tensor:
+    """Return a copy of rows of logits. logits: float32 [R, V]; at: int64, indices of rows."""
     return logits.index_select(0, send(torch.from_numpy(at), logits.device))
 
 

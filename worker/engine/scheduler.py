@@ -25,6 +25,7 @@ from quire.worker.engine.blocks import BlockManager, CachedPrefix
 from quire.worker.engine.groups import NUM_PRIORITIES, Groups, in_order
 from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits, RequestRefused
 from quire.worker.engine.sequence import LOWEST_PRIORITY, PENDING, GroupState, Sequence, SequenceGroup
+from quire.worker.engine.spill import Spill
 from quire.worker.engine.step import DecodeBatch, PrefillChunk, Step
 
 # Share of the blocks that admission leaves free, so that a new sequence is not preempted a few tokens later.
@@ -50,6 +51,8 @@ class Scheduler:
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         # Prompt tokens of a step that also decodes. The engine may change it before each step.
         self.max_prefill_tokens = limits.max_prefill_tokens or limits.max_num_batched_tokens
+        # Blocks that the prefix cache has evicted, and that may come back; None without.
+        self.spill: Spill | None = None
         self._watermark_blocks = max(1, int(WATERMARK * limits.num_blocks))
         # Steps in a row that have left out the lowest class or were interrupted; and that number before the newest step
         # that has the class.
@@ -89,7 +92,8 @@ class Scheduler:
     def _num_pinned_blocks(self, group: SequenceGroup) -> int:
         """Return how many full blocks of the group's prompt are pinned."""
         pinned = {block for prefix in self.blocks.pinned for block in prefix.blocks}
-        prefix = self._find_prefix(group, Sequence(group, 0, group.prompt), len(group.prompt))
+        end = 0 if group.pooling == "mean" else len(group.prompt)
+        prefix = self.blocks.find_prefix(Sequence(group, 0, group.prompt), end)
         return sum(1 for block in prefix.blocks[: prefix.num_tokens // self.blocks.block_size] if block in pinned)
 
     # --- the next step ------------------------------------------------------------------------------------------------
@@ -145,7 +149,12 @@ class Scheduler:
         if self._num_left_out_before >= MAX_LEFT_OUT:
             return False
         chunks = [chunk.sequence.group.priority for chunk in step.chunks]
-        return all(priority == LOWEST_PRIORITY for priority in chunks) and (bool(chunks) or step.decodes.has_lowest)
+        has_lowest = (
+            bool(chunks)
+            or step.decodes.has_lowest
+            or any(verification.sequence.group.priority == LOWEST_PRIORITY for verification in step.verifications)
+        )
+        return all(priority == LOWEST_PRIORITY for priority in chunks) and has_lowest
 
     def note_interrupted(self) -> None:
         """Note that the newest step ended without results."""
@@ -262,7 +271,7 @@ class Scheduler:
         for group in [group for group in self.groups.swapped if group.priority == priority]:
             # A waiting group may be older than a swapped one: host memory did not suffice when it was preempted.
             while queue and queue[0].order < group.order:
-                prefix = self._can_start(queue[0]) if budget > 0 else None
+                prefix = self._can_start(step, queue[0]) if budget > 0 else None
                 if prefix is None:
                     return budget, False
                 budget -= self._start(step, queue.popleft(), prefix, budget)
@@ -271,14 +280,26 @@ class Scheduler:
                 break
             self.groups.swap_in(step, group)
         while queue and budget > 0:
-            prefix = self._can_start(queue[0])
+            prefix = self._can_start(step, queue[0])
             if prefix is None or (blocked is not None and not self._may_pass(queue[0], blocked)):
                 break
             budget -= self._start(step, queue.popleft(), prefix, budget)
         return budget, not queue and blocked is None
 
-    def _can_start(self, group: SequenceGroup) -> CachedPrefix | None:
-        """Return the group's cached prefix, which may be empty, if the group can start now; else None."""
+    def _can_start(self, step: Step, group: SequenceGroup) -> CachedPrefix | None:
+        """Return what `_fits` does; or None, for a while, if more of the group's prefix is being read back.
+
+        The spill writes to free blocks at once, but the blocks that the step swaps out are free before they are copied.
+        The other moves are safe: their sources and targets have owners.
+        """
+        prefix, leader = self._fits(group), group.unfinished[0]
+        if prefix is None or self.spill is None or step.swap_out:
+            return prefix
+        is_delayed = self.spill.delays(leader, prefix, self._prefix_end(leader))
+        return None if is_delayed else self._fits(group)
+
+    def _fits(self, group: SequenceGroup) -> CachedPrefix | None:
+        """Return the group's cached prefix, which may be empty, if there is room for the group; else None."""
         if self.input_batch.num_free < group.num_rows:
             return None
         if _has_pending_tokens(group):
@@ -288,15 +309,18 @@ class Scheduler:
         return prefix if self.blocks.can_start(prefix, len(leader.token_ids), self._num_reserved(group)) else None
 
     def _cached_prefix(self, leader: Sequence) -> CachedPrefix:
-        """Return the cached prefix that a group may start with. A prompt to score may use only its scored positions."""
+        """Return the cached prefix that a group may start with."""
+        return self.blocks.find_prefix(leader, self._prefix_end(leader))
+
+    def _prefix_end(self, leader: Sequence) -> int:
+        """Return how many tokens a group need not compute if they are cached.
+
+        A prompt to score may use only its scored positions. The mean of hidden states needs all tokens computed.
+        """
         end, scores = self._prefill_end(leader), leader.group.prompt_scores
         if scores is not None and not scores.is_complete:
             end = min(end, scores.num_scored)
-        return self._find_prefix(leader.group, leader, end)
-
-    def _find_prefix(self, group: SequenceGroup, sequence: Sequence, num_tokens: int) -> CachedPrefix:
-        """Return the cached prefix that the group may use. The mean of hidden states needs all tokens computed."""
-        return CachedPrefix([], 0) if group.pooling == "mean" else self.blocks.find_prefix(sequence, num_tokens)
+        return 0 if leader.group.pooling == "mean" else end
 
     def _num_reserved(self, group: SequenceGroup) -> int:
         """Return how many blocks must stay free when a group starts: the watermark, and the blocks for its forks."""
@@ -361,7 +385,7 @@ class Scheduler:
         group = next(self.groups.all_waiting(), None)
         if group is None or not running or running[-1].priority <= group.priority:
             return
-        if any(other.priority <= group.priority for other in self.groups.swapped) or self._can_start(group) is not None:
+        if any(other.priority <= group.priority for other in self.groups.swapped) or self._fits(group) is not None:
             return
         lower = [other for other in running if other.priority > group.priority]
         held = Counter(block for other in lower for sequence in other.sequences for block in sequence.block_table)
@@ -374,7 +398,7 @@ class Scheduler:
         rows = self.input_batch.num_free + sum(other.num_rows for other in lower)
         if needed > self.blocks.num_free + freed or group.num_rows > rows:
             return
-        while running and running[-1].priority > group.priority and self._can_start(group) is None:
+        while running and running[-1].priority > group.priority and self._fits(group) is None:
             self.groups.preempt(step, running[-1])
             self.groups.counters.for_higher_class += 1
 

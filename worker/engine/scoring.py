@@ -77,7 +77,7 @@ class ScoredRows(NamedTuple):
 
 
 def prompt_records(ops: Ops, logits: torch.Tensor, token_ids: list[int], top: int) -> np.ndarray:
-    """Return the words of the records (`quire.shared.protocol.prompt_logprobs`) of tokens of prompts.
+    """Return the words of the records (`quire.shared.protocol.logprobs`) of tokens of prompts.
 
     logits: float32 [P, V], those that score the P tokens. Returns uint32 [P, 2 + 2 * top], at most V most probable
     tokens.
@@ -93,3 +93,29 @@ def prompt_records(ops: Ops, logits: torch.Tensor, token_ids: list[int], top: in
             words[:, 2::2] = most_probable.cpu().numpy()
             words[:, 3::2] = values.cpu().numpy().view(np.uint32)
     return words
+
+
+class ScoredPositions:
+    """The positions of a prompt whose logits are wanted: from `first` up to `end`. `num_scored` is the next one."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self.num_scored = first
+        self.end = end
+        # Of the positions scored so far (`quire.shared.protocol.logprobs`).
+        self.records = bytearray()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_scored >= self.end
+
+    def max_tokens(self, start: int, positions: int) -> int:
+        """Return how many tokens from `start` on a chunk may have if it scores at most this many positions.
+
+        start: a token up to which all wanted positions have been scored.
+        """
+        end = self.num_scored + positions
+        return max(0, end - start) if end < self.end else self.end + 1
+
+    def num_positions(self, end: int) -> int:
+        """Return how many positions a chunk that ends before token `end` scores."""
+        return max(0, min(end, self.end) - self.num_scored)

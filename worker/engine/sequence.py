@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -63,11 +63,26 @@ class GrammarState(Protocol):
 
     def allowed(self) -> np.ndarray: ...
 
+    def forced(self) -> list[int]: ...
+
     def consume(self, token_ids: SequenceOf[int]) -> None: ...
 
 
+class GrammarStates(Protocol):
+    """The grammars of a model (`worker.engine.features.grammars`). Its methods raise RequestRefused."""
+
+    def matcher(self, grammar: str) -> GrammarState:
+        """Return the state at the beginning of an answer."""
+        ...
+
+    def resume(self, sampling: SamplingParams, outputs: dict[int, list[int]]) -> Mapping[int, GrammarState]:
+        """Return the state of each choice of a request after its output so far; empty without a grammar."""
+        ...
+
+
 class ScoredPrompt(Protocol):
-    """The log-probabilities of a prompt (`worker.engine.features.prompt_scores`)."""
+    """What a group makes of the logits of its prompt: log-probabilities (`worker.engine.features.prompt_scores`), or a
+    comparison with a logged output (`worker.engine.features.replay`)."""
 
     num_scored: int
     records: bytearray
@@ -78,6 +93,27 @@ class ScoredPrompt(Protocol):
     def max_tokens(self, start: int, positions: int) -> int: ...
 
     def num_positions(self, end: int) -> int: ...
+
+    def take(self, ops: Any, logits: Any) -> None:
+        """Take the logits of the next positions: a tensor [P, V]. ops: the operations of the model."""
+        ...
+
+
+class ImageSpans(Protocol):
+    """The images of a prompt (`worker.engine.features.images`)."""
+
+    def key(self, first: int, end: int) -> bytes:
+        """Return what tells tokens first .. end - 1 from equal tokens with other images."""
+        ...
+
+    def positions(self, first: int, end: int) -> np.ndarray:
+        """Return the positions for RoPE of tokens first .. end - 1 of a sequence, int32."""
+        ...
+
+    @property
+    def offset(self) -> int:
+        """The position for RoPE of a token after the prompt, less its index."""
+        ...
 
 
 class Search(Protocol):
@@ -90,6 +126,8 @@ class Search(Protocol):
 LOWEST_PRIORITY = len(PRIORITY_CLASSES) - 1
 # Placeholder for a token that the device has not returned to the host yet.
 PENDING = -1
+# The fault of a request whose grammar allows no token any more.
+DEAD_END = "the answer cannot follow its grammar any more"
 
 
 class Sequence:
@@ -157,7 +195,9 @@ class Sequence:
         # The tokens that penalties apply to, if the request has any.
         self.seen: SeenTokens | None = None
         if group.has_penalties:
-            self.seen = SeenTokens(prompt if group.sampling.repetition_penalty != 1.0 else (), output)
+            given = len(prompt) - group.num_kept
+            repeated = prompt[:given] if group.sampling.repetition_penalty != 1.0 else ()
+            self.seen = SeenTokens(repeated, (*prompt[given:], *output))
         # Sum of the hidden states of the computed tokens, for mean pooling (`worker.engine.features.pooling`).
         self.pooled: HiddenSum | None = None
 
@@ -259,8 +299,13 @@ class SequenceGroup:
     num_cached_tokens: int = -1
     # True once a result, perhaps of an earlier attempt, has carried the report about the prompt.
     is_reported: bool = False
+    # Last tokens of the prompt that count as output, of a fork (`GenerationRequest.num_kept`).
+    num_kept: int = 0
+    # Added to the choices of the sequences, in the keys of random numbers.
+    first_choice: int = 0
     # One of POOLINGS if the request wants the embedding of its prompt, and generates no token.
     pooling: str = ""
+    images: ImageSpans | None = None
 
     def start(self, outputs: Mapping[int, SequenceOf[int]] | None = None) -> None:
         """Create one sequence per choice, or a single one for a beam search, which forks at each step.
@@ -274,6 +319,11 @@ class SequenceGroup:
         self.is_streamed = self.sampling.is_streamed
         self.is_single = self.is_streamed and count == 1
         self.has_history = bool(self.has_penalties or self.bad_words or self.sampling.grammar)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The tokens of the prompt that count as output."""
+        return self.prompt[len(self.prompt) - self.num_kept :]
 
     def take_report(self) -> PromptReport | None:
         """Return the report about the prompt, which the first result carries; None if there is nothing to report."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -82,11 +83,30 @@ class PrefillChunk:
 
 
 @dataclass(slots=True)
+class Verification:
+    """A decoding sequence that computes its newest token and, after it, drafted tokens.
+
+    The logits of each of these positions give the token that follows. A drafted token is accepted if it is the token
+    that the logits before it give. accepted: the number of these tokens, known after the step.
+    """
+
+    sequence: Sequence
+    draft: tuple[int, ...]
+    accepted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return 1 + len(self.draft)
+
+
+@dataclass(slots=True)
 class Step:
-    """One iteration of the engine: moves of blocks, then decodes (one token each), then chunks of prompts."""
+    """One iteration of the engine: moves of blocks, then decodes (one token each), chunks of prompts, verifications."""
 
     decodes: DecodeBatch
     chunks: list[PrefillChunk] = field(default_factory=list)
+    # Decoding sequences with drafted tokens; they are not in `decodes`.
+    verifications: list[Verification] = field(default_factory=list)
     # Done in this order: blocks swapped out make room for blocks swapped in, and both for copies.
     swap_out: list[Copy] = field(default_factory=list)
     swap_in: list[Copy] = field(default_factory=list)
@@ -97,10 +117,27 @@ class Step:
     # states of decodes, by index, to slots afterwards.
     state_copies: list[Copy] = field(default_factory=list)
     decode_snapshots: list[tuple[int, int]] = field(default_factory=list)
+    # A `forward_batch.TokenEmbeddings` of the image tokens of chunks, if there are any.
+    embeddings: Any = None
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decodes) + self.num_prefill_tokens
+        return len(self.decodes) + self.num_prefill_tokens + self.num_verified
+
+    @property
+    def num_verified(self) -> int:
+        """Positions of all verifications, each of which gives logits."""
+        return sum(verification.num_tokens for verification in self.verifications) if self.verifications else 0
+
+    @property
+    def num_decoding(self) -> int:
+        """Sequences that decode, with drafted tokens or without."""
+        return len(self.decodes) + len(self.verifications)
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens that were accepted, known after the step."""
+        return sum(verification.accepted for verification in self.verifications)
 
     @property
     def num_prefill_tokens(self) -> int:

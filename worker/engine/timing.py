@@ -37,7 +37,8 @@ class StepTimes:
         # The current step: clock times, and seconds spent on sampling.
         self._began = self._schedule_began = self._schedule_ended = self._execute_ended = 0.0
         self._sampling_s = 0.0
-        # Steps that are in no histogram yet: five clock times, seconds of sampling, decodes, prompt tokens, chunks.
+        # Steps that are in no histogram yet: five clock times, seconds of sampling, decodes, drafted tokens
+        # that they accepted, prompt tokens, chunks.
         self._rows: list[tuple[float, ...]] = []
 
     def begin_step(self) -> None:
@@ -70,7 +71,8 @@ class StepTimes:
                 self._execute_ended,
                 self.clock(),
                 self._sampling_s,
-                len(step.decodes),
+                step.num_decoding,
+                step.num_accepted,
                 prompt_tokens,
                 chunks,
             )
@@ -94,7 +96,7 @@ class StepTimes:
         columns = np.array(self._rows).T
         self._rows.clear()
         began, schedule_began, schedule_ended, execute_ended, end = columns[:5]
-        sampling_s, decodes, prompt_tokens, chunks = columns[5:]
+        sampling_s, decodes, accepted, prompt_tokens, chunks = columns[5:]
         _observe(self.phases["schedule"], schedule_ended - schedule_began)
         _observe(self.phases["execute"], execute_ended - schedule_ended)
         _observe(self.phases["sample"], sampling_s)
@@ -103,7 +105,7 @@ class StepTimes:
         _observe(self.phases["commit"], np.maximum(0.0, rest))
         _observe(self.sequences, decodes + chunks)
         _observe(self.tokens["prefill"], prompt_tokens[prompt_tokens > 0])
-        _observe(self.tokens["decode"], decodes[decodes > 0])
+        _observe(self.tokens["decode"], (decodes + accepted)[decodes > 0])
         all_s = end - began
         _observe(self.seconds["decode"], all_s[chunks == 0])
         _observe(self.seconds["prefill"], all_s[decodes == 0])

@@ -13,18 +13,15 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from quire.shared.protocol.broker import Broker
 from quire.shared.protocol.keys import WORKER_TTL_S
 from quire.shared.telemetry.internal_server import InternalServer, ServiceUnavailable, dump, json_response
-from quire.shared.telemetry.loop_lag import LoopLag
 from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.inspect.snapshot import take_snapshot
-from quire.worker.queue.committer import Committer
-from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
+from quire.worker.queue.metrics import QueueMetrics
 
 # Longest time for which a request waits for the step in progress.
 ANSWER_S = 2.0
@@ -35,16 +32,12 @@ T = TypeVar("T")
 def admin_server(
     engine: EngineThread,
     listener: socket.socket,
-    broker: Broker,
-    claims: ClaimCounts,
-    committer: Committer,
-    lag: LoopLag,
+    queue: QueueMetrics,
     info: Mapping[str, str],
     num_replaced_kernels: int,
 ) -> InternalServer:
     """Make the admin server of a worker on a bound socket. Arguments of `WorkerMetrics`."""
-    metrics = WorkerMetrics(engine, broker, claims, committer, lag, info, num_replaced_kernels)
-    return WorkerAdminServer(engine, listener, metrics).server
+    return WorkerAdminServer(engine, listener, WorkerMetrics(engine, queue, info, num_replaced_kernels)).server
 
 
 class WorkerAdminServer:

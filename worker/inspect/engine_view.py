@@ -9,18 +9,16 @@ from quire.shared.protocol.views import (
     CACHED,
     FIGURES,
     MAX_CELLS,
-    MAX_ROWS,
     MAX_SEQUENCES,
     MAX_TABLE_ENTRIES,
     NOBODY,
     PINNED,
     Cells,
-    Row,
+    Member,
     SequenceView,
     View,
     ViewLimits,
 )
-from quire.worker.engine.step import Step
 from quire.worker.inspect.snapshot import BlockColumns, Snapshot
 from quire.worker.inspect.step_log import RecentSteps
 
@@ -37,8 +35,8 @@ def name_of(request_id: str) -> str:
 def make_view(snapshot: Snapshot, recent: RecentSteps, worker: str, number: int) -> View:
     """Return view number `number` of a worker. Takes about a millisecond for thousands of blocks."""
     cells, hidden_cells = _cells(snapshot.columns)
-    batch = _rows(recent.shown)
     limits, usage = snapshot.limits, snapshot.usage()
+    members, steps, hidden_steps = recent.render()
     return View(
         worker=worker,
         number=number,
@@ -55,11 +53,14 @@ def make_view(snapshot: Snapshot, recent: RecentSteps, worker: str, number: int)
         hidden_cells=hidden_cells,
         sequences=_sequences(snapshot),
         hidden_sequences=max(0, len(snapshot.sequences) - MAX_SEQUENCES),
-        batch=tuple(batch[:MAX_ROWS]),
-        hidden_rows=max(0, len(batch) - MAX_ROWS),
-        steps=recent.steps,
-        moves=recent.moves,
-        hidden_moves=recent.hidden_moves,
+        members=tuple(
+            Member(
+                name_of(sequence.group.request_id), min(sequence.choice, MAX_CHOICES - 1), sequence.num_prompt_tokens
+            )
+            for sequence in members
+        ),
+        steps=steps,
+        hidden_steps=hidden_steps,
     )
 
 
@@ -100,13 +101,3 @@ def _sequences(snapshot: Snapshot) -> tuple[SequenceView, ...]:
         )
         for sequence in shown
     )
-
-
-def _rows(step: Step | None) -> list[Row]:
-    if step is None:
-        return []
-    rows = [Row(name_of(sequence.group.request_id), sequence.choice, 1, False) for sequence in step.decodes.sequences]
-    for chunk in step.chunks:
-        sequence = chunk.sequence
-        rows.append(Row(name_of(sequence.group.request_id), sequence.choice, chunk.num_tokens, True))
-    return rows

@@ -6,14 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.metrics_core import Metric
 
-from quire.shared.protocol.broker import Broker
-from quire.shared.telemetry.loop_lag import LoopLag
 from quire.shared.telemetry.prometheus import Exposition, counter, gauge, histogram
 from quire.worker.engine.timing import StepTimes
 from quire.worker.inspect.snapshot import EngineUsage
-from quire.worker.queue.committer import Committer
-from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineThread
+from quire.worker.queue.metrics import QueueMetrics
 
 
 class WorkerMetrics:
@@ -22,10 +19,7 @@ class WorkerMetrics:
     def __init__(
         self,
         thread: EngineThread,
-        broker: Broker,
-        claims: ClaimCounts,
-        committer: Committer,
-        lag: LoopLag,
+        queue: QueueMetrics,
         info: Mapping[str, str],
         num_replaced_kernels: int = 0,
     ) -> None:
@@ -34,10 +28,7 @@ class WorkerMetrics:
         num_replaced_kernels: by the self-test at start.
         """
         self._thread = thread
-        self._broker = broker
-        self._claims = claims
-        self._committer = committer
-        self._lag = lag
+        self._queue = queue
         labels, values = tuple(info), {tuple(info.values()): 1.0}
         self._constant = [
             gauge("quire_worker_info", "Always 1; the labels say how this worker computes", values, labels),
@@ -52,44 +43,7 @@ class WorkerMetrics:
     def render(self, usage: EngineUsage, times: StepTimes) -> bytes:
         """Return the exposition of one reading of the engine."""
         return self._exposition.render(
-            [*self._constant, *_engine(usage), *_steps(times), *self._queue(), *self._commits(), *self._threads()]
-        )
-
-    def _queue(self) -> Iterator[Metric]:
-        claims, corrupt = self._claims, self._broker.corrupt
-        yield counter("quire_attempts", "Requests that this worker claimed", claims.first + claims.migrated)
-        yield counter("quire_migrations", "Claimed requests that continue an earlier attempt", claims.migrated)
-        yield counter(
-            "quire_corrupt_messages",
-            "Messages that could not be decoded, by where they were found",
-            {"entry": corrupt["queue entry"], "request": corrupt["request"], "notice": corrupt["notice"]},
-            ("where",),
-        )
-        yield histogram(
-            "quire_queue_wait_seconds",
-            "Time from the acceptance of a request to its first claim, by priority class",
-            claims.waited_s,
-            ("class",),
-        )
-
-    def _commits(self) -> Iterator[Metric]:
-        counts, committer = self._committer.counts, self._committer
-        yield gauge("quire_leases", "Requests whose leases this worker holds", committer.num_running)
-        yield counter(
-            "quire_leases_lost", "Leases that belonged to another attempt when they were renewed", counts.leases_lost
-        )
-        yield counter("quire_fenced_commits", "Attempts that a commit found superseded", counts.fenced)
-        yield counter(
-            "quire_worker_requests", "Requests that this worker finished, by outcome", counts.ended, ("outcome",)
-        )
-        yield histogram("quire_commit_seconds", "Duration of commits that Redis answered", counts.seconds)
-        yield counter("quire_commit_requests", "Requests in commits that Redis answered", counts.requests)
-        yield counter("quire_commit_failures", "Commits that Redis did not answer and that are repeated", counts.failed)
-        yield counter("quire_log_resends", "Requests whose output log had lost its end and got it again", counts.resent)
-        yield gauge(
-            "quire_uncommitted_requests",
-            "Requests with tokens that wait for the next commit",
-            committer.num_uncommitted,
+            [*self._constant, *_engine(usage), *_steps(times), *self._queue.families(), *self._threads()]
         )
 
     def _threads(self) -> Iterator[Metric]:
@@ -99,7 +53,6 @@ class WorkerMetrics:
         yield counter(
             "quire_engine_idle_seconds", "Time during which the engine had nothing to do", self._thread.idle_s
         )
-        yield histogram("quire_event_loop_lag_seconds", "Delay with which the event loop wakes up", self._lag.seconds)
 
 
 def _engine(usage: EngineUsage) -> Iterator[Metric]:
@@ -173,6 +126,23 @@ def _engine(usage: EngineUsage) -> Iterator[Metric]:
         ("phase",),
     )
     yield counter(
+        "quire_drafted_tokens",
+        "Drafted tokens that steps computed, by the source of the draft",
+        usage.drafted_tokens,
+        ("source",),
+    )
+    yield counter(
+        "quire_accepted_tokens",
+        "Drafted tokens that the model chose too, by the source of the draft",
+        usage.accepted_tokens,
+        ("source",),
+    )
+    yield counter(
+        "quire_saved_steps",
+        "Steps that sequences took part in less, because drafted tokens were accepted",
+        sum(usage.accepted_tokens.values()),
+    )
+    yield counter(
         "quire_prefix_cache_query_tokens",
         "Prompt tokens that were looked up in the prefix cache",
         usage.prefix_query_tokens,
@@ -181,6 +151,27 @@ def _engine(usage: EngineUsage) -> Iterator[Metric]:
         "quire_prefix_cache_hit_tokens", "Prompt tokens that the prefix cache supplied", usage.prefix_hit_tokens
     )
     yield counter("quire_prefix_cache_evictions", "Cached blocks that were evicted to free memory", usage.evictions)
+    spill = usage.spill
+    yield counter(
+        "quire_spilled_blocks",
+        "Evicted blocks that went to host memory or to the disk, by tier",
+        spill.kept,
+        ("tier",),
+    )
+    yield counter(
+        "quire_spill_read_blocks", "Evicted blocks that came back to the prefix cache, by tier", spill.read, ("tier",)
+    )
+    yield counter(
+        "quire_spill_dropped_blocks",
+        "Evicted blocks that were not kept, or not used again, by reason",
+        spill.dropped,
+        ("reason",),
+    )
+    yield counter(
+        "quire_spill_slower_prefixes", "Prefixes that were computed because reading them is slower", spill.slower
+    )
+    yield gauge("quire_spill_blocks", "Evicted blocks that are kept now, by tier", spill.blocks, ("tier",))
+    yield gauge("quire_spill_bytes", "Bytes of evicted blocks that are kept now, by tier", spill.num_bytes, ("tier",))
     yield gauge(
         "quire_state_slots",
         "Slots of recurrent states besides those of running sequences, by use",

@@ -1,8 +1,8 @@
 """Publishes views of the engine to a Redis channel, only while a gateway asks for them.
 
 Without viewers the engine's thread does nothing for this. With viewers it copies its tables about ten times per second
-and notes each step in a microsecond. Views become rarer where that would take more than ENGINE_SHARE of the thread's
-time. A failure here is logged and never ends the worker.
+and notes each step in some microseconds. Views become rarer where that would take more than ENGINE_SHARE of the
+thread's time. A failure here is logged and never ends the worker.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class ViewPublisher:
 
     async def _publish_while_viewed(self, ended: asyncio.Event) -> None:
         log.info("publishing views of the engine: it has viewers")
-        steps = StepLog()
-        await self._call(lambda engine: _observe(engine, steps))
+        steps = await self._call(_observe)
         loop = asyncio.get_running_loop()
         asks_at, shown_at, shown = loop.time() + ASK_S, float("-inf"), None
         pause_s = 0.0
@@ -89,7 +88,7 @@ class ViewPublisher:
                 await _wait(ended, pause_s)
         finally:
             with suppress(EngineGone, TimeoutError):
-                await self._call(lambda engine: _observe(engine, None))
+                await self._call(lambda engine: setattr(engine, "observer", None))
             log.info(
                 "the engine has no viewers any more; each of %d views took %.2f ms of its thread and %.2f ms elsewhere",
                 self.num_views,
@@ -123,8 +122,10 @@ def _read(engine: Engine, steps: StepLog) -> tuple[Snapshot, RecentSteps, float]
     return take_snapshot(engine), steps.take(), time.thread_time() - started
 
 
-def _observe(engine: Engine, log: StepLog | None) -> None:
-    engine.observer = log
+def _observe(engine: Engine) -> StepLog:
+    """Start a log of the engine's steps."""
+    engine.observer = log = StepLog(engine.groups)
+    return log
 
 
 async def _wait(ended: asyncio.Event, seconds: float) -> None:

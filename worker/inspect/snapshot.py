@@ -10,11 +10,12 @@ time, such as counting the owners of each block, is a method of the snapshot and
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +23,16 @@ import numpy.typing as npt
 from quire.shared.protocol.views import EngineFigures
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.speculation import DraftCounters
+from quire.worker.engine.spill import SpillFigures
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 # Figures of models with recurrent states; 0 for other models.
 STATE_FIGURES = ("state_snapshots", "state_slots_free", "state_slots_held", "states_restored", "state_evictions")
+# Figures of an engine that does not speculate.
+NO_DRAFTS = DraftCounters().figures()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,11 @@ class EngineUsage(EngineFigures):
     state_slots_held: int
     states_restored: int
     state_evictions: int
+    # Drafted tokens that steps have computed, and those among them that were accepted, by the source of the draft.
+    drafted_tokens: Mapping[str, int]
+    accepted_tokens: Mapping[str, int]
+    # Blocks that the prefix cache has evicted.
+    spill: SpillFigures
 
 
 class SequenceSnapshot(NamedTuple):
@@ -100,7 +110,7 @@ class Snapshot:
     sequences: list[SequenceSnapshot]
     pinned: list[PinnedBlocks]
     cached_blocks: list[int]
-    counts: dict[str, int]  # fields of EngineUsage that the engine keeps itself
+    counts: dict[str, Any]  # fields of EngineUsage that the engine keeps itself
 
     def usage(self) -> EngineUsage:
         """Return all figures. Takes about a millisecond for thousands of blocks."""
@@ -205,6 +215,8 @@ def take_snapshot(engine: Engine) -> Snapshot:
             "decode_tokens": engine.num_decode_tokens,
             "max_prefill_tokens": min(scheduler.max_prefill_tokens, scheduler.max_num_batched_tokens),
             **(engine.groups.states.figures() if engine.groups.states else dict.fromkeys(STATE_FIGURES, 0)),
+            "spill": scheduler.spill.figures() if scheduler.spill else SpillFigures(),
+            **(engine.drafts.counters.figures() if engine.drafts else NO_DRAFTS),
         },
     )
 

@@ -57,5 +57,12 @@ def load_model(
     weights as they are read. Other arguments are those of `Decoder.load`.
     """
     if isinstance(config, ModelConfig):
-        return Decoder.load(folder, ops, ops.dtype, device, max_model_len, read, ranks, bits)
-    return TransformersModel.load(config, ops, device, max_model_len, read, packed, ranks, bits)
+        model: PagedModel = Decoder.load(folder, ops, ops.dtype, device, max_model_len, read, ranks, bits)
+    else:
+        model = TransformersModel.load(config, ops, device, max_model_len, read, packed, ranks, bits)
+    if config.is_wrapped and ranks is None:
+        from quire.worker.models.vision.tower import find_tower  # Pillow takes memory
+
+        has_axes = isinstance(config, ModelConfig) and bool(config.rope_axes)
+        model.tower, model.why_no_images = find_tower(folder, ops.dtype, device, has_axes)
+    return model

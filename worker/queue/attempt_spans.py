@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 from quire.shared.protocol.broker import Claim
 from quire.shared.protocol.states import OutcomeName
 from quire.shared.telemetry.trace_context import TraceContext
+from quire.worker.queue.committer import LOST
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
 
-# Ends of an attempt whose request has not ended: another attempt owns it, or the worker gave it back to the queue.
-LOST, RELEASED = "lost", "released"
 _SPAN_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
@@ -45,6 +44,8 @@ class AttemptSpans:
         before: list[TraceContext] = []
         if claim.deliveries == 1:
             attributes = {**self._attributes, "quire.priority": claim.priority_class}
+            if claim.placement:
+                attributes |= {"quire.prefix.placement": claim.placement, "quire.prefix.holder": claim.holder}
             tracer.span("queue", parent, attributes, began_ns=now_ns - 1_000_000 * max(0, claim.waited_ms)).end(now_ns)
         else:
             name = "recovery"

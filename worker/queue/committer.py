@@ -15,16 +15,16 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from redis.exceptions import RedisError
 
 from quire.shared.process.backoff import Backoff
 from quire.shared.protocol.broker import Broker, Claim, ComputedTokens, PackedStep, StepCommit, StepReply
-from quire.shared.protocol.messages import Delta, StepItem, decode_items
+from quire.shared.protocol.messages import StepItem, decode_items
 from quire.shared.protocol.states import OutcomeName
-from quire.worker.queue.attempt_spans import LOST, RELEASED, AttemptSpans
 from quire.worker.queue.counts import CommitCounts
-from quire.worker.queue.engine_thread import EngineThread
+from quire.worker.queue.executor import Executor
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,22 @@ ASK_S = 0.02
 MAX_EARLY_CANCELS = 1024
 
 
+# Ends of an attempt whose request has not ended: another attempt owns it, or the worker gave it back to the queue.
+LOST, RELEASED = "lost", "released"
+
+
+class AttemptTrace(Protocol):
+    """The trace of one attempt. `attempt_spans.AttemptSpans` is one."""
+
+    def first_tokens(self) -> None:
+        """Note that the attempt has emitted tokens."""
+        ...
+
+    def end(self, outcome: str, tokens: int) -> None:
+        """End the trace. outcome: that of the request, or LOST or RELEASED. tokens: those in the request's log."""
+        ...
+
+
 @dataclass(slots=True)
 class Attempt:
     """A request that this worker runs: its fencing token, and a copy of its log in case Redis loses the end of it.
@@ -55,7 +71,7 @@ class Attempt:
 
     token: str
     log: bytearray
-    spans: AttemptSpans | None = None
+    spans: AttemptTrace | None = None
     is_unwatched: bool = False
 
     def sent(self) -> list[StepItem]:
@@ -97,7 +113,7 @@ class Committer:
         self._applied: tuple[tuple[str, str], ...] = ()
         self.counts = CommitCounts()
 
-    def register(self, claim: Claim, logged: Iterable[bytes], spans: AttemptSpans | None = None) -> bool:
+    def register(self, claim: Claim, logged: Iterable[bytes], spans: AttemptTrace | None = None) -> bool:
         """Commit items of this request from now on, under the claim's attempt token and after its `logged` items.
 
         Returns False if the request has been cancelled since the claim: it must be ended as soon as it has started.
@@ -137,7 +153,7 @@ class Committer:
         """The requests that run here, each with its attempt token."""
         return [(request_id, attempt.token) for request_id, attempt in self._attempts.items()]
 
-    def lose(self, lost: Iterable[tuple[str, str]], engine: EngineThread) -> None:
+    def lose(self, lost: Iterable[tuple[str, str]], engine: Executor) -> None:
         """Drop attempts that another worker or an outcome has superseded."""
         for request_id, token in lost:
             if self._token(request_id) == token:
@@ -186,7 +202,7 @@ class Committer:
                 attempt.spans.first_tokens()
                 del self._first_awaited[item.request_id]
 
-    async def run(self, engine: EngineThread) -> None:
+    async def run(self, engine: Executor) -> None:
         """Commit until `stop`, and then the steps that are still queued."""
         while not self._stopping or self._steps or self._held:
             await self._wake.wait()
@@ -258,7 +274,7 @@ class Committer:
                 log.warning("commit of %d requests failed (%s); retrying in %.1f s", len(commits), error, delay)
                 await asyncio.sleep(delay)
 
-    def _apply(self, reply: StepReply, commits: list[StepCommit], engine: EngineThread) -> dict[str, int]:
+    def _apply(self, reply: StepReply, commits: list[StepCommit], engine: Executor) -> dict[str, int]:
         """Apply a reply. Returns the requests whose logs in Redis lack items, and where these logs end."""
         self.counts.fenced += len(reply.lost)
         self.lose(reply.lost, engine)
@@ -287,7 +303,7 @@ class Committer:
                 engine.finish(request_id, OutcomeName.DEADLINE)
         return {request_id: index for request_id, index in reply.behind.items() if request_id in self._attempts}
 
-    def _resend(self, behind: dict[str, int], engine: EngineThread) -> list[StepCommit]:
+    def _resend(self, behind: dict[str, int], engine: Executor) -> list[StepCommit]:
         """Return the items that logs in Redis lack, with their old boundaries: readers may have seen some of them."""
         again = []
         for request_id, index in behind.items():
@@ -306,7 +322,7 @@ class Committer:
                 self._lose(request_id, engine)
         return again
 
-    def _lose(self, request_id: str, engine: EngineThread) -> None:
+    def _lose(self, request_id: str, engine: Executor) -> None:
         attempt = self._forget(request_id)
         log.warning(
             "attempt at request %s is lost: it ended or is parked, or another worker has claimed it",
@@ -358,16 +374,10 @@ def merge(commits: list[StepCommit]) -> list[StepCommit]:
 
 def _joined(before: StepCommit, after: StepCommit) -> StepCommit | None:
     """Return two commits merged, or None if they cannot be. A worker that lags behind calls this for every token."""
-    attempt, (request_id, start, old, _, report) = before
-    other, (_, _, new, outcome, _) = after
-    if attempt != other or len(old) > 1 or len(new) > 1:
+    attempt, item = before
+    if attempt != after.attempt:
         return None
-    if old and new:
-        choice, token_ids, _, _, _, records = old[0]
-        other_choice, more, reason, stop, score, more_records = new[0]
-        if choice != other_choice or len(token_ids) >= MAX_JOINED:
-            return None
-        if more_records:
-            records = (records or b"") + more_records
-        new = (Delta(choice, token_ids + more, reason, stop, score, records),)
-    return StepCommit(attempt, StepItem(request_id, start, new or old, outcome, report))
+    if item.deltas and after.item.deltas and len(item.deltas[0].token_ids) >= MAX_JOINED:
+        return None
+    joined = item.joined(after.item)
+    return None if joined is None else StepCommit(attempt, joined)

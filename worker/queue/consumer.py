@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,7 +36,7 @@ from quire.shared.redis.clients import BLOCK_S
 from quire.worker.queue.attempt_spans import spans_of
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.counts import ClaimCounts
-from quire.worker.queue.engine_thread import EngineThread
+from quire.worker.queue.executor import Executor
 
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
@@ -69,7 +70,7 @@ class Consumer:
         broker: Broker,
         reader: QueueReader,
         committer: Committer,
-        engine: EngineThread,
+        engine: Executor,
         incarnation: str,
         lease_s: float,
         tracer: Tracer | None = None,
@@ -257,7 +258,7 @@ class Consumer:
                 self._loading.add(task)
                 task.add_done_callback(self._loading.discard)
                 continue
-            self._start(claim, request, logged, priority)
+            await self._start(claim, request, logged, priority)
             if not is_wanted:
                 self._engine.finish(request.id, OutcomeName.CANCELLED)
 
@@ -275,14 +276,36 @@ class Consumer:
         except (RedisError, OSError) as error:
             log.warning("the announced adapters cannot be read: %s", error)
         if (claim.request_id, claim.attempt) in self._committer.attempts:  # not lost or cancelled meanwhile
-            self._start(claim, request, logged, priority)
+            await self._start(claim, request, logged, priority)
 
-    def _start(
+    async def _start(
         self, claim: Claim, request: GenerationRequest, logged: tuple[StepItem, ...], priority: int | None = None
     ) -> None:
         if priority is None:
             priority = PRIORITY_CLASSES.index(claim.priority_class)
-        self._engine.add(request, claim.attempt, logged, priority)
+        if not request.images:
+            self._engine.add(request, claim.attempt, logged, priority)
+        elif (pictures := await self._pictures(claim, request)) is not None:
+            self._engine.add(request, claim.attempt, logged, priority, pictures)
+
+    async def _pictures(self, claim: Claim, request: GenerationRequest) -> Mapping[str, bytes] | None:
+        """Return the files of the images of a request, by digest; None if the attempt is over.
+
+        The request ends if Redis has lost a file.
+        """
+        backoff = Backoff(*RETRY_S)
+        while (claim.request_id, claim.attempt) in self._committer.attempts:
+            try:
+                files = await self._broker.images(request)
+            except (RedisError, OSError):
+                await asyncio.sleep(backoff.next())
+                continue
+            if files is not None:
+                return files
+            lost = Outcome(OutcomeName.ERROR, "an image of the request is not in Redis any more; send it again")
+            self._committer.put([StepCommit(claim.attempt, StepItem(claim.request_id, claim.emitted, (), lost))])
+            break
+        return None
 
     async def _run_isolated(self) -> None:
         """Start the first isolated request once no other request lacks progress.
@@ -301,4 +324,4 @@ class Consumer:
                 committer.lose([(claim.request_id, claim.attempt)], self._engine)
             elif committer.lacks_progress(claim):  # it may have been lost during `begin`
                 self._runs_isolated = True
-                self._start(*waiting[0], priority=0)
+                await self._start(*waiting[0], priority=0)

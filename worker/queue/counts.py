@@ -18,6 +18,8 @@ class ClaimCounts:
     def __init__(self) -> None:
         self.first = 0
         self.migrated = 0
+        # First claims of requests with a prefix that a worker held, by placement (see `Claim`).
+        self.placed = dict.fromkeys(("holder", "waited", "busy"), 0)
         # Queueing times of first claims. A migrated request spent its time with another worker too.
         self.waited_s = {name: Histogram(WAIT_S) for name in PRIORITY_CLASSES}
 
@@ -27,6 +29,8 @@ class ClaimCounts:
             self.migrated += 1
             return
         self.first += 1
+        if claim.placement in self.placed:
+            self.placed[claim.placement] += 1
         if (waited_s := self.waited_s.get(claim.priority_class)) is not None:
             waited_s.observe(claim.waited_ms / 1000)
 

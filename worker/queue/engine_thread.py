@@ -12,10 +12,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from quire.shared.protocol.broker import ComputedTokens, StepCommit
@@ -26,6 +25,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sequence import LOWEST_PRIORITY
+from quire.worker.queue.executor import NO_PICTURES, Emit, ExecutorStatus
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +44,6 @@ class EngineGone(RuntimeError):
     """The engine's thread has ended and answers no calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """Figures of the engine between two steps."""
-
-    free_blocks: int
-    running: int
-    waiting: int
-    steps: int
-    slowest_step_s: float
-
-
 class EngineThread(threading.Thread):
     """Runs an engine until `stop`.
 
@@ -66,7 +55,7 @@ class EngineThread(threading.Thread):
     def __init__(
         self,
         engine: Engine,
-        emit: Callable[[list[StepCommit], list[ComputedTokens]], None],
+        emit: Emit,
         ended: Callable[[], None],
     ) -> None:
         super().__init__(name="engine", daemon=True)
@@ -111,6 +100,11 @@ class EngineThread(threading.Thread):
         return max(0, first - self._rows_on_their_way), max(0, second - self._rows_on_their_way)
 
     @property
+    def stranded(self) -> list[tuple[str, str]]:
+        """Nothing: an engine takes all of its requests further."""
+        return []
+
+    @property
     def _rows_on_their_way(self) -> int:
         return self._rows_added - self._rows_taken
 
@@ -119,16 +113,23 @@ class EngineThread(threading.Thread):
         return time.monotonic() - self.ticked_at > LONG_STEP_S
 
     def add(
-        self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int = DEFAULT_PRIORITY
+        self,
+        request: GenerationRequest,
+        attempt: str,
+        earlier: tuple[StepItem, ...],
+        priority: int = DEFAULT_PRIORITY,
+        pictures: Mapping[str, bytes] = NO_PICTURES,
     ) -> None:
         """Start a request after the items that earlier attempts emitted. An older attempt here is dropped."""
         self._rows_added += request.rows
-        self._post(lambda: self._add(request, attempt, earlier, priority))
+        self._post(lambda: self._add(request, attempt, earlier, priority, pictures))
         if priority < LOWEST_PRIORITY:
             self._engine.interrupt.request()
 
     def prepare(self, request: GenerationRequest) -> None:
         """Compile the grammar of a request, which takes long. Call it on another thread than the engine's."""
+        if self._engine.grammars is None:
+            return
         with suppress(Exception):  # the engine meets the same error, and ends the request with it
             self._engine.grammars.matcher(request.sampling.grammar)
 
@@ -239,13 +240,18 @@ class EngineThread(threading.Thread):
                 future.set_exception(error)
 
     def _add(
-        self, request: GenerationRequest, attempt: str, earlier: tuple[StepItem, ...], priority: int
+        self,
+        request: GenerationRequest,
+        attempt: str,
+        earlier: tuple[StepItem, ...],
+        priority: int,
+        pictures: Mapping[str, bytes],
     ) -> StepItem | None:
         self._rows_being_taken += request.rows
         self._engine.drop(request.id)
         self._attempts[request.id] = attempt
         try:
-            self._engine.add(request, earlier, priority)
+            self._engine.add(request, earlier, priority, pictures=pictures)
             return None
         except RequestRefused as error:
             detail = str(error)
@@ -289,9 +295,9 @@ class EngineThread(threading.Thread):
         attempt = self._attempts.pop(item.request_id) if item.outcome else self._attempts[item.request_id]
         return StepCommit(attempt, item)
 
-    def _read_status(self) -> EngineStatus:
+    def _read_status(self) -> ExecutorStatus:
         groups = self._engine.groups
-        return EngineStatus(
+        return ExecutorStatus(
             free_blocks=groups.blocks.num_free,
             running=groups.num_running,
             waiting=groups.num_waiting,

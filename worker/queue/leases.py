@@ -68,6 +68,13 @@ def is_gone(text: str) -> bool:
     return _started(there.pid) != there.started
 
 
+def pid_here(text: str) -> int | None:
+    """Return the pid of a process that runs on this machine, as this process sees it; None for any other process."""
+    there = _ProcessIdentity.parse(text)
+    is_here = there.pid.isdigit() and there.machine == _machine() != "" and _started(there.pid) == there.started
+    return int(there.pid) if is_here else None
+
+
 def _machine() -> str:
     """Return the boot of this machine and the process namespace of this container."""
     try:

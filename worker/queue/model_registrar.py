@@ -80,3 +80,8 @@ class ModelRegistrar:
                 "models in Redis use those: give all workers of a model the same folder and --model-aliases",
                 registration.manifest.model,
             )
+
+
+async def keep_registered(redis_url: str, registration: Registration, ended: asyncio.Event) -> None:
+    """Keep a model registered until `ended` is set."""
+    await ModelRegistrar(redis_url, registration).run(ended)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from quire.worker.interpreter import FAILED
 
 if TYPE_CHECKING:
-    from quire.worker.queue.engine_thread import EngineThread
+    from quire.worker.queue.executor import Executor
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class Watchdog(threading.Thread):
     """Watches the engine on a thread of its own, because a step that hangs can block the event loop too."""
 
-    def __init__(self, engine: EngineThread, limit_s: float) -> None:
+    def __init__(self, engine: Executor, limit_s: float) -> None:
         super().__init__(name="watchdog", daemon=True)
         self._engine = engine
         self._limit_s = limit_s

@@ -141,7 +141,13 @@ class DistributedCollectives(Collectives):
     """torch.distributed, between GPUs or between processes that compute with plain torch on a CPU."""
 
     def __init__(
-        self, rank: int, size: int, file: int, device: torch.device, keeps_order: bool, is_tested: bool = False
+        self,
+        rank: int,
+        size: int,
+        file: int,
+        device: torch.device,
+        keeps_order: bool,
+        record: kernels.RecordGraph | None = None,
     ) -> None:
         """Wait for all ranks.
 
@@ -149,7 +155,7 @@ class DistributedCollectives(Collectives):
         the file again by that number for each use, and would otherwise write to another file with the number.
         keeps_order: a sum must not depend on the number of rows that are reduced together. With more than two summands
         the libraries choose their order by the place and the number of values.
-        is_tested: GPUs may test symmetric memory, and sum through it.
+        record: as of `meet`.
         """
         self.rank, self.size, self.device = rank, size, device
         self._keeps_order = keeps_order and size > 2
@@ -164,8 +170,8 @@ class DistributedCollectives(Collectives):
             device_id=device if is_cuda else None,
         )
         self._symmetric = None
-        if is_cuda and is_tested and not keeps_order:
-            self._symmetric = symmetric_all_reduce(rank, size, device)
+        if is_cuda and record and not keeps_order:
+            self._symmetric = symmetric_all_reduce(rank, size, device, record)
 
     @property
     def has_symmetric_memory(self) -> bool:
@@ -210,13 +216,14 @@ def meeting(size: int, ops: kernels.Ops) -> int:
     return shared_file(size) if isinstance(ops, kernels.CpuOps) else os.memfd_create("quire-ranks")
 
 
-def meet(rank: int, size: int, file: int, ops: kernels.Ops, is_tested: bool = False) -> Collectives:
+def meet(rank: int, size: int, file: int, ops: kernels.Ops, record: kernels.RecordGraph | None = None) -> Collectives:
     """Join the ranks that share a `meeting`. Takes over the descriptor of its file.
 
-    is_tested: collective operations may be tested, so that ranks can choose between them (`DistributedCollectives`).
+    record: records a CUDA graph, with which GPUs test whether they can sum through symmetric memory; None lets them sum
+    without it.
     """
     if not isinstance(ops, kernels.CpuOps):
-        return DistributedCollectives(rank, size, file, ops.device, ops.row_invariant, is_tested)
+        return DistributedCollectives(rank, size, file, ops.device, ops.row_invariant, record)
     try:
         return SharedMemoryCollectives(rank, size, file)
     finally:

@@ -25,7 +25,7 @@ from quire import kernels
 from quire.shared.process.errors import StartError
 from quire.shared.telemetry.logs import setup_logging
 from quire.worker.device import backend, devices
-from quire.worker.device.cuda import Graph, Record, record_on_cuda
+from quire.worker.device.cuda import record_on_cuda
 from quire.worker.device.self_test import refusal
 from quire.worker.engine.paged_model import KVCache, PagedModel
 from quire.worker.interpreter import FAILED, GAVE_UP, leave
@@ -42,12 +42,12 @@ class Follower:
     """A part of a model, with its caches and CUDA graphs, that carries out orders."""
 
     def __init__(
-        self, model: PagedModel, ranks: Collectives, answer: Callable[[int], None], record: Record = record_on_cuda
+        self, model: PagedModel, ranks: Collectives, answer: Callable[[int], None], record: kernels.RecordGraph
     ) -> None:
         """answer: sends a number to rank 0. record: records a CUDA graph."""
         self._model, self._ranks, self._answer, self._record = model, ranks, answer, record
         self._caches: dict[int, KVCache] = {}
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[int, kernels.Replayable] = {}
         self._pool: Any = None  # a handle whose type torch keeps private
         self._handlers: dict[str, Callable[..., object]] = {
             "forward": self._forward,
@@ -161,7 +161,7 @@ def run(rank: int, control: socket.socket, file: int) -> None:
     dtype = devices.DTYPES[settings.dtype]
     ops = backend.make_ops(settings, device, dtype)
     backend.place_threads(settings, ops, rank)
-    ranks = meet(rank, size, file, ops, is_tested=settings.self_test != "off")
+    ranks = meet(rank, size, file, ops, record_on_cuda if settings.self_test != "off" else None)
     model = load_part(settings, ops, device, ranks)
     if isinstance(ops, kernels.CpuOps) and not model.multiplies_in_torch:
         torch.set_num_threads(1)
@@ -170,7 +170,7 @@ def run(rank: int, control: socket.socket, file: int) -> None:
         control.sendall(number.to_bytes(ANSWER_BYTES))
 
     answer(0)
-    Follower(model, ranks, answer).obey(orders)
+    Follower(model, ranks, answer, record_on_cuda).obey(orders)
 
 
 def main() -> None:

@@ -13,19 +13,18 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 import msgpack
 import torch
 
-from quire.kernels import KernelFault, Ops, RecordGraph, SelfTestReport, replace_kernels, replaced_mask
+from quire.kernels import KernelFault, Ops, RecordGraph, Replayable, SelfTestReport, replace_kernels, replaced_mask
 from quire.kernels.ops import AllReduceGroup
 from quire.shared.process.processes import spawn
 from quire.shared.telemetry.logs import give_up
 from quire.worker.device.backend import kv_cache_name
-from quire.worker.device.cuda import Graph, Record, record_on_cuda
 from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.paged_model import KVCache, PagedModel
@@ -73,12 +72,14 @@ class Followers:
         settings: WorkerSettings,
         path: Path,
         ops: Ops,
+        record: RecordGraph,
         on_death: Callable[[int, int, str], None] = end_worker,
         cpus: Collection[int] = (),
     ) -> None:
         """Start the followers and wait for them. Call it on the main thread: they end with that thread.
 
-        cpus: those that all ranks together may use; by default the CPUs of this process.
+        record: records a CUDA graph on this rank. cpus: those that all ranks together may use; by default the CPUs of
+        this process.
         """
         size = settings.num_ranks
         self._closing = False
@@ -92,7 +93,9 @@ class Followers:
         file = meeting(size, ops)
         allowed = sorted(cpus or os.sched_getaffinity(0))
         types = {"dtype": str(ops.dtype)[6:], "kv_cache_dtype": kv_cache_name(ops)}
-        first = asdict(settings) | {"redis_url": "", "model": str(path)} | types
+        # A command may have settings of its own besides.
+        own = {field.name: getattr(settings, field.name) for field in fields(WorkerSettings)}
+        first = own | {"redis_url": "", "model": str(path)} | types
         for rank in range(1, size):
             ours, theirs = socket.socketpair()
             self._sockets.append(ours)
@@ -102,7 +105,7 @@ class Followers:
                 ours.sendall(msgpack.packb([first, ops.device.type, allowed]))
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
-        self.ranks = meet(0, size, file, ops, is_tested=settings.self_test != "off")
+        self.ranks = meet(0, size, file, ops, record if settings.self_test != "off" else None)
         self._release_ranks = self.ranks.give_up
 
     @staticmethod
@@ -206,7 +209,7 @@ class LeadingCache(KVCache):
 class LeadingGraph:
     """A graph of this rank, and its number on the followers."""
 
-    def __init__(self, graph: Graph, number: int, model: LeadingModel) -> None:
+    def __init__(self, graph: Replayable, number: int, model: LeadingModel) -> None:
         self._graph, self._number, self._model = graph, number, model
 
     def replay(self) -> None:
@@ -286,7 +289,7 @@ class LeadingModel(PagedModel):
         self.check()
         self._tell("forward", kv_cache.number, *BatchSizes.of(batch))
 
-    def replay(self, number: int, graph: Graph) -> None:
+    def replay(self, number: int, graph: Replayable) -> None:
         """Replay a graph of this rank, and the graph with this number on the followers."""
         self.check()
         self._tell("replay", number)
@@ -307,8 +310,8 @@ class LeadingModel(PagedModel):
         self.followers.ranks.send(batch)
         return super().forward(batch, kv_cache)  # type: ignore[safe-super]
 
-    def record(self, launch: Callable[[], None], pool: Any, record: Record = record_on_cuda) -> tuple[Graph, Any]:
-        """Record the kernels that a function launches, on all ranks: a `graphs.Record`.
+    def record(self, launch: Callable[[], None], pool: Any, record: RecordGraph) -> tuple[Replayable, Any]:
+        """Record the kernels that a function launches, on all ranks. record: records those of this rank.
 
         Raises RuntimeError if a rank cannot record them.
         """

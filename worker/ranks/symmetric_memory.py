@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from quire.worker.device.cuda import Record, record_on_cuda
+from quire.kernels import RecordGraph
 
 log = logging.getLogger(__name__)
 
@@ -89,13 +89,14 @@ def symmetric_all_reduce(
     rank: int,
     size: int,
     device: torch.device,
+    record: RecordGraph,
     make_buffer: Callable[[torch.device], ExchangeBuffer] = SymmetricBuffer,
-    record: Record = record_on_cuda,
 ) -> SymmetricAllReduce | None:
     """Return the all-reduce of this rank if all ranks have tested it; None on all ranks otherwise.
 
     All ranks call it together, after the process group was made. Rank 0 logs one line. Ranks agree on the result of
-    each step, and a step ends at the same collective operation on all ranks even if it finds wrong sums.
+    each step, and a step ends at the same collective operation on all ranks even if it finds wrong sums. record:
+    records a CUDA graph.
     """
     if size not in SIZES:
         return None
@@ -144,7 +145,7 @@ class SumTest:
         size: int,
         device: torch.device,
         make_buffer: Callable[[torch.device], ExchangeBuffer],
-        record: Record,
+        record: RecordGraph,
     ) -> None:
         self._rank, self._size, self._device = rank, size, device
         self._make_buffer, self._record = make_buffer, record

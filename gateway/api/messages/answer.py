@@ -17,6 +17,7 @@ from quire.gateway.api.messages.parameters import COUNT_TOKENS, CREATE
 from quire.gateway.api.messages.request import read_request
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import ApiError
+from quire.gateway.errors.message_errors import ERROR_TYPES
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart, PartKind
@@ -25,7 +26,9 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_text import ScoredTokens
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import TOOL_CALLS, Choice
-from quire.gateway.stream.writer import ChoiceFormat
+from quire.gateway.stream.writer import INEXACT, MARK, ChoiceFormat
+from quire.shared.config.schema_parts import ANY_OBJECT, COUNT, NULL, TEXT, Schema, any_of, array, closed, or_null, ref
+from quire.shared.config.validators import OneOf
 from quire.shared.protocol.states import OutcomeName
 
 # The priority classes as the tiers of this API.
@@ -95,6 +98,7 @@ class MessageAnswer(ChoiceFormat):
         self._blocks = BlockWriter(self._hides_thinking)
         self._reason = ""
         self._stop_reason: str | int | None = None
+        self._mark: Mapping[str, Any] = {}
 
     def opening(self) -> list[str]:
         """Return the events before the first block. The count of cached tokens is not known yet."""
@@ -119,10 +123,13 @@ class MessageAnswer(ChoiceFormat):
         self._reason, self._stop_reason = reason, stop_reason
         return self._blocks.close()
 
+    def mark(self) -> None:
+        self._mark = INEXACT
+
     def ending(self, usage: Mapping[str, Any]) -> list[str]:
         """Return the reason of the end, the usage and the last event."""
         delta = self._end(self._reason, self._stop_reason, usage)
-        data = {"type": "message_delta", "delta": delta, "usage": self._usage(usage)}
+        data = {"type": "message_delta", "delta": delta, "usage": self._usage(usage), **self._mark}
         return [event("message_delta", sse.dumps(data)), event("message_stop", '{"type":"message_stop"}')]
 
     def failure(self, error: ApiError) -> list[str]:
@@ -134,7 +141,7 @@ class MessageAnswer(ChoiceFormat):
         [choice] = choices
         content = blocks(choice.parts, self._hides_thinking) if self._max_tokens else []
         end = self._end(choice.finish_reason, choice.stop_reason, usage)
-        yield sse.dumps({**self._message, "content": content, **end, "usage": self._whole_usage(usage)})
+        yield sse.dumps({**self._message, "content": content, **end, "usage": self._whole_usage(usage), **self._mark})
 
     def _end(self, reason: str, stop_reason: str | int | None, usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of the answer that say why it ended."""
@@ -173,3 +180,79 @@ class MessageAnswer(ChoiceFormat):
 def _ended(reason: str | None, sequence: str | None = None) -> dict[str, Any]:
     """Return the fields that say why an answer ended. Clients require those that are always null here."""
     return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None}
+
+
+STOP_REASONS = ("end_turn", "stop_sequence", "tool_use", "max_tokens", "model_context_window_exceeded")
+
+
+def _typed(kind: str, optional: Schema | None = None, /, **properties: Schema) -> Schema:
+    """Return the schema of an object with this `type` and these properties, and perhaps those in `optional`."""
+    return closed({"type": {"const": kind}, **properties}, optional)
+
+
+def _end_schema(reason: Any) -> Schema:
+    """Return the schemas of the properties that say why an answer ended."""
+    return {"stop_reason": reason, "stop_sequence": or_null(TEXT), "stop_details": NULL, "container": NULL}
+
+
+def _message_schema(content: Schema, reason: Any) -> Schema:
+    about = {"id": TEXT, "role": {"const": "assistant"}, "model": TEXT}
+    return _typed("message", MARK, **about, content=content, **_end_schema(reason), usage=ref("MessageUsage"))
+
+
+_USAGE: Schema = {
+    "input_tokens": COUNT,
+    "cache_creation_input_tokens": COUNT,
+    "cache_read_input_tokens": COUNT,
+    "output_tokens": COUNT,
+    "output_tokens_details": NULL,
+    "server_tool_use": NULL,
+}
+_CACHE_CREATION = closed({"ephemeral_5m_input_tokens": COUNT, "ephemeral_1h_input_tokens": COUNT})
+_STOP_REASON = OneOf(STOP_REASONS)
+_DELTAS = any_of(
+    _typed("text_delta", text=TEXT),
+    _typed("thinking_delta", thinking=TEXT),
+    _typed("signature_delta", signature=TEXT),
+    _typed("input_json_delta", partial_json=TEXT),
+)
+
+# The answers and events of the API, by their names in /openapi.json.
+ANSWERS: Schema = {
+    "Message": _message_schema(array(ref("MessageBlock")), _STOP_REASON),
+    "MessageBlock": any_of(
+        _typed("text", text=TEXT, citations=array(TEXT) | {"maxItems": 0}),
+        _typed("thinking", thinking=TEXT, signature=TEXT),
+        _typed("tool_use", id=TEXT, name=TEXT, input=ANY_OBJECT, caller=_typed("direct")),
+    ),
+    "MessageUsage": closed(
+        {
+            **_USAGE,
+            "cache_creation": _CACHE_CREATION,
+            "service_tier": OneOf(tuple(TIERS.values())),
+            "inference_geo": NULL,
+        }
+    ),
+    "MessageEvent": any_of(
+        _typed("message_start", message=_message_schema(array(ref("MessageBlock"), high=0), NULL)),
+        _typed("ping"),
+        _typed("content_block_start", index=COUNT, content_block=ref("MessageBlock")),
+        _typed("content_block_delta", index=COUNT, delta=_DELTAS),
+        _typed("content_block_stop", index=COUNT),
+        _typed("message_delta", MARK, delta=closed(_end_schema(_STOP_REASON)), usage=closed(_USAGE)),
+        _typed("message_stop"),
+        ref("MessageError"),
+    ),
+    "MessageCount": closed({"input_tokens": COUNT}),
+    "MessageError": _typed(
+        "error",
+        error=closed(
+            {
+                "type": OneOf(ERROR_TYPES),
+                "message": TEXT,
+                "details": closed({}, {"error_code": TEXT, "param": TEXT}),
+            }
+        ),
+        request_id=TEXT,
+    ),
+}

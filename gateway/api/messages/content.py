@@ -1,43 +1,82 @@
 """Messages and system prompts: blocks of the Messages API become messages in the form that chat templates expect.
 
-A block that a text model cannot take, such as an image, is refused with its name. Names of fields without effect are
-added to the list `no_effect`, for a header of the answer.
+A block of a kind that this server does not know is refused with its name. Names of fields without effect are added to
+the list `no_effect`, for a header of the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.api.messages.signature import hidden_text
 from quire.gateway.errors.api_errors import invalid, refused
-from quire.shared.config.validators import shown
+from quire.shared.config.schema_parts import ANY_OBJECT, FLAG, TEXT, Schema, any_of, array, closed, or_null, with_nulls
+from quire.shared.config.validators import InvalidValue, OneOf, Text, shown
 from quire.shared.text.chat_template import Message
 
 MAX_MESSAGES = 10_000
-MAX_ID_LENGTH = 256
-MAX_NAME_LENGTH = 128
+ID, NAME = Text(1, 256), Text(1, 128)
 # A label that a coding agent puts before its system prompt. The value of the label changes with each request: with the
 # label in the prompt, the prefix cache could share no block.
 BILLING_LABEL = "x-anthropic-billing-header:"
 # The beginning of the text of a tool result with `is_error`: chat templates have no field for it.
 ERROR_MARK = "Error: "
 
-# The keys of each kind of block, besides `type` and `cache_control`.
-_KEYS = {
-    "text": ("text", "citations"),
-    "thinking": ("thinking", "signature"),
-    "redacted_thinking": ("data",),
-    "tool_use": ("id", "name", "input", "caller"),
-    "tool_result": ("tool_use_id", "content", "is_error"),
-    "tool_reference": ("tool_name",),
+CACHE_CONTROL = closed(
+    {}, {"type": {"const": "ephemeral"}, "ttl": or_null(OneOf(("5m", "1h"))), "scope": or_null(TEXT)}
+)
+
+MEDIA_TYPES = OneOf(("image/png", "image/jpeg", "image/webp", "image/gif"))
+_URL = closed({"type": {"const": "url"}, "url": TEXT})
+
+
+def _block_schema(kind: str, required: Schema, optional: Schema | None = None) -> Schema:
+    return with_nulls({"type": {"const": kind}, **required}, {"cache_control": CACHE_CONTROL} | (optional or {}))
+
+
+# What each kind of block is. The server does not read `citations` and `data`.
+_SCHEMAS = {
+    "text": _block_schema("text", {"text": TEXT}, {"citations": {}}),
+    "thinking": _block_schema("thinking", {"thinking": TEXT}, {"signature": TEXT}),
+    "redacted_thinking": _block_schema("redacted_thinking", {}, {"data": {}}),
+    "tool_use": _block_schema(
+        "tool_use", {"id": ID, "name": NAME, "input": ANY_OBJECT}, {"caller": closed({"type": {"const": "direct"}})}
+    ),
+    "tool_reference": _block_schema("tool_reference", {"tool_name": NAME}),
+    "image": _block_schema(
+        "image",
+        {"source": any_of(closed({"type": {"const": "base64"}, "media_type": MEDIA_TYPES, "data": TEXT}), _URL)},
+    ),
 }
 _BLOCKS = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "tool result": ("text", "tool_reference"),
+    "tool result": ("text", "image", "tool_reference"),
 }
+
+
+def _content_schema(of: str) -> Schema:
+    return any_of(TEXT, array(any_of(*(_SCHEMAS[kind] for kind in _BLOCKS[of]))))
+
+
+_SCHEMAS["tool_result"] = _block_schema(
+    "tool_result", {"tool_use_id": ID}, {"content": _content_schema("tool result"), "is_error": FLAG}
+)
+_KEYS = {kind: frozenset(schema["properties"]) for kind, schema in _SCHEMAS.items()}
+# What `read_system` and `read_messages` accept.
+SYSTEM_SCHEMA = _content_schema("system")
+MESSAGES_SCHEMA = array(
+    any_of(
+        *(
+            with_nulls({"role": {"const": role}, "content": _content_schema(role)})
+            for role in ("user", "assistant", "system")
+        )
+    ),
+    low=1,
+    high=MAX_MESSAGES,
+)
 
 
 def read_system(value: Any, no_effect: list[str]) -> list[Message]:
@@ -97,6 +136,13 @@ def check_cache_control(name: str, value: Any) -> None:
             raise unknown_key(name, key)
 
 
+def only_known(name: str, value: Mapping[str, Any], known: Container[str]) -> None:
+    """Refuse a key that this API does not know, unless its value is null. Raises InvalidRequest."""
+    for key, item in value.items():
+        if key not in known and item is not None:
+            raise unknown_key(name, key)
+
+
 def unknown_key(name: str, key: str) -> Exception:
     """Return the error for a key of an object that this API does not know."""
     return refused(f"{name}.{key[:80]}", f"{name}.{key[:80]} is not supported.", code="unknown_parameter")
@@ -110,9 +156,7 @@ def _message(name: str, value: Any, names: dict[str, str], no_effect: list[str])
     """
     if type(value) is not dict:
         raise invalid(name, "an object with role and content", value)
-    for key, item in value.items():
-        if key not in ("role", "content") and item is not None:
-            raise unknown_key(name, key)
+    only_known(name, value, ("role", "content"))
     role = value.get("role")
     if role not in ("user", "assistant", "system"):
         raise invalid(f"{name}.role", "user, assistant or system", role)
@@ -131,28 +175,34 @@ def _user(
     for name, block in blocks:
         if block["type"] == "tool_result":
             messages.append(_tool_result(name, block, names, no_effect))
-        elif messages and messages[-1]["role"] == "user":
-            messages[-1]["parts"].append(_text(name, block, no_effect))
+            continue
+        part = _image(name, block) if block["type"] == "image" else _text(name, block, no_effect)
+        if messages and messages[-1]["role"] == "user":
+            messages[-1]["parts"].append(part)
         else:
-            messages.append({"role": "user", "parts": [_text(name, block, no_effect)]})
+            messages.append({"role": "user", "parts": [part]})
     return messages
 
 
 def _tool_result(name: str, block: dict[str, Any], names: dict[str, str], no_effect: list[str]) -> dict[str, Any]:
-    id_ = _string(f"{name}.tool_use_id", block.get("tool_use_id"), MAX_ID_LENGTH)
+    id_ = _string(f"{name}.tool_use_id", block.get("tool_use_id"), ID)
     where = f"{name}.content"
     content = block.get("content")
-    texts = []
+    texts: list[str] = []
+    images: list[dict[str, str]] = []
     for inner, part in [] if content is None else _blocks(where, content, "tool result", no_effect):
         if part["type"] == "text":
             texts.append(_text(inner, part, no_effect))
+        elif part["type"] == "image":
+            images.append(_image(inner, part))
         else:  # all tools are in the prompt, so the name is enough
-            texts.append(_string(f"{inner}.tool_name", part.get("tool_name"), MAX_NAME_LENGTH))
+            texts.append(_string(f"{inner}.tool_name", part.get("tool_name"), NAME))
     is_error = block.get("is_error")
     if type(is_error) not in (bool, type(None)):
         raise invalid(f"{name}.is_error", "true or false", is_error)
-    text = "\n".join(texts)
-    message = {"role": "tool", "tool_call_id": id_, "content": ERROR_MARK + text if is_error else text}
+    text = (ERROR_MARK if is_error else "") + "\n".join(texts)
+    shown_first: list[Any] = [text] if text else []
+    message = {"role": "tool", "tool_call_id": id_, "content": _content([*shown_first, *images])}
     if id_ in names:
         message["name"] = names[id_]
     return message
@@ -178,6 +228,23 @@ def _assistant(
     return message
 
 
+def _image(name: str, block: dict[str, Any]) -> dict[str, str]:
+    """Return an image as `take_urls` reads it."""
+    source = block.get("source")
+    if type(source) is not dict or source.get("type") not in ("base64", "url"):
+        example = 'an object like {"type": "base64", "media_type": "image/png", "data": "..."}'
+        raise invalid(f"{name}.source", example, source)
+    keys = ("url",) if source["type"] == "url" else ("media_type", "data")
+    only_known(f"{name}.source", source, ("type", *keys))
+    for key in keys:
+        if type(source.get(key)) is not str:
+            raise invalid(f"{name}.source.{key}", "a string", source.get(key))
+    if source["type"] == "url":
+        return {"type": "image", "url": source["url"], "where": f"{name}.source.url"}
+    kind = _string(f"{name}.source.media_type", source["media_type"], MEDIA_TYPES)
+    return {"type": "image", "url": f"data:{kind};base64,{source['data']}", "where": f"{name}.source.data"}
+
+
 def _thinking(name: str, block: dict[str, Any]) -> str:
     """Return the text of a thinking block, or the text that its signature carries."""
     text, signature = block.get("thinking"), block.get("signature")
@@ -192,8 +259,8 @@ def _thinking(name: str, block: dict[str, Any]) -> str:
 
 
 def _tool_use(name: str, block: dict[str, Any]) -> dict[str, Any]:
-    id_ = _string(f"{name}.id", block.get("id"), MAX_ID_LENGTH)
-    tool = _string(f"{name}.name", block.get("name"), MAX_NAME_LENGTH)
+    id_ = _string(f"{name}.id", block.get("id"), ID)
+    tool = _string(f"{name}.name", block.get("name"), NAME)
     if type(block.get("input")) is not dict:
         raise invalid(f"{name}.input", "an object", block.get("input"))
     caller = block.get("caller")
@@ -228,7 +295,7 @@ def _block(name: str, value: Any, of: str) -> dict[str, Any]:
     for key, item in value.items():
         if key == "cache_control" and item is not None:
             check_cache_control(f"{name}.cache_control", item)
-        elif key not in ("type", "cache_control", *_KEYS[kind]) and item is not None:
+        elif key not in _KEYS[kind] and item is not None:
             raise unknown_key(name, key)
     return value
 
@@ -242,10 +309,11 @@ def _text(name: str, block: dict[str, Any], no_effect: list[str]) -> str:
     return text
 
 
-def _string(name: str, value: Any, longest: int) -> str:
-    if type(value) is not str or not 1 <= len(value) <= longest:
-        raise invalid(name, f"a string of 1 to {longest} characters", value)
-    return value
+def _string(name: str, value: Any, check: Text | OneOf) -> str:
+    try:
+        return check(name, value)
+    except InvalidValue:
+        raise invalid(name, str(check), value) from None
 
 
 def _join(first: dict[str, Any], second: dict[str, Any]) -> None:
@@ -261,6 +329,8 @@ def _joined(first: str | None, second: str) -> str:
     return f"{first}\n{second}" if first else second
 
 
-def _content(parts: Sequence[str]) -> str | list[dict[str, str]]:
-    """Return the content of a message: a string if it has one text, else text parts."""
-    return [{"type": "text", "text": part} for part in parts] if len(parts) > 1 else "".join(parts)
+def _content(parts: Sequence[Any]) -> str | list[dict[str, str]]:
+    """Return the content of a message: a string if it has one text or none, else parts. parts: texts and images."""
+    if not parts or (len(parts) == 1 and isinstance(parts[0], str)):
+        return parts[0] if parts else ""
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]

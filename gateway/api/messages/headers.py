@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from quire.gateway.api.headers import NO_EFFECT_HEADER
 from quire.gateway.errors.api_errors import REQUEST_ID, refused
 from quire.gateway.errors.message_errors import is_messages_path
+from quire.shared.config.schema_parts import TEXT, Schema, request_parameter
 from quire.shared.config.validators import shown
 
 VERSION = "anthropic-version"
@@ -19,8 +21,16 @@ MAX_BETAS = 64
 ANSWER_ID = "request-id"
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
-_BETA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 
+_BETAS = TEXT | {"pattern": f"^{_NAME.pattern}(, ?{_NAME.pattern}){{0,{MAX_BETAS - 1}}}$"}
+# By their names in /openapi.json.
+PARAMETERS: Schema = {
+    "AnthropicVersion": request_parameter("header", VERSION, _DATE, "any date: this server has one version of the API"),
+    "AnthropicBeta": request_parameter(
+        "header", BETA, _BETAS, f"names of features; the header {NO_EFFECT_HEADER} has those without effect"
+    ),
+}
 # Betas whose request fields and answers this server has with or without the header. Every other one has no effect.
 KNOWN_BETAS = frozenset(
     {
@@ -64,7 +74,7 @@ def _without_effect(values: Iterable[str]) -> list[str]:
     if len(betas) > MAX_BETAS:
         raise refused(BETA, f"{BETA} has {len(betas)} names; at most {MAX_BETAS} are allowed.")
     for beta in betas:
-        if not _BETA.fullmatch(beta):
+        if not _NAME.fullmatch(beta):
             raise refused(
                 BETA, f"{BETA} must have names of up to 100 letters, digits, '.', '_' and '-', not {shown(beta)}."
             )

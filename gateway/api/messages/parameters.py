@@ -2,51 +2,72 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.gateway.api.labels import JsonObject
-from quire.gateway.api.messages import request_schemas
-from quire.gateway.api.messages.content import MAX_MESSAGES, check_cache_control, unknown_key
-from quire.gateway.api.messages.request_schemas import CLEAR_THINKING, EFFORTS, MAX_USER_LENGTH
-from quire.gateway.api.parameters import OF_THE_CALL, anything
-from quire.gateway.errors.api_errors import invalid, of_check, refused
-from quire.gateway.features.grammars.given_grammars import read_schema
+from quire.gateway.api.messages.content import (
+    CACHE_CONTROL,
+    MAX_MESSAGES,
+    MESSAGES_SCHEMA,
+    SYSTEM_SCHEMA,
+    check_cache_control,
+    only_known,
+    unknown_key,
+)
+from quire.gateway.api.messages.tools import TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA
+from quire.gateway.api.parameters import OF_THE_CALL, Body, anything, read_answer_schema
+from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.output.given_grammar import GivenGrammar
-from quire.shared.config.validators import Integer, InvalidValue, Number, OneOf, Text, Texts
+from quire.shared.config.schema_parts import ANY_OBJECT, Schema, any_of, array, closed, with_nulls
+from quire.shared.config.validators import Check, Integer, Number, OneOf, Text, Texts
 from quire.shared.protocol.sampling_params import (
     MAX_OUTPUT_TOKENS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     PARAMETERS,
+    Converted,
     Parameter,
 )
 
-# `keep` of `clear_thinking_20251015` if it is "all".
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+CLEAR_THINKING = "clear_thinking_20251015"
+MAX_USER_LENGTH = 512
+# `keep` of CLEAR_THINKING if it is "all".
 ALL = MAX_MESSAGES
+
+
+# The check of `budget_tokens` by the type of `thinking`; None for a type without it.
+BUDGETS = {"enabled": Integer(1, MAX_OUTPUT_TOKENS), "adaptive": Integer(0, MAX_OUTPUT_TOKENS), "disabled": None}
+DISPLAYS = ("summarized", "omitted")
 
 
 class Thinking:
     """The parameter `thinking`; the final form is a dict with `enabled`, `budget_tokens` and `is_hidden`."""
 
+    schema = any_of(
+        *(
+            with_nulls(
+                {"type": {"const": kind}}, {"budget_tokens": budget, "display": OneOf(DISPLAYS)} if budget else {}
+            )
+            for kind, budget in BUDGETS.items()
+        )
+    )
+
     def __call__(self, name: str, value: Any) -> dict[str, Any]:
         if type(value) is not dict:
             raise invalid(name, 'an object like {"type": "enabled"}', value)
         kind = value.get("type")
-        if kind not in ("enabled", "adaptive", "disabled"):
+        if type(kind) is not str or kind not in BUDGETS:
             raise invalid(f"{name}.type", "enabled, adaptive or disabled", kind)
-        known = ("type",) if kind == "disabled" else ("type", "budget_tokens", "display")
-        for key, item in value.items():
-            if key not in known and item is not None:
-                raise unknown_key(name, key)
-        budget = value.get("budget_tokens")
-        if budget is not None:
-            budget = _checked(
-                Integer(0 if kind == "adaptive" else 1, MAX_OUTPUT_TOKENS), f"{name}.budget_tokens", budget
-            )
-        display = value.get("display")
-        if display not in (None, "summarized", "omitted"):
-            raise invalid(f"{name}.display", "summarized or omitted", display)
+        check = BUDGETS[kind]
+        only_known(name, value, ("type", "budget_tokens", "display") if check else ("type",))
+        budget, display = value.get("budget_tokens"), value.get("display")
+        if budget is not None and check is not None:
+            check(f"{name}.budget_tokens", budget)
+        if display is not None and display not in DISPLAYS:
+            raise invalid(f"{name}.display", " or ".join(DISPLAYS), display)
         return {
             "enabled": kind != "disabled",
             "budget_tokens": budget if kind == "enabled" else None,
@@ -57,54 +78,63 @@ class Thinking:
         return "an object with `type`: `enabled`, `adaptive` or `disabled`"
 
 
-def output_format(name: str, value: Any) -> GivenGrammar:
-    """Return the grammar of an answer that follows a JSON schema. Raises InvalidRequest."""
-    if type(value) is not dict:
-        raise invalid(name, "an object", value)
-    if value.get("type") != "json_schema":
-        raise invalid(f"{name}.type", "json_schema", value.get("type"))
-    for key, item in value.items():
-        if key not in ("type", "schema") and item is not None:
-            raise unknown_key(name, key)
-    return read_schema(f"{name}.schema", value.get("schema"))
+class OutputFormat:
+    """A format of answers; the final form is the grammar of its JSON schema."""
+
+    schema = with_nulls({"type": {"const": "json_schema"}, "schema": ANY_OBJECT})
+
+    def __call__(self, name: str, value: Any) -> GivenGrammar:
+        if type(value) is not dict:
+            raise invalid(name, "an object", value)
+        if value.get("type") != "json_schema":
+            raise invalid(f"{name}.type", "json_schema", value.get("type"))
+        only_known(name, value, self.schema["properties"])
+        return read_answer_schema(f"{name}.schema", value.get("schema"))
+
+    def __str__(self) -> str:
+        return "an object with `type` `json_schema` and `schema`"
 
 
-def output_config(name: str, value: Any) -> dict[str, Any]:
-    """Return the `effort` and the `format` of an answer; absent if they are not given. Raises InvalidRequest."""
-    if type(value) is not dict:
-        raise invalid(name, "an object", value)
-    config: dict[str, Any] = {}
-    for key, item in value.items():
-        if item is None:
-            continue
-        if key == "effort":
-            config[key] = _checked(OneOf(EFFORTS), f"{name}.effort", item)
-        elif key == "format":
-            config[key] = output_format(f"{name}.format", item)
-        else:
-            raise unknown_key(name, key)
-    return config
+@dataclass(frozen=True, slots=True)
+class Options:
+    """An object whose keys have these checks, and may be absent; the final form has the keys that are given."""
+
+    checks: Mapping[str, Check[Any]]
+
+    @property
+    def schema(self) -> Schema:
+        return with_nulls({}, self.checks)
+
+    def __call__(self, name: str, value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise invalid(name, "an object", value)
+        given = {}
+        for key, item in value.items():
+            if item is not None:
+                if key not in self.checks:
+                    raise unknown_key(name, key)
+                given[key] = self.checks[key](f"{name}.{key}", item)
+        return given
+
+    def __str__(self) -> str:
+        return f"an object with {' and '.join(f'`{key}`' for key in self.checks)}"
 
 
-def metadata(name: str, value: Any) -> str:
-    """Return the user in `metadata`; empty without one. Raises InvalidRequest."""
-    if type(value) is not dict:
-        raise invalid(name, "an object", value)
-    for key, item in value.items():
-        if key != "user_id" and item is not None:
-            raise unknown_key(name, key)
-    user = value.get("user_id")
-    user_id: str = "" if user is None else _checked(Text(0, MAX_USER_LENGTH), f"{name}.user_id", user)
-    return user_id
+_TURNS = Integer(1, ALL)
+_KEEP = any_of(
+    {"const": "all"},
+    closed({"type": {"const": "all"}}),
+    closed({"type": {"const": "thinking_turns"}, "value": _TURNS}),
+)
+# What `context_management` accepts.
+_EDITS = with_nulls({}, {"edits": array(with_nulls({"type": {"const": CLEAR_THINKING}}, {"keep": _KEEP}))})
 
 
 def context_management(name: str, value: Any) -> int:
     """Return the number of assistant messages that keep their thinking; ALL if all do. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object with edits", value)
-    for key, item in value.items():
-        if key != "edits" and item is not None:
-            raise unknown_key(name, key)
+    only_known(name, value, ("edits",))
     edits = value.get("edits") or []
     if type(edits) is not list:
         raise invalid(f"{name}.edits", "an array", edits)
@@ -117,9 +147,7 @@ def context_management(name: str, value: Any) -> int:
                 f"{where}.type must be {CLEAR_THINKING}: this server does no other edits of the context.",
                 code="unsupported_parameter",
             )
-        for key, item in edit.items():
-            if key not in ("type", "keep") and item is not None:
-                raise unknown_key(where, key)
+        only_known(where, edit, ("type", "keep"))
         kept = min(kept, _kept_turns(f"{where}.keep", edit.get("keep")))
     return kept
 
@@ -137,15 +165,7 @@ def _kept_turns(name: str, keep: Any) -> int:
         return ALL
     if type(keep) is not dict or keep.get("type") != "thinking_turns" or keep.keys() - {"type", "value"}:
         raise invalid(name, '"all" or an object like {"type": "thinking_turns", "value": 2}', keep)
-    turns: int = _checked(Integer(1, ALL), f"{name}.value", keep.get("value"))
-    return turns
-
-
-def _checked(check: Any, name: str, value: Any) -> Any:
-    try:
-        return check(name, value)
-    except InvalidValue as error:
-        raise of_check(error) from None
+    return _TURNS(f"{name}.value", keep.get("value"))
 
 
 _OF_THE_PROMPT: dict[str, Parameter] = {
@@ -154,62 +174,57 @@ _OF_THE_PROMPT: dict[str, Parameter] = {
         read=anything,
         required=True,
         kind=f"array of 1 to {MAX_MESSAGES:,} messages",
-        schema=request_schemas.MESSAGES,
+        schema=MESSAGES_SCHEMA,
         help="each has `role` (`user`, `assistant`, `system`) and `content`, a string or [blocks](#blocks). If the "
         "last one is of the assistant, the answer continues it",
     ),
     "system": Parameter(
         read=anything,
         kind="string or array of text blocks",
-        schema=request_schemas.SYSTEM,
+        schema=SYSTEM_SCHEMA,
         help="the system prompt",
     ),
     "tools": Parameter(
         read=anything,
         kind="array of tools",
-        schema=request_schemas.TOOLS,
+        schema=TOOLS_SCHEMA,
         help="see [tools of a message](#tools-of-a-message)",
     ),
     "tool_choice": Parameter(
         read=anything,
         kind="object with `type`: `auto`, `any`, `tool` or `none`",
-        schema=request_schemas.TOOL_CHOICE,
+        schema=TOOL_CHOICE_SCHEMA,
         help="`tool` has a `name`. `disable_parallel_tool_use` allows one tool call at most",
     ),
     "thinking": Parameter(
         read=Thinking(),
-        kind="object with `type`: `enabled`, `adaptive` or `disabled`",
-        schema=request_schemas.THINKING,
         help="switches the reasoning on or off, if the chat template can; by default the template decides. "
         "`budget_tokens` reaches the template as `thinking_budget` and is no bound. `display` `omitted` leaves the "
         "text out of the answer; `summarized` shows all of it",
     ),
     "output_config": Parameter(
-        read=output_config,
-        kind="object with `effort` and `format`",
-        schema=request_schemas.OUTPUT_CONFIG,
-        help="`effort` (`low`, `medium`, `high`, `xhigh`, `max`) reaches the chat template as `reasoning_effort`; the "
-        'last two count as `high`. `format` is `{"type": "json_schema", "schema": ...}`: the answer is '
+        read=Options({"effort": OneOf(EFFORTS), "format": OutputFormat()}),
+        help=f"`effort` ({', '.join(f'`{effort}`' for effort in EFFORTS)}) reaches the chat template as "
+        '`reasoning_effort`; the last two count as `high`. `format` is `{"type": "json_schema", "schema": ...}`: the '
+        "answer is "
         "[JSON that follows the schema](#structured-output)",
     ),
     "output_format": Parameter(
-        read=output_format,
+        read=OutputFormat(),
         default=(),
-        kind="object with `type` `json_schema` and `schema`",
-        schema=request_schemas.OUTPUT_FORMAT,
         help="the earlier name of `output_config.format`",
     ),
     "context_management": Parameter(
         read=context_management,
         kind="object with `edits`",
-        schema=request_schemas.CONTEXT_MANAGEMENT,
+        schema=_EDITS,
         help=f"`{CLEAR_THINKING}` leaves thinking out of the prompt, except in the last assistant messages that have "
         "any (`keep`). No other edits",
     ),
     "cache_control": Parameter(
         read=cache_control,
         kind='object like `{"type": "ephemeral"}`',
-        schema=request_schemas.CACHE_CONTROL,
+        schema=CACHE_CONTROL,
         help="accepted here, and in blocks and tools: full blocks of every prompt are cached, with or without it, "
         "until their memory is needed",
     ),
@@ -236,15 +251,12 @@ CREATE: dict[str, Parameter] = {
     "top_p": PARAMETERS["top_p"],
     "top_k": replace(PARAMETERS["top_k"], help=PARAMETERS["top_k"].help.removeprefix("extension: ")),
     "metadata": Parameter(
-        read=metadata,
+        read=Converted(Options({"user_id": Text(0, MAX_USER_LENGTH)}), lambda given: given.get("user_id", "")),
         default="",
-        kind="object with `user_id`",
-        schema=request_schemas.METADATA,
         help=f"`user_id` has at most {MAX_USER_LENGTH} characters; logs have its hash",
     ),
     "service_tier": Parameter(
         read=OneOf(("auto", "standard_only")),
-        kind="`auto` or `standard_only`",
         help="`standard_only` is the [class](#deadlines-and-classes) `standard`; `auto` leaves the class to `priority`",
     ),
     **{name: OF_THE_CALL[name] for name in ("priority", "cache_salt", "background", "timeout")},
@@ -270,4 +282,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "speed": ("standard",),
     "thread": (),
+}
+# By the name of the body's schema in /openapi.json.
+BODIES = {
+    "MessageRequest": Body(CREATE | WITHOUT_EFFECT, REFUSED, WITHOUT_EFFECT.keys()),
+    "MessageCountRequest": Body(COUNT_TOKENS | WITHOUT_EFFECT, REFUSED, WITHOUT_EFFECT.keys()),
 }

@@ -12,21 +12,50 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.gateway.api.messages.client_tools import client_tool
-from quire.gateway.api.messages.content import check_cache_control, unknown_key
+from quire.gateway.api.messages.content import CACHE_CONTROL, check_cache_control, only_known
 from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+from quire.shared.config.schema_parts import ANY_OBJECT, FLAG, TEXT, Schema, any_of, array, with_nulls
 from quire.shared.config.validators import shown
 
 MAX_NAME_LENGTH = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}", re.ASCII)
 
-# Keys of every tool. `eager_input_streaming`: the input is always streamed as it is generated.
-_COMMON = ("type", "name", "cache_control", "strict", "defer_loading", "allowed_callers", "input_examples")
-_CUSTOM = (*_COMMON, "description", "input_schema", "eager_input_streaming")
-_CLIENT = (*_COMMON, "max_characters")
+# What every tool may have.
+_COMMON: Schema = {
+    "cache_control": CACHE_CONTROL,
+    "strict": FLAG,
+    "defer_loading": FLAG,
+    "allowed_callers": {"type": "array", "contains": {"const": "direct"}},
+    "input_examples": array(ANY_OBJECT),
+}
+_CUSTOM_SCHEMA = with_nulls(
+    {
+        "name": _NAME,
+        "input_schema": {"type": "object", "properties": {"type": {"const": "object"}}, "required": ["type"]},
+    },
+    # `eager_input_streaming`: the input is always streamed as it is generated.
+    _COMMON | {"type": {"const": "custom"}, "description": TEXT, "eager_input_streaming": FLAG},
+)
+_CUSTOM = frozenset(_CUSTOM_SCHEMA["properties"])
+_CLIENT = frozenset(("type", "name", "max_characters", *_COMMON))
 _FLAGS = ("strict", "defer_loading", "eager_input_streaming")
 
 _MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAMED, "none": ToolMode.NONE}
+_PARALLEL: Schema = {"disable_parallel_tool_use": FLAG}
+# What `read_tools` and `read_tool_choice` accept.
+TOOLS_SCHEMA = array(
+    any_of(
+        _CUSTOM_SCHEMA,
+        # Tools of Anthropic, which the server knows by their types, or skips.
+        {"type": "object", "properties": {"type": TEXT | {"not": {"const": "custom"}}}, "required": ["type"]},
+    )
+)
+TOOL_CHOICE_SCHEMA = any_of(
+    with_nulls({"type": {"enum": ["auto", "any"]}}, _PARALLEL),
+    with_nulls({"type": {"const": "tool"}, "name": TEXT}, _PARALLEL),
+    with_nulls({"type": {"const": "none"}}),
+)
 
 
 def read_tools(value: Any, no_effect: list[str]) -> dict[int, Tool]:
@@ -56,9 +85,7 @@ def read_tool_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
     known = {"type"} | ({"name"} if kind == "tool" else set())
     if kind != "none":
         known.add("disable_parallel_tool_use")
-    for key, item in value.items():
-        if key not in known and item is not None:
-            raise unknown_key("tool_choice", key)
+    only_known("tool_choice", value, known)
     single = value.get("disable_parallel_tool_use")
     if type(single) not in (bool, type(None)):
         raise invalid("tool_choice.disable_parallel_tool_use", "true or false", single)
@@ -105,10 +132,8 @@ def _custom_tool(name: str, value: dict[str, Any], no_effect: list[str]) -> Tool
     return Tool(title, text, schema, value.get("strict") is True)
 
 
-def _check_keys(name: str, value: dict[str, Any], known: tuple[str, ...], no_effect: list[str]) -> None:
-    for key, item in value.items():
-        if key not in known and item is not None:
-            raise unknown_key(name, key)
+def _check_keys(name: str, value: dict[str, Any], known: frozenset[str], no_effect: list[str]) -> None:
+    only_known(name, value, known)
     for key in _FLAGS:
         if type(value.get(key)) not in (bool, type(None)):
             raise invalid(f"{name}.{key}", "true or false", value[key])

@@ -6,11 +6,27 @@ import json
 from enum import StrEnum
 from typing import Any
 
-from quire.gateway.api.responses.output_items import OutputItems
+from quire.gateway.api.responses.output_items import ItemStatus, ItemType, OutputItems
 from quire.gateway.errors.api_errors import ApiError, Cancelled
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
 from quire.gateway.stream.call_metadata import CallMetadata
+from quire.gateway.stream.writer import INEXACT, MARK
+from quire.shared.config.schema_parts import (
+    ANY_OBJECT,
+    COUNT,
+    FLAG,
+    NULL,
+    NUMBER,
+    TEXT,
+    Schema,
+    any_of,
+    array,
+    or_null,
+    record,
+    ref,
+)
+from quire.shared.config.validators import OneOf
 from quire.shared.protocol.states import OutcomeName
 
 PREFIX = "resp_"
@@ -38,6 +54,11 @@ class ResponseBody:
         )
         # The fields that repeat the call; the answer is written around them without parsing them.
         self._tail = metadata.echo[1:]
+        self._mark = ""
+
+    def mark(self) -> None:
+        """Write INEXACT into the response from now on."""
+        self._mark = f"{sse.dumps(INEXACT)[1:-1]},"
 
     def running(self, status: ResponseStatus, output: OutputItems | None = None) -> str:
         """Return a response that has not ended."""
@@ -64,7 +85,7 @@ class ResponseBody:
         items = output.json() if output is not None else "[]"
         return (
             f'{self._head}"status":"{status}","error":{error},"incomplete_details":{details},"output":{items},'
-            f'"usage":{usage},{self._tail}'
+            f'"usage":{usage},{self._mark}{self._tail}'
         )
 
 
@@ -88,3 +109,72 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": completion.get("reasoning_tokens", 0)},
         "total_tokens": usage["total_tokens"],
     }
+
+
+_OUTPUT_ITEM = record(id=TEXT, type=OneOf(tuple(ItemType)), status=OneOf(tuple(ItemStatus)))
+_USAGE = record(
+    input_tokens=COUNT,
+    input_tokens_details=ANY_OBJECT,
+    output_tokens=COUNT,
+    output_tokens_details=ANY_OBJECT,
+    total_tokens=COUNT,
+)
+# The answers and events of the API, by their names in /openapi.json.
+ANSWERS: dict[str, Schema] = {
+    "Response": record(
+        {"warnings": array(record(param=TEXT, message=TEXT)), **MARK},
+        id=TEXT,
+        object={"const": "response"},
+        created_at=COUNT,
+        completed_at=NULL,
+        model=TEXT,
+        status=OneOf(tuple(ResponseStatus)),
+        error=or_null(record(code=TEXT, message=TEXT)),
+        incomplete_details=or_null(record(reason=TEXT)),
+        output=array(_OUTPUT_ITEM),
+        usage=or_null(_USAGE),
+        background=FLAG,
+        frequency_penalty=NUMBER,
+        instructions=or_null(TEXT),
+        max_output_tokens=or_null(COUNT),
+        max_tool_calls=or_null(COUNT),
+        metadata={"type": "object", "additionalProperties": TEXT},
+        parallel_tool_calls=FLAG,
+        presence_penalty=NUMBER,
+        previous_response_id=or_null(TEXT),
+        prompt_cache_key=or_null(TEXT),
+        reasoning=ANY_OBJECT,
+        safety_identifier=or_null(TEXT),
+        service_tier=TEXT,
+        store=FLAG,
+        temperature=NUMBER,
+        text=ANY_OBJECT,
+        tool_choice=any_of(TEXT, ANY_OBJECT),
+        tools=array(ANY_OBJECT),
+        top_logprobs=COUNT,
+        top_p=NUMBER,
+        truncation=OneOf(("auto", "disabled")),
+        user=or_null(TEXT),
+    ),
+    "ResponseEvent": record(
+        {
+            "response": ref("Response"),
+            "item": _OUTPUT_ITEM,
+            "item_id": TEXT,
+            "output_index": COUNT,
+            "content_index": COUNT,
+            "delta": TEXT,
+        },
+        type=TEXT,
+        sequence_number=COUNT,
+    ),
+    "ResponseTokens": record(object={"const": "response.input_tokens"}, input_tokens=COUNT),
+    "ResponseDeletion": record(id=TEXT, object={"const": "response"}, deleted={"const": True}),
+    "ResponseItems": record(
+        object={"const": "list"},
+        data=array(record(id=TEXT, type=TEXT)),
+        first_id=or_null(TEXT),
+        last_id=or_null(TEXT),
+        has_more=FLAG,
+    ),
+}

@@ -77,6 +77,7 @@ class ResponseDialect(Dialect):
             request.with_loosened(call),
             retention_s=self._storage.retention_s if is_stored else 0,
             conversation=await packed(conversation) if is_stored else b"",
+            chain=items[0]["id"] if items and (is_stored or request.previous) else "",
         )
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ResponseEvents:

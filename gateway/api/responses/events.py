@@ -71,6 +71,9 @@ class ResponseEvents:
             events += self._all(_events_of(change))
         return events
 
+    def mark(self) -> None:
+        self.body.mark()
+
     def ending(self, usage: dict[str, Any]) -> list[str]:
         name = f"response.{end_status(self.output)}"
         return [*self._all([(name, f'"response":{self.body.ended(self.output, usage)}')]), sse.event(sse.DONE)]
@@ -90,6 +93,8 @@ class ResponseEvents:
     async def whole(self, buffer: OutputBuffer, transcript: Transcript) -> Iterator[str]:
         async for delta in deltas(buffer, transcript):
             self.output.add(delta)
+        if not transcript.is_exact:
+            self.body.mark()
         return iter([self.body.ended(self.output, transcript.usage)])
 
     def _text_delta(self, item: OutputItem, text: str) -> list[str]:

@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quire.gateway.api.chat_messages import MAX_CALL_ID_LENGTH, ROLES
+from quire.gateway.api.chat_messages import CALL_ID, DETAILS, ROLES
 from quire.gateway.api.responses.tools import FunctionName, read_response_tools
 from quire.gateway.api.tools import tool_name
-from quire.gateway.errors.api_errors import invalid, of_check, refused
+from quire.gateway.errors.api_errors import invalid, of_check, only, refused
+from quire.shared.config.schema_parts import ANY_OBJECT, TEXT, any_of, array
 from quire.shared.config.validators import InvalidValue, OneOf, Text, shown
 from quire.shared.protocol.broker import new_id
 from quire.shared.text.chat_template import Message
-from quire.shared.text.tool_turns import arguments_of
+from quire.shared.text.tool_arguments import arguments_of
 
 Item = dict[str, Any]
 
 MAX_ITEMS = 10_000
+# Of `input`; `read_items` checks each item.
+INPUT_SCHEMA = any_of(TEXT, array(ANY_OBJECT, high=MAX_ITEMS))
 MAX_ITEM_ID_LENGTH = 256
 ADDITIONAL_TOOLS = "additional_tools"
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", ADDITIONAL_TOOLS, "item_reference")
@@ -125,22 +128,32 @@ def _read_message(name: str, value: Mapping[str, Any], item: Item) -> None:
     if type(role) is not str or role not in _PART_TYPES:
         raise invalid(f"{name}.role", "user, assistant, system or developer", role)
     item["role"] = role
-    item["content"] = _parts(f"{name}.content", value.get("content"), _PART_TYPES[role])
+    item["content"] = _parts(f"{name}.content", value.get("content"), _PART_TYPES[role], role == "user")
 
 
-def _parts(name: str, value: Any, part_type: str) -> list[dict[str, Any]]:
-    """Return the text parts of a message; a string is one part."""
+def _parts(name: str, value: Any, part_type: str, takes_images: bool = False) -> list[dict[str, Any]]:
+    """Return the parts of a message; a string is one part."""
     if type(value) is str:
         value = [{"type": part_type, "text": value}]
     if type(value) is not list:
         raise invalid(name, "a string or an array of text parts", value)
-    return [_part(f"{name}[{index}]", part, part_type) for index, part in enumerate(value)]
+    return [_part(f"{name}[{index}]", part, part_type, takes_images) for index, part in enumerate(value)]
 
 
-def _part(name: str, value: Any, part_type: str) -> dict[str, Any]:
+def _image(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    only(name, value, ("type", "image_url", "file_id", "detail", "prompt_cache_breakpoint"))
+    if value.get("file_id") is not None:
+        raise refused(f"{name}.file_id", f"{name}.file_id is not supported; send the image as a data URL in image_url.")
+    detail = DETAILS(f"{name}.detail", "auto" if value.get("detail") is None else value["detail"])
+    return {"type": "input_image", "image_url": Text()(f"{name}.image_url", value.get("image_url")), "detail": detail}
+
+
+def _part(name: str, value: Any, part_type: str, takes_images: bool) -> dict[str, Any]:
     if type(value) is not dict:
         raise invalid(name, f'an object like {{"type": "{part_type}", "text": "..."}}', value)
     kind, key = value.get("type"), "text"
+    if kind == "input_image" and takes_images:
+        return _image(name, value)
     if kind == "refusal" and part_type == "output_text":
         key = "refusal"
     elif kind not in ("input_text", "output_text", "text"):
@@ -160,7 +173,7 @@ def _part(name: str, value: Any, part_type: str) -> dict[str, Any]:
 
 
 def _read_function_call(name: str, value: Mapping[str, Any], item: Item) -> None:
-    item["call_id"] = Text(1, MAX_CALL_ID_LENGTH)(f"{name}.call_id", value.get("call_id"))
+    item["call_id"] = CALL_ID(f"{name}.call_id", value.get("call_id"))
     if value.get("namespace") is not None:
         item["namespace"] = tool_name(f"{name}.namespace", value["namespace"])
     item["name"] = tool_name(f"{name}.name", value.get("name"))
@@ -169,12 +182,12 @@ def _read_function_call(name: str, value: Mapping[str, Any], item: Item) -> None
 
 
 def _read_function_call_output(name: str, value: Mapping[str, Any], item: Item) -> None:
-    item["call_id"] = Text(1, MAX_CALL_ID_LENGTH)(f"{name}.call_id", value.get("call_id"))
+    item["call_id"] = CALL_ID(f"{name}.call_id", value.get("call_id"))
     output = value.get("output")
     if type(output) is not str and type(output) is not list:
         raise invalid(f"{name}.output", "a string or an array of text parts", output)
     _check_caller(f"{name}.caller", value.get("caller"))
-    item["output"] = output if type(output) is str else _parts(f"{name}.output", output, "input_text")
+    item["output"] = output if type(output) is str else _parts(f"{name}.output", output, "input_text", True)
 
 
 def _check_caller(name: str, value: Any) -> None:
@@ -284,10 +297,15 @@ def _content(value: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:
     """Return the content of a message: one text, or several parts in the form of the chat API."""
     if isinstance(value, str):
         return value
-    if len(value) == 1:
+    if len(value) == 1 and "text" in value[0]:
         text: str = value[0]["text"]
         return text
-    return [{"type": "text", "text": part["text"]} for part in value]
+    return [
+        {"type": "text", "text": part["text"]}
+        if "text" in part
+        else {"type": "image", "url": part["image_url"], "where": "input"}
+        for part in value
+    ]
 
 
 def without_oldest(items: Sequence[Item], count: int) -> list[Item]:

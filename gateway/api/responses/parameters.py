@@ -6,12 +6,26 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from quire.gateway.api.labels import LABELS, NO_EFFECT, JsonObject
-from quire.gateway.api.parameters import OF_THE_CALL, OF_THE_CHAT, REASONING_EFFORTS, anything
-from quire.gateway.api.responses import schemas
-from quire.gateway.api.responses.tools import read_response_tool_choice, read_response_tools
+from quire.gateway.api.parameters import (
+    NAMED_SCHEMA,
+    OF_THE_CALL,
+    OF_THE_CHAT,
+    REASONING_EFFORTS,
+    Body,
+    anything,
+    read_named_schema,
+)
+from quire.gateway.api.responses.items import INPUT_SCHEMA, MAX_ITEMS
+from quire.gateway.api.responses.tools import (
+    MAX_GIVEN_TOOLS,
+    TOOL_CHOICE_SCHEMA,
+    TOOLS_SCHEMA,
+    read_response_tool_choice,
+    read_response_tools,
+)
 from quire.gateway.errors.api_errors import invalid, only, refused
-from quire.gateway.features.grammars.given_grammars import read_json_schema, response_format
 from quire.gateway.output.given_grammar import GivenGrammar
+from quire.shared.config.schema_parts import any_of, array, closed, options
 from quire.shared.config.validators import Flag, Integer, OneOf, Text
 from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS, Parameter
 
@@ -28,7 +42,19 @@ NOT_HERE = (
     "web_search_call.results",
 )
 FORMATS = ("text", "json_object", "json_schema")
-SUMMARIES = ("auto", "concise", "detailed")
+_SUMMARY = OneOf(("auto", "concise", "detailed"))
+_REASONING = {
+    "effort": OneOf(REASONING_EFFORTS),
+    "summary": _SUMMARY,
+    "generate_summary": _SUMMARY,
+    "context": OneOf(("auto", "current_turn", "all_turns")),
+}
+_TEXT = {
+    "format": any_of(
+        closed({"type": OneOf(FORMATS[:2])}), closed({"type": {"const": FORMATS[2]}} | NAMED_SCHEMA[0], NAMED_SCHEMA[1])
+    ),
+    "verbosity": OF_THE_CHAT["verbosity"].read,
+}
 # Parameters of sampling that a response has, under their names in the chat API.
 SAMPLING = (
     "temperature",
@@ -67,7 +93,7 @@ def text_options(name: str, value: Any) -> TextOptions:
     """Read the options of the text. Raises InvalidRequest or InvalidValue."""
     if type(value) is not dict:
         raise invalid(name, "an object with format and verbosity", value)
-    only(name, value, ("format", "verbosity"))
+    only(name, value, _TEXT)
     verbosity = value.get("verbosity")
     if verbosity is not None:
         OF_THE_CHAT["verbosity"].read(f"{name}.verbosity", verbosity)
@@ -79,39 +105,37 @@ def text_options(name: str, value: Any) -> TextOptions:
     if given.get("type") not in FORMATS:
         raise invalid(f"{name}.format.type", "text, json_object or json_schema", given.get("type"))
     if given["type"] != "json_schema":
-        return TextOptions(response_format(f"{name}.format", given), {"type": given["type"]}, verbosity)
+        return TextOptions(
+            OF_THE_CALL["response_format"].read(f"{name}.format", given), {"type": given["type"]}, verbosity
+        )
     inner = {key: item for key, item in given.items() if key != "type"}
     echo = {key: given.get(key) for key in ("type", "name", "description", "schema", "strict")}
-    return TextOptions(read_json_schema(f"{name}.format", inner), echo, verbosity)
+    return TextOptions(read_named_schema(f"{name}.format", inner), echo, verbosity)
 
 
 def reasoning_options(name: str, value: Any) -> ReasoningOptions:
     """Read the options of the reasoning. Raises InvalidRequest or InvalidValue."""
     if type(value) is not dict:
         raise invalid(name, "an object with effort and summary", value)
-    only(name, value, ("effort", "summary", "generate_summary", "context"))
-    if (effort := value.get("effort")) is not None:
-        OneOf(REASONING_EFFORTS)(f"{name}.effort", effort)
-    for key in ("summary", "generate_summary"):
+    only(name, value, _REASONING)
+    for key, check in _REASONING.items():
         if value.get(key) is not None:
-            OneOf(SUMMARIES)(f"{name}.{key}", value[key])
-    if value.get("context") is not None:
-        OneOf(("auto", "current_turn", "all_turns"))(f"{name}.context", value["context"])
-    skipped = [key for key in ("summary", "generate_summary", "context") if value.get(key) not in (None, "auto")]
+            check(f"{name}.{key}", value[key])
+    skipped = [key for key in _REASONING if key != "effort" and value.get(key) not in (None, "auto")]
     if value.get("summary") == "auto":
         skipped.append("summary")
     summary = value.get("summary") or value.get("generate_summary")
-    return ReasoningOptions(effort, summary, tuple(f"{name}.{key}" for key in skipped))
+    return ReasoningOptions(value.get("effort"), summary, tuple(f"{name}.{key}" for key in skipped))
+
+
+_INCLUDED = OneOf((LOGPROBS, *NOT_HERE))
 
 
 def include(name: str, value: Any) -> tuple[str, ...]:
     """Return the further fields that the answer shall have. Raises InvalidRequest."""
     if type(value) is not list:
         raise invalid(name, "an array of names of fields", value)
-    for index, included in enumerate(value):
-        if included != LOGPROBS and included not in NOT_HERE:
-            raise invalid(f"{name}[{index}]", f"one of {', '.join((LOGPROBS, *NOT_HERE))}", included)
-    return tuple(value)
+    return tuple(_INCLUDED(f"{name}[{index}]", included) for index, included in enumerate(value))
 
 
 def stream_options(name: str, value: Any) -> dict[str, Any]:
@@ -125,9 +149,12 @@ def stream_options(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
+_TOOL_CALLS = Integer(0, 2**31 - 1)
+
+
 def max_tool_calls(name: str, value: Any) -> int:
     """Check a number of tool calls. Raises InvalidValue or InvalidRequest."""
-    if type(value) is not int or not 0 <= value < 2**31:
+    if type(value) is not int or not _TOOL_CALLS.low <= value <= _TOOL_CALLS.high:
         raise invalid(name, "an integer of at least 0", value)
     return value
 
@@ -136,8 +163,8 @@ RESPONSES: dict[str, Parameter] = {
     "model": OF_THE_CALL["model"],
     "input": Parameter(
         read=anything,
-        kind="string, or array of at most 10,000 items",
-        schema=schemas.INPUT,
+        kind=f"string, or array of at most {MAX_ITEMS:,} items",
+        schema=INPUT_SCHEMA,
         help="the [items](#items) to answer. `input` may be absent only with `previous_response_id`. Without a message "
         "to answer, the model answers an empty message of the user",
     ),
@@ -153,15 +180,15 @@ RESPONSES: dict[str, Parameter] = {
     ),
     "tools": Parameter(
         read=read_response_tools,
-        schema=schemas.TOOLS,
+        schema=TOOLS_SCHEMA,
         default=(),
-        kind="array of at most 1,024 tools, of which `--max-tools` (128) functions",
+        kind=f"array of at most {MAX_GIVEN_TOOLS:,} tools, of which `--max-tools` (128) functions",
         help="functions that the model may [call](#tools), perhaps within a `namespace`. Tools of other types are "
         "skipped and named in `warnings`",
     ),
     "tool_choice": Parameter(
         read=read_response_tool_choice,
-        schema=schemas.TOOL_CHOICE,
+        schema=TOOL_CHOICE_SCHEMA,
         kind="`auto`, `required`, `none`, a function or a set of allowed functions",
         help='by default `auto`. A function is `{"type": "function", "name": ...}`, a set is `{"type": '
         '"allowed_tools", "mode": "auto" or "required", "tools": [...]}`',
@@ -169,22 +196,22 @@ RESPONSES: dict[str, Parameter] = {
     "parallel_tool_calls": OF_THE_CHAT["parallel_tool_calls"],
     "text": Parameter(
         read=text_options,
-        schema=schemas.TEXT_OPTIONS,
+        schema=options(_TEXT),
         kind="object with `format` and `verbosity`",
         help='`format` is `{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "name": ..., '
-        '"schema": ...}`: the answer is [JSON that follows a schema](#json-answers). `verbosity` is passed to the chat '
-        "template",
+        '"schema": ...}`: the answer is [JSON that follows a schema](#structured-output). `verbosity` is passed to the '
+        "chat template",
     ),
     "reasoning": Parameter(
         read=reasoning_options,
-        schema=schemas.REASONING,
+        schema=options(_REASONING),
         kind="object with `effort`",
         help="`effort` is passed to the chat template as `reasoning_effort`; `none` also as `enable_thinking: false`. "
         "`summary`, `generate_summary` and `context` have no effect: the answer has the reasoning itself",
     ),
     "include": Parameter(
         read=include,
-        schema=schemas.INCLUDE,
+        schema=array(_INCLUDED),
         default=(),
         kind="array of names of fields",
         help=f"`{LOGPROBS}` asks for [log-probabilities](#log-probabilities). All other names of the OpenAI API have "
@@ -213,7 +240,7 @@ RESPONSES: dict[str, Parameter] = {
     "stream": Parameter(read=Flag(), default=False, help="[typed events](#events-of-a-response) instead of one object"),
     "stream_options": Parameter(
         read=stream_options,
-        schema=schemas.STREAM_OPTIONS,
+        schema=options({"include_obfuscation": {"const": False}}),
         default={},
         requires="stream",
         kind="object",
@@ -221,7 +248,7 @@ RESPONSES: dict[str, Parameter] = {
     ),
     "max_tool_calls": Parameter(
         read=max_tool_calls,
-        schema=schemas.MAX_TOOL_CALLS,
+        schema=_TOOL_CALLS,
         kind="integer of at least 0",
         help="it bounds calls of tools that a server runs, and this server runs none; repeated in the answer",
     ),
@@ -237,9 +264,7 @@ RESPONSES: dict[str, Parameter] = {
     },
     **{name: PARAMETERS[name] for name in SAMPLING},
     "chat_template_kwargs": OF_THE_CHAT["chat_template_kwargs"],
-    "cache_salt": OF_THE_CALL["cache_salt"],
-    "priority": OF_THE_CALL["priority"],
-    "timeout": OF_THE_CALL["timeout"],
+    **{name: OF_THE_CALL[name] for name in ("cache_salt", "priority", "timeout")},
 }
 # Parameters of the OpenAI API that are refused unless they are null, with what to do instead.
 REFUSED = {
@@ -248,8 +273,10 @@ REFUSED = {
     "context_management": "this server compacts no conversations; truncation 'auto' drops the oldest items",
     "moderation": "this server has no moderation",
     "access_programs": "leave it out",
-    "image": "this server takes no images",
+    "image": "send the image as input_image in input",
 }
+# By the name of the body's schema in /openapi.json.
+BODIES = {"ResponseRequest": Body(RESPONSES, dict.fromkeys(REFUSED, ()))}
 
 
 def check_refused(body: dict[str, Any]) -> dict[str, Any]:

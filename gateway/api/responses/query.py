@@ -7,14 +7,31 @@ from typing import Any
 
 from aiohttp import web
 
+from quire.gateway.api.paging import AFTER, LIMIT, ORDER, ListQuery, PageQuery, read_query
+from quire.gateway.api.responses.body import PREFIX
 from quire.gateway.api.responses.events import START
 from quire.gateway.api.responses.parameters import LOGPROBS, NOT_HERE
-from quire.gateway.api.resume import LAST_EVENT_ID, STARTING_AFTER
+from quire.gateway.api.resume import AS_STARTING_AFTER, LAST_EVENT_ID, STARTING_AFTER
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, InvalidRequest, refused
-from quire.shared.config.validators import shown
+from quire.shared.config.schema_parts import FLAG, Schema, id_parameter, request_parameter
+from quire.shared.config.validators import Integer, shown
 
-# Items per page of the input items (OpenAI API reference).
-DEFAULT_PAGE, MAX_PAGE = 20, 100
+# The input items, with the default and the limit of the OpenAI API reference.
+ITEMS = ListQuery(20, 100, (LIMIT, ORDER, AFTER))
+# Digits of the number of an event.
+MAX_NUMBER_DIGITS = 10
+_NUMBER = Integer(0, 10**MAX_NUMBER_DIGITS - 1)
+# By their names in /openapi.json.
+PARAMETERS: Schema = {
+    "ResponseId": id_parameter(PREFIX),
+    "Stream": request_parameter("query", "stream", FLAG, "events instead of the response"),
+    "StartingAfterNumber": request_parameter(
+        "query", STARTING_AFTER, _NUMBER, "the `sequence_number` of the last event that the client has"
+    ),
+    "LastNumber": request_parameter("header", LAST_EVENT_ID, _NUMBER, AS_STARTING_AFTER),
+    "ItemsLimit": ITEMS.limit_parameter,
+}
+_INCLUDE = ("include", "include[]")
 
 
 def read_place(request: web.Request) -> tuple[bool, int]:
@@ -31,43 +48,26 @@ def read_place(request: web.Request) -> tuple[bool, int]:
     places = ((LAST_EVENT_ID, request.headers.get(LAST_EVENT_ID)), (STARTING_AFTER, query.get(STARTING_AFTER)))
     for name, given in places:
         if given is not None:
-            if not given.isascii() or not given.isdigit() or len(given) > 10:
+            if not given.isascii() or not given.isdigit() or len(given) > MAX_NUMBER_DIGITS:
                 raise wrong_place(f"{name} must be the sequence_number of an event, not {shown(given)}.", name)
             return True, int(given)
     return True, START
 
 
-def read_page(request: web.Request) -> tuple[int, str, str]:
-    """Return the limit, the order and the item before the page. Raises InvalidRequest."""
-    query = _only(request, ("limit", "order", "after"))
-    limit = query.get("limit", str(DEFAULT_PAGE))
-    if not limit.isascii() or not limit.isdigit() or len(limit) > 4 or not 1 <= int(limit) <= MAX_PAGE:
-        raise refused("limit", f"limit must be an integer from 1 to {MAX_PAGE}, not {shown(limit)}.")
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise refused("order", f"order must be asc or desc, not {shown(order)}.")
-    return int(limit), order, query.get("after", "")
+def read_page(request: web.Request) -> PageQuery:
+    """Return the page of input items that a query asks for. Raises InvalidRequest."""
+    return ITEMS.page(_only(request, ITEMS.names))
 
 
 def _only(request: web.Request, known: Sequence[str]) -> dict[str, str]:
     """Return the query of a request, each parameter once; without effect, `include` is named. Raises InvalidRequest."""
-    fields: dict[str, str] = {}
-    for name, value in request.query.items():
-        if name in ("include", "include[]"):
+    query = list(request.query.items())
+    for name, value in query:
+        if name in _INCLUDE:
             if value != LOGPROBS and value not in NOT_HERE:
                 raise refused("include", f"include has no {shown(value)}.")
             request[NO_EFFECT_NAMES] = "include"
-            continue
-        if name not in known:
-            raise InvalidRequest(
-                f"{name[:80]!r} is not a parameter of this call; it has {', '.join(known)}.",
-                param=name[:80],
-                code="unknown_parameter",
-            )
-        if name in fields:
-            raise refused(name, f"{name} is given twice; give it once.")
-        fields[name] = value
-    return fields
+    return read_query(((name, value) for name, value in query if name not in _INCLUDE), known)
 
 
 def _flag(name: str, value: str) -> bool:

@@ -42,7 +42,7 @@ _SCHEMA_NAME = re.compile(r"tools\[(\d+)\]\.function\.parameters")
 # The tier of a response whose call does not name one; the field of the answer must not be null.
 DEFAULT_TIER = "default"
 # Parameters that reach `Call.of` under the same name.
-_SAME = ("model", "stream", "background", "cache_salt", "priority", "timeout", *LABELS, "prompt_cache_key", *SAMPLING)
+_SAME = ("model", "stream", "background", "cache_salt", "priority", "timeout", *LABELS, *SAMPLING)
 
 
 @dataclass(frozen=True, slots=True)

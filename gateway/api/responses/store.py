@@ -46,6 +46,8 @@ class StoredResponse:
     def json(self, model: ServedModel) -> str:
         """Return the Response object."""
         body = ResponseBody(self.call_id, model, self.call.metadata)
+        if not self.transcript.is_exact:
+            body.mark()
         if self.error is not None:
             self.output.fail()
             return body.failed(self.output, self.error)

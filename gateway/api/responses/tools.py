@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from quire.gateway.api.tools import MAX_DESCRIPTION_LENGTH, read_function, tool_name
+from quire.gateway.api.tools import CHOICES, DESCRIPTION, TOOL_NAME, read_function, tool_name
 from quire.gateway.errors.api_errors import invalid, only, refused
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
-from quire.shared.config.validators import Text, shown
+from quire.shared.config.schema_parts import TEXT, any_of, array, closed, or_null, record
+from quire.shared.config.validators import OneOf, shown
 
 # Keys of a function for features of other servers.
 _NO_EFFECT = ("allowed_callers", "async", "defer_loading", "output_schema")
@@ -22,6 +23,13 @@ _FUNCTION = ("name", "description", "parameters", "strict")
 # Tools of all types in one call, also within namespaces; `--max-tools` bounds the functions.
 MAX_GIVEN_TOOLS = 1024
 NAMESPACE = "namespace"
+# Of `tools` and `tool_choice`; their readers check each tool.
+TOOLS_SCHEMA = array(record(type=TEXT), high=MAX_GIVEN_TOOLS)
+TOOL_CHOICE_SCHEMA = any_of(
+    OneOf(CHOICES),
+    closed({"type": {"const": "function"}, "name": TOOL_NAME}, {"namespace": or_null(TOOL_NAME)}),
+    closed({"type": {"const": "allowed_tools"}, "mode": OneOf(CHOICES[:2]), "tools": TOOLS_SCHEMA}),
+)
 
 
 class FunctionName(NamedTuple):
@@ -97,7 +105,7 @@ def read_response_tools(name: str, value: Any) -> GivenTools:
             )
         description = tool.get("description")
         if description is not None:
-            Text(0, MAX_DESCRIPTION_LENGTH)(f"{at}.description", description)
+            DESCRIPTION(f"{at}.description", description)
         namespaces[namespace] = description or ""
         for inner, member in _objects(f"{at}.tools", tool.get("tools")):
             count += 1
@@ -184,7 +192,7 @@ class GivenChoice:
 def read_response_tool_choice(name: str, value: Any) -> GivenChoice:
     """Read `auto`, `required`, `none`, a function, or a set of allowed functions. Raises InvalidRequest."""
     forms = 'auto, required, none, {"type": "function", "name": ...} or {"type": "allowed_tools", ...}'
-    if value in (ToolMode.AUTO, ToolMode.REQUIRED, ToolMode.NONE):
+    if value in CHOICES:
         return GivenChoice(ToolChoice(ToolMode(value)), value)
     if type(value) is not dict:
         raise invalid(name, forms, value)
@@ -198,7 +206,7 @@ def read_response_tool_choice(name: str, value: Any) -> GivenChoice:
         )
     only(name, value, ("type", "mode", "tools"))
     mode, tools = value.get("mode"), value.get("tools")
-    if mode not in (ToolMode.AUTO, ToolMode.REQUIRED):
+    if mode not in CHOICES[:2]:
         raise invalid(f"{name}.mode", "auto or required", mode)
     if type(tools) is not list or len(tools) > MAX_GIVEN_TOOLS:
         raise invalid(f"{name}.tools", f"an array of at most {MAX_GIVEN_TOOLS} tools", tools)

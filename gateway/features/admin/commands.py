@@ -33,6 +33,7 @@ class DeadLetterSettings:
     count: int = option(
         100, minimum=1, maximum=10_000, variable="QUIRE_DEAD_COUNT", metavar="N", help="Entries to list at most."
     )
+    json: bool = option(False, variable="", help="Print the result as JSON.")
 
 
 def run_dead_letters(settings: DeadLetterSettings, environ: Mapping[str, str]) -> int:

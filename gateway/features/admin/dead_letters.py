@@ -49,7 +49,7 @@ async def _carry_out(settings: DeadLetterSettings, where: str, remedy: str) -> i
         if settings.action == "list":
             return await _list(brokers.values(), settings)
         broker, dead = await _find(brokers.values(), settings.entry)
-        return await ACTIONS[settings.action](broker, dead)
+        return await ACTIONS[settings.action](broker, dead, settings.json)
     except BrokerUnavailable as error:
         raise CommandError(str(error)) from error
     except (RedisError, OSError) as error:
@@ -61,6 +61,9 @@ async def _carry_out(settings: DeadLetterSettings, where: str, remedy: str) -> i
 
 async def _list(brokers: Iterable[Broker], settings: DeadLetterSettings) -> int:
     entries = [(broker.keys.lane, dead) for broker in brokers for dead in await broker.read_dead(settings.count)]
+    if settings.json:
+        print(json.dumps([_fields(lane, dead) for lane, dead in entries], indent=1))
+        return 0
     for lane, dead in entries:
         print(f"{dead.entry_id}  {lane}  request {dead.request_id}  worker {dead.worker}  {dead.emitted} tokens")
     if not entries:
@@ -98,15 +101,19 @@ async def _find(brokers: Iterable[Broker], entry: str) -> tuple[Broker, DeadRequ
     return matching[0]
 
 
-async def _show(broker: Broker, dead: DeadRequest) -> int:
-    fields: dict[str, object] = {
+def _fields(lane: str, dead: DeadRequest) -> dict[str, object]:
+    return {
         "entry": dead.entry_id,
-        "model": broker.keys.lane,
+        "model": lane,
         "request": dead.request_id,
         "class": dead.priority_class,
         "worker": dead.worker,
         "emitted_tokens": dead.emitted,
     }
+
+
+async def _show(broker: Broker, dead: DeadRequest, as_json: bool) -> int:
+    fields = _fields(broker.keys.lane, dead)
     try:
         request = GenerationRequest.decode(dead.body)
         fields |= {"prompt_tokens": list(request.prompt), "sampling": repr(request.sampling)}
@@ -116,12 +123,14 @@ async def _show(broker: Broker, dead: DeadRequest) -> int:
     return 0
 
 
-async def _retry(broker: Broker, dead: DeadRequest) -> int:
+async def _retry(broker: Broker, dead: DeadRequest, as_json: bool) -> int:
     """Submit the request again under a new id, as a background request: its client has already had its answer."""
     try:
         request = replace(GenerationRequest.decode(dead.body), id=new_id())
     except MessageError as error:
         raise CommandError(f"entry {dead.entry_id} cannot be read: {error}") from error
+    if (files := await broker.images(request)) is None:
+        raise CommandError(f"entry {dead.entry_id} is about an image that is not in Redis any more; drop the entry")
     terms = RETRY._replace(
         cost=request.cost,
         prompt_tokens=len(request.prompt),
@@ -131,17 +140,19 @@ async def _retry(broker: Broker, dead: DeadRequest) -> int:
         tenant=dead.tenant,
         weight=dead.weight,
         user=dead.user,
+        images=request.image_names,
     )
-    await broker.submit(request.id, request.encode(), terms)
+    await broker.submit(request.id, request.encode(), terms, list(files.values()))
     await broker.drop_dead(dead.entry_id)
-    print(f"queued again as request {request.id}")
+    print(json.dumps({"request": request.id}) if as_json else f"queued again as request {request.id}")
     return 0
 
 
-async def _drop(broker: Broker, dead: DeadRequest) -> int:
+async def _drop(broker: Broker, dead: DeadRequest, as_json: bool) -> int:
     await broker.drop_dead(dead.entry_id)
-    print(f"dropped {dead.entry_id}")
+    print(json.dumps({"dropped": dead.entry_id}) if as_json else f"dropped {dead.entry_id}")
     return 0
 
 
-ACTIONS: dict[str, Callable[[Broker, DeadRequest], Awaitable[int]]] = {"show": _show, "retry": _retry, "drop": _drop}
+Action = Callable[[Broker, DeadRequest, bool], Awaitable[int]]
+ACTIONS: dict[str, Action] = {"show": _show, "retry": _retry, "drop": _drop}

@@ -6,10 +6,39 @@ import re
 from typing import Any
 
 from quire.gateway.api.labels import LABELS
-from quire.gateway.api.schema_parts import COUNT, FLAG, TEXT, Schema, any_of, array, closed, or_null, record, ref
-from quire.shared.config.validators import InvalidValue, OneOf, Text, shown, wrong
+from quire.gateway.api.paging import AFTER, LIMIT, ORDER, ListQuery
+from quire.gateway.api.parameters import Body
+from quire.gateway.features.batches.batch import PREFIX, BatchStatus
+from quire.gateway.features.batches.files.file_store import BATCH, PURPOSES
+from quire.gateway.features.batches.files.file_store import PREFIX as FILE_PREFIX
+from quire.shared.config.schema_parts import (
+    COUNT,
+    FLAG,
+    TEXT,
+    Schema,
+    any_of,
+    array,
+    closed,
+    id_parameter,
+    or_null,
+    record,
+    ref,
+    request_parameter,
+)
+from quire.shared.config.validators import Integer, InvalidValue, OneOf, Text, wrong
 from quire.shared.protocol.sampling_params import Parameter
 
+_PURPOSE = OneOf(PURPOSES)
+FILES_QUERY = ListQuery(100, 1000, (LIMIT, AFTER, "purpose", ORDER))
+BATCHES_QUERY = ListQuery(20, 100)
+# The parameters of requests besides bodies, by their names in /openapi.json.
+PARAMETERS: Schema = {
+    "FileId": id_parameter(FILE_PREFIX),
+    "FilesLimit": FILES_QUERY.limit_parameter,
+    "Purpose": request_parameter("query", "purpose", _PURPOSE, "only files of this purpose"),
+    "BatchId": id_parameter(PREFIX),
+    "BatchesLimit": BATCHES_QUERY.limit_parameter,
+}
 # The endpoints whose calls a batch may have.
 BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 # Longest completion window. Lines are kept in Redis for a day more.
@@ -17,9 +46,12 @@ MAX_WINDOW_S = 14 * 86_400
 # Bounds of the seconds until a file is deleted (OpenAI API reference).
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000
 MAX_FILE_ID = 128
+# The fields of an upload that say when a file is deleted.
+ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+_EXPIRY = Integer(MIN_EXPIRY_S, MAX_EXPIRY_S)
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
-_WINDOW = re.compile(r"([1-9][0-9]{0,4})([mhd])", re.ASCII)
+_WINDOW = re.compile(r"[1-9][0-9]{0,4}[mhd]", re.ASCII)
 
 
 def completion_window(name: str, value: Any) -> str:
@@ -43,9 +75,7 @@ def expires_after(name: str, value: Any) -> int:
 
 def expiry_s(name: str, value: Any) -> int:
     """Return the seconds after which a file is deleted. Raises InvalidValue."""
-    if type(value) is not int or not MIN_EXPIRY_S <= value <= MAX_EXPIRY_S:
-        raise InvalidValue(name, f"must be an integer from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}, not {shown(value)}")
-    return value
+    return _EXPIRY(name, value)
 
 
 BATCHES: dict[str, Parameter] = {
@@ -55,15 +85,14 @@ BATCHES: dict[str, Parameter] = {
     "endpoint": Parameter(
         read=OneOf(BATCH_ENDPOINTS),
         required=True,
-        kind=", ".join(f"`{path}`" for path in BATCH_ENDPOINTS[:-1]) + f" or `{BATCH_ENDPOINTS[-1]}`",
         help="the `url` of every line",
     ),
     "completion_window": Parameter(
         read=completion_window,
         required=True,
         kind="number with `m`, `h` or `d`, at most `14d`",
-        schema={"type": "string", "pattern": "^[1-9][0-9]{0,4}[mhd]$"},
-        help="minutes, hours or days until the batch expires, such as `24h`",
+        schema=_WINDOW,
+        help="minutes, hours or days until the batch expires, such as `24h`, the one value of OpenAI's API",
     ),
     "metadata": Parameter(read=LABELS["metadata"].read, default=(), help="stored with the batch, and returned with it"),
     "output_expires_after": Parameter(
@@ -72,15 +101,16 @@ BATCHES: dict[str, Parameter] = {
         schema=closed(
             {
                 "anchor": {"const": "created_at"},
-                "seconds": {"type": "integer", "minimum": MIN_EXPIRY_S, "maximum": MAX_EXPIRY_S},
+                "seconds": _EXPIRY,
             }
         ),
-        help="seconds from the end of the batch until its files are deleted, from 3600 to 2592000; by default "
-        "`--file-retention-s`. The anchor is `created_at`",
+        help=f"seconds from the end of the batch until its files are deleted, from {MIN_EXPIRY_S} to {MAX_EXPIRY_S}; "
+        "by default `--file-retention-s`. The anchor is `created_at`",
     ),
 }
+# By the name of the body's schema in /openapi.json.
+BODIES = {"BatchRequest": Body(BATCHES, {})}
 
-_STATUSES = ("validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled")
 _TIME = or_null(COUNT)
 _ERROR = record(code=or_null(TEXT), message=TEXT, param=or_null(TEXT), line=or_null(COUNT))
 
@@ -99,10 +129,10 @@ def _list(name: str) -> Schema:
 BATCH_SCHEMAS: Schema = {
     "FileUpload": record(
         {
-            "expires_after[anchor]": {"const": "created_at"},
-            "expires_after[seconds]": any_of(COUNT, TEXT),
+            ANCHOR: {"const": "created_at"},
+            SECONDS: any_of(_EXPIRY, TEXT),
         },
-        purpose={"const": "batch"},
+        purpose={"const": BATCH},
         file=TEXT | {"contentMediaType": "application/jsonl"},
     ),
     "File": record(
@@ -112,7 +142,7 @@ BATCH_SCHEMAS: Schema = {
         created_at=COUNT,
         expires_at=_TIME,
         filename=TEXT,
-        purpose={"enum": ["batch", "batch_output"]},
+        purpose=_PURPOSE,
         status={"const": "processed"},
         status_details={"type": "null"},
     ),
@@ -126,7 +156,7 @@ BATCH_SCHEMAS: Schema = {
         errors=or_null(record(object={"const": "list"}, data=array(_ERROR))),
         input_file_id=TEXT,
         completion_window=TEXT,
-        status={"enum": list(_STATUSES)},
+        status=OneOf(tuple(BatchStatus)),
         output_file_id=or_null(TEXT),
         error_file_id=or_null(TEXT),
         created_at=COUNT,

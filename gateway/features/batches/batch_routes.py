@@ -10,7 +10,6 @@ from functools import partial
 from aiohttp import web
 
 from quire.gateway.api.caller import Caller, caller_of
-from quire.gateway.api.paging import read_page_query
 from quire.gateway.api.parameters import read
 from quire.gateway.api.parsing import read_object
 from quire.gateway.errors.api_errors import (
@@ -22,7 +21,7 @@ from quire.gateway.errors.api_errors import (
     refused,
 )
 from quire.gateway.features.batches.batch import PREFIX, Batch
-from quire.gateway.features.batches.batch_parameters import BATCHES, window_s
+from quire.gateway.features.batches.batch_parameters import BATCHES, BATCHES_QUERY, window_s
 from quire.gateway.features.batches.batch_runner import BatchRunner
 from quire.gateway.features.batches.batch_store import BatchStore, LinePlace
 from quire.gateway.features.batches.files.file_service import FileService, not_found
@@ -35,7 +34,6 @@ from quire.shared.config.validators import shown
 
 PATH = "/v1/batches"
 MAX_BODY_BYTES = 65_536
-DEFAULT_PAGE, MAX_PAGE = 20, 100
 # Lines that are cancelled in Redis at the same time.
 CANCELLATIONS = 32
 
@@ -132,7 +130,7 @@ class BatchRoutes:
     async def all(self, request: web.Request) -> web.Response:
         """GET /v1/batches: the batches of the caller in pages, the newest first."""
         store, owner = self._store, caller_of(request).owner
-        query = read_page_query(request, DEFAULT_PAGE, MAX_PAGE)
+        query = BATCHES_QUERY.read(request)
         after = read_id(query.after, PREFIX) or "-" if query.after else ""
         page = await self._files.retry(partial(store.page, owner, query.limit, after))
         if page is None:

@@ -20,6 +20,7 @@ from quire.gateway.features.batches.batch import Batch, BatchStatus
 from quire.gateway.features.batches.batch_meter import BatchMeter
 from quire.gateway.features.batches.batch_store import LOST, VALIDATION, BatchStore, Window
 from quire.gateway.features.batches.files.storage import WHOLE, Storage, StorageError
+from quire.gateway.features.batches.line_endpoints import LineEndpoints
 from quire.gateway.features.batches.line_run import BatchState, LineRunner
 from quire.gateway.features.batches.slots import LineSlots
 from quire.gateway.features.batches.validation import validate
@@ -69,8 +70,16 @@ class OpenWindow:
 class BatchRunner:
     """The batches of a gateway process, between `start` and `close`."""
 
-    def __init__(self, directory: ModelDirectory, store: BatchStore, storage: Storage, meter: BatchMeter) -> None:
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        endpoints: LineEndpoints,
+        store: BatchStore,
+        storage: Storage,
+        meter: BatchMeter,
+    ) -> None:
         self._directory = directory
+        self._endpoints = endpoints
         self._settings = directory.process.settings
         self._store = store
         self._storage = storage
@@ -225,7 +234,7 @@ class BatchRunner:
         if batch is None or not batch.is_open or (batch.lane and self._directory.find(batch.lane) is None):
             return None
         state = BatchState(batch, batch.status == BatchStatus.CANCELLING)
-        return state, LineRunner(self._directory, state)
+        return state, LineRunner(self._directory, self._endpoints, state)
 
     def _open_window(self, window: Window, state: BatchState, lines: LineRunner) -> None:
         key = window.batch_id, window.index
@@ -266,7 +275,7 @@ class BatchRunner:
         settings, backoff = self._settings, Backoff(*PAUSE_S, jitter=True)
         while True:
             try:
-                check = await check_of(self._directory, batch)
+                check = await check_of(self._directory, self._endpoints, batch)
                 report = await validate(
                     self._storage.read(batch.input, WHOLE),
                     batch.endpoint,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from aiohttp import web
 
 from quire.gateway.features.batches.batch_meter import BatchMeter
@@ -10,15 +12,17 @@ from quire.gateway.features.batches.batch_runner import BatchRunner
 from quire.gateway.features.batches.batch_store import BatchStore
 from quire.gateway.features.batches.files.file_routes import FileRoutes
 from quire.gateway.features.batches.files.file_service import FileService
+from quire.gateway.features.batches.line_endpoints import LineEndpoints, MakeEndpoint
 from quire.gateway.serving.model_directory import ModelDirectory
 
 
 class BatchService:
     """The storage, the store and the runner of a process, between `start` and `close`."""
 
-    def __init__(self, directory: ModelDirectory) -> None:
-        """Raise StartError for settings that contradict."""
+    def __init__(self, directory: ModelDirectory, endpoints: Mapping[str, MakeEndpoint]) -> None:
+        """Raise StartError for settings that contradict. endpoints: by path, besides chats and completions."""
         self._directory = directory
+        self._endpoints = LineEndpoints(endpoints)
         settings = directory.process.settings
         self._files = FileService(settings, settings.redis_url)
         self._file_routes = FileRoutes(self._files, settings)
@@ -40,7 +44,7 @@ class BatchService:
         await self._files.start(self._directory.process.retry)
         if self._files.is_on:
             store = BatchStore(self._files.store.client)
-            self.runner = BatchRunner(self._directory, store, self._files.store.storage, self.meter)
+            self.runner = BatchRunner(self._directory, self._endpoints, store, self._files.store.storage, self.meter)
             self._batch_routes.use(store, self.runner)
             self.runner.start()
 

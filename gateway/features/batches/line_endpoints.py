@@ -5,7 +5,7 @@ A line is the same call as over HTTP, so everything is done by the parts of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,18 +14,7 @@ from quire.gateway.api.chat import ChatDialect
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import CompletionDialect
 from quire.gateway.api.dialect import Dialect
-from quire.gateway.api.embeddings import (
-    EMBEDDINGS,
-    EmbeddingCall,
-    EmbeddingDialect,
-    EmbeddingFormat,
-    render_answer,
-)
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, read
-from quire.gateway.api.responses.dialect import ResponseDialect, StorageLimits
-from quire.gateway.api.responses.request import read_request
-from quire.gateway.api.responses.store import ResponseStore
-from quire.gateway.serving import calls, embedding_calls
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
@@ -48,10 +37,12 @@ class LineEndpoint(Protocol):
         """Check and tokenize a call. Raises ApiError."""
         ...
 
-    async def answer(
-        self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: EmbeddingFormat | None
-    ) -> Iterable[str]:
-        """Return the JSON of the answer in parts. Raises ApiError if the call failed."""
+    def form_of(self, call: Call) -> object:
+        """Return what `answer` needs of the call besides its metadata; None if that is nothing."""
+        ...
+
+    async def answer(self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: object) -> Iterable[str]:
+        """Return the JSON of the answer in parts. form: of the call. Raises ApiError if the call failed."""
         ...
 
 
@@ -65,7 +56,7 @@ class Answer:
 
 
 async def read_answer(
-    endpoint: LineEndpoint, gateway: Gateway, call_id: str, metadata: CallMetadata, form: EmbeddingFormat | None
+    endpoint: LineEndpoint, gateway: Gateway, call_id: str, metadata: CallMetadata, form: object
 ) -> Answer:
     """Read the answer of a call that has ended from its output logs. Raises ApiError if it failed."""
     ids = [request_id(call_id, index) for index in range(metadata.requests)]
@@ -94,65 +85,28 @@ class DialectLines:
     async def read(self, body: dict[str, Any]) -> Call:
         return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer)
 
-    async def answer(
-        self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: EmbeddingFormat | None
-    ) -> Iterable[str]:
+    def form_of(self, call: Call) -> None:
+        return None
+
+    async def answer(self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: object) -> Iterable[str]:
         return await self._dialect.form(call_id, self._gateway.model, transcript.metadata).whole(buffer, transcript)
 
 
-class EmbeddingLines:
-    """Embeddings."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._dialect = EmbeddingDialect(gateway.model, gateway.settings.max_embedding_inputs)
-        self.name = self._dialect.name
-
-    def check(self, body: dict[str, Any]) -> None:
-        read(body, EMBEDDINGS, unsupported={})
-
-    async def read(self, body: dict[str, Any]) -> EmbeddingCall:
-        return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer)
-
-    async def answer(
-        self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: EmbeddingFormat | None
-    ) -> Iterable[str]:
-        assert form is not None, "an embedding call has a form"
-        embeddings = await embedding_calls.collect(buffer, transcript, form, call_id)
-        return render_answer(call_id, transcript.model_name, transcript.metadata, form, embeddings)
+# Makes the endpoint for the lines of one owner at one model.
+MakeEndpoint = Callable[[Gateway, str], LineEndpoint]
 
 
-class ResponseLines:
-    """Responses. They are not stored: the output file has them."""
+@dataclass(frozen=True, slots=True)
+class LineEndpoints:
+    """The endpoints at all paths of BATCH_ENDPOINTS. others: by path, those besides chats and completions."""
 
-    def __init__(self, gateway: Gateway, owner: str) -> None:
-        self._gateway = gateway
-        settings = gateway.settings
-        limits = StorageLimits(settings.response_retention_s, settings.max_conversation_bytes)
-        self._dialect = ResponseDialect(ResponseStore(calls.stored_calls(gateway, owner), gateway.model), limits)
-        self.name = self._dialect.name
+    others: Mapping[str, MakeEndpoint]
 
-    def check(self, body: dict[str, Any]) -> None:
-        read_request({**body, "store": False}, self._gateway.limits)
-
-    async def read(self, body: dict[str, Any]) -> Call:
-        return await self._dialect.read({**body, "store": False}, self._gateway.limits, self._gateway.renderer)
-
-    async def answer(
-        self, call_id: str, buffer: OutputBuffer, transcript: Transcript, form: EmbeddingFormat | None
-    ) -> Iterable[str]:
-        return await self._dialect.form(call_id, self._gateway.model, transcript.metadata).whole(buffer, transcript)
-
-
-def line_endpoint(path: str, gateway: Gateway, owner: str) -> LineEndpoint:
-    """Return the endpoint at a path, one of BATCH_ENDPOINTS."""
-    match path:
-        case "/v1/chat/completions":
-            return DialectLines(gateway, ChatDialect())
-        case "/v1/completions":
-            return DialectLines(gateway, CompletionDialect())
-        case "/v1/embeddings":
-            return EmbeddingLines(gateway)
-        case "/v1/responses":
-            return ResponseLines(gateway, owner)
-    raise ValueError(f"{path} is no endpoint of batches")
+    def at(self, path: str, gateway: Gateway, owner: str) -> LineEndpoint:
+        """Return the endpoint at a path, one of BATCH_ENDPOINTS."""
+        match path:
+            case "/v1/chat/completions":
+                return DialectLines(gateway, ChatDialect())
+            case "/v1/completions":
+                return DialectLines(gateway, CompletionDialect())
+        return self.others[path](gateway, owner)

@@ -17,7 +17,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from quire.gateway.admission.terms import read_terms
 from quire.gateway.api import resume
 from quire.gateway.api.call import Call
-from quire.gateway.api.embeddings import EmbeddingCall, EmbeddingFormat
 from quire.gateway.api.labels import user_hash
 from quire.gateway.errors.api_errors import (
     ApiError,
@@ -30,7 +29,7 @@ from quire.gateway.errors.api_errors import (
 )
 from quire.gateway.features.batches.batch import Batch
 from quire.gateway.features.batches.line import BatchLine, call_id_of
-from quire.gateway.features.batches.line_endpoints import Answer, line_endpoint, read_answer
+from quire.gateway.features.batches.line_endpoints import Answer, LineEndpoints, read_answer
 from quire.gateway.features.batches.slots import Turn
 from quire.gateway.serving import calls
 from quire.gateway.serving.model_directory import ModelDirectory
@@ -96,7 +95,7 @@ class BatchState:
 class RunLine:
     """A line that has ended, or could not be submitted.
 
-    error: why there is no call. gateway, form: of the call; form of embeddings only. requests: of the call; 0 if
+    error: why there is no call. gateway: of the call. form: as of `LineEndpoint.form_of`. requests: of the call; 0 if
     unknown. has_failed: the call has no answer. ends_with_batch: the deadline of the call is the end of the batch.
     was_parked: the deadline has moved, or the call was parked for too long.
     """
@@ -106,7 +105,7 @@ class RunLine:
     call_id: str
     error: ApiError | BatchEnded | None = None
     gateway: Gateway | None = None
-    form: EmbeddingFormat | None = None
+    form: object = None
     requests: int = 0
     has_failed: bool = False
     ends_with_batch: bool = True
@@ -116,8 +115,9 @@ class RunLine:
 class LineRunner:
     """Runs the lines of one batch."""
 
-    def __init__(self, directory: ModelDirectory, state: BatchState) -> None:
+    def __init__(self, directory: ModelDirectory, endpoints: LineEndpoints, state: BatchState) -> None:
         self._directory = directory
+        self._endpoints = endpoints
         self._state = state
         self._batch = state.batch
         # The requests of the lines in flight, with their models.
@@ -162,9 +162,9 @@ class LineRunner:
         # 1) Read the call, with the limits that the key has now.
         caller = await directory.process.keys.ring.owner(batch.owner)
         gateway = run.gateway = directory.choose(line.body.get("model"), caller)
-        endpoint = line_endpoint(batch.endpoint, gateway, batch.owner)
+        endpoint = self._endpoints.at(batch.endpoint, gateway, batch.owner)
         call = gateway.key_limits.restricted(caller, _in_class(await endpoint.read(line.body)), line.body)
-        run.form = call.form if isinstance(call, EmbeddingCall) else None
+        run.form = endpoint.form_of(call)
         requests = call.requests(run.call_id)
         run.requests = len(requests)
         ids = [request.id for request in requests]
@@ -174,7 +174,7 @@ class LineRunner:
             terms, run.ends_with_batch = self._terms(gateway, call, line)
             terms = gateway.key_limits.charged(caller, call.model, terms, user)
             metadata = call.metadata(endpoint.name, int(time.time()))
-            await gateway.submission.submit(requests, terms._replace(metadata=metadata.encode()))
+            await gateway.submission.submit(requests, terms._replace(metadata=metadata.encode()), call.files)
             turn.accepted()
             self._open.update(dict.fromkeys(ids, gateway))
             try:
@@ -270,7 +270,7 @@ class LineRunner:
         if run.error is not None or gateway is None:
             raise run.error if isinstance(run.error, ApiError) else LineLost
         known = await self._look_up(gateway, run.call_id)
-        endpoint = line_endpoint(self._batch.endpoint, gateway, self._batch.owner)
+        endpoint = self._endpoints.at(self._batch.endpoint, gateway, self._batch.owner)
         return await read_answer(endpoint, gateway, run.call_id, known.metadata, run.form)
 
     def gateway_of_lane(self) -> Gateway | None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from quire.gateway.errors.api_errors import ApiError, refused
 from quire.gateway.features.batches.batch import Batch
 from quire.gateway.features.batches.line import BatchLine
-from quire.gateway.features.batches.line_endpoints import LineEndpoint, line_endpoint
+from quire.gateway.features.batches.line_endpoints import LineEndpoint, LineEndpoints
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
 from quire.shared.config.validators import shown
 
 
-async def check_of(directory: ModelDirectory, batch: Batch) -> Callable[[BatchLine], None]:
+async def check_of(directory: ModelDirectory, endpoints: LineEndpoints, batch: Batch) -> Callable[[BatchLine], None]:
     """Return the check of the lines of a batch. Raises ApiError if its key is not valid any more.
 
     All lines of a batch must mean the same model, or LoRA adapters of it, because each window has one queue.
@@ -29,7 +29,7 @@ async def check_of(directory: ModelDirectory, batch: Batch) -> Callable[[BatchLi
                 gateway = directory.choose(name, caller)
                 if type(name) is str:
                     gateway.limits.check_model(name)
-                endpoint = line_endpoint(batch.endpoint, gateway, batch.owner)
+                endpoint = endpoints.at(batch.endpoint, gateway, batch.owner)
                 if gateway.model.name != batch.lane:
                     first = repr(batch.lane) if batch.lane else "a model that this server did not have"
                     raise refused(

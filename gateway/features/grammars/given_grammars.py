@@ -1,4 +1,4 @@
-"""Readers of the grammars that clients give, one for each kind, and of `response_format` and `structured_outputs`."""
+"""The parameters of a call that give a grammar: their readers, one for each kind, and what these accept."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 from quire.gateway.errors.api_errors import InvalidRequest, invalid, of_check, only, refused
 from quire.gateway.output.given_grammar import GivenGrammar
+from quire.shared.config.schema_parts import ANY_OBJECT, NULL, TEXT, Schema, any_of, array, closed, or_null
 from quire.shared.config.validators import Flag, InvalidValue, Text
-from quire.shared.protocol.sampling_params import MAX_SCHEMA_LENGTH
+from quire.shared.protocol.sampling_params import GRAMMAR_PARAMETERS, MAX_SCHEMA_LENGTH, Parameter
 from quire.shared.text import grammar, json_schema
 
 # Directives of llguidance's Lark that set options of the library, or refer to schemas without Quire's checks.
 _DIRECTIVES = ("%json", "%llguidance")
+_FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 # The fields of each type of `response_format`.
 FIELDS = {
     "text": ("type",),
@@ -101,18 +103,35 @@ def read_json_schema(name: str, value: Any) -> GivenGrammar:
                 check(f"{name}.{key}", value[key])
     except InvalidValue as error:
         raise of_check(error) from None
-    if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", title):
+    if not _FORMAT_NAME.fullmatch(title):
         raise invalid(f"{name}.name", "1 to 64 of the characters a-z, A-Z, 0-9, _ and -", title)
     return read_schema(f"{name}.schema", value.get("schema"))
 
 
-READERS: dict[str, Callable[[str, Any], GivenGrammar | tuple[()]]] = {
-    "json": read_schema_or_text,
-    "regex": read_regex,
-    "choice": read_choice,
-    "grammar": read_grammar,
-    "json_object": read_json_object,
-    "structural_tag": read_structural_tag,
+# An object, or the JSON text of one. The pattern: which strings are accepted before they are parsed.
+_OBJECT_OR_TEXT = any_of(
+    ANY_OBJECT,
+    TEXT
+    | {
+        "pattern": r"^\s*\{[\s\S]*\}\s*$",
+        "contentMediaType": "application/json",
+        "contentSchema": ANY_OBJECT,
+        "maxLength": MAX_SCHEMA_LENGTH,
+    },
+)
+_GRAMMAR_TEXT: Schema = TEXT | {"minLength": 1, "maxLength": MAX_SCHEMA_LENGTH}
+# The forms of `structured_outputs`: the reader, and what it accepts.
+FORMS: dict[str, tuple[Callable[[str, Any], GivenGrammar | tuple[()]], Any]] = {
+    "json": (read_schema_or_text, _OBJECT_OR_TEXT),
+    "regex": (read_regex, _GRAMMAR_TEXT),
+    "choice": (read_choice, array(TEXT | {"minLength": 1}, low=1)),
+    # EBNF has `::=`. Lark has not, and some of its directives are refused.
+    "grammar": (
+        read_grammar,
+        _GRAMMAR_TEXT | {"anyOf": [{"pattern": "::="}, {"not": {"pattern": "|".join(_DIRECTIVES)}}]},
+    ),
+    "json_object": (read_json_object, Flag()),
+    "structural_tag": (read_structural_tag, _OBJECT_OR_TEXT),
 }
 
 
@@ -120,11 +139,12 @@ def structured_outputs(name: str, value: Any) -> GivenGrammar | tuple[()]:
     """Return the grammar of the one field that is given; empty if it is false. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, "an object", value)
-    only(name, {key: item for key, item in value.items() if item is not None}, tuple(READERS))
-    given = [key for key in READERS if value.get(key) is not None]
+    only(name, {key: item for key, item in value.items() if item is not None}, FORMS)
+    given = [key for key in FORMS if value.get(key) is not None]
     if len(given) != 1:
-        raise invalid(name, f"an object with exactly one of {', '.join(READERS)}", value)
-    return READERS[given[0]](f"{name}.{given[0]}", value[given[0]])
+        raise invalid(name, f"an object with exactly one of {', '.join(FORMS)}", value)
+    read, _ = FORMS[given[0]]
+    return read(f"{name}.{given[0]}", value[given[0]])
 
 
 def _given(name: str, kind: str, value: Any) -> GivenGrammar:
@@ -164,3 +184,65 @@ def _of_text(name: str, value: Any) -> Any:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+_ONE_GRAMMAR = "an answer follows one grammar"
+# The object `json_schema` of a response format: what it must have, and what it may have.
+JSON_SCHEMA: tuple[Schema, Schema] = (
+    {"name": _FORMAT_NAME, "schema": ANY_OBJECT},
+    {"description": or_null(Text()), "strict": or_null(Flag())},
+)
+_RESPONSE_FORMAT = any_of(
+    closed({"type": {"enum": ["text", "json_object"]}}),
+    closed({"type": {"const": "json_schema"}, "json_schema": closed(*JSON_SCHEMA)}),
+    closed({"type": {"const": "structural_tag"}, "format": ANY_OBJECT}),
+    closed(
+        {
+            "type": {"const": "structural_tag"},
+            "structures": array(closed({"begin": TEXT, "schema": ANY_OBJECT, "end": TEXT})),
+            "triggers": array(TEXT),
+        }
+    ),
+)
+
+
+_STRUCTURED_OUTPUTS: Schema = {
+    "type": "object",
+    "properties": {name: or_null(schema) for name, (_, schema) in FORMS.items()},
+    "additionalProperties": NULL,
+    # Exactly one of them is not null.
+    "oneOf": [{"required": [name], "properties": {name: {"not": NULL}}} for name in FORMS],
+}
+
+
+def _guided(form: str, kind: str) -> dict[str, Parameter]:
+    """Return the parameter of an old field of `structured_outputs`. It excludes those before it in the table."""
+    name, (read, schema) = f"guided_{form}", FORMS[form]
+    before = GRAMMAR_PARAMETERS[: GRAMMAR_PARAMETERS.index(name)]
+    what = f"extension, an older name of vLLM: `{form}` of `structured_outputs`"
+    excludes = dict.fromkeys(before, _ONE_GRAMMAR)
+    return {name: Parameter(read=read, default=(), kind=kind, schema=schema, excludes=excludes, help=what)}
+
+
+GRAMMARS: dict[str, Parameter] = {
+    "response_format": Parameter(
+        read=response_format,
+        default=(),
+        kind="object with `type`: `text`, `json_object`, `json_schema` or `structural_tag`",
+        schema=_RESPONSE_FORMAT,
+        help="[structured output](#structured-output): the answer is JSON that follows a schema. Not with "
+        "`use_beam_search`, `ignore_eos` and `min_tokens`",
+    ),
+    "structured_outputs": Parameter(
+        read=structured_outputs,
+        default=(),
+        kind=f"object with one of {', '.join(f'`{name}`' for name in FORMS)}",
+        schema=_STRUCTURED_OUTPUTS,
+        excludes={"response_format": _ONE_GRAMMAR},
+        help="extension, as in vLLM: [structured output](#structured-output). Not with `response_format`",
+    ),
+    **_guided("json", "object, or the JSON text of one"),
+    **_guided("regex", "string"),
+    **_guided("choice", "array of strings"),
+    **_guided("grammar", "string"),
+}

@@ -10,7 +10,9 @@ import asyncio
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 
 from quire.shared.text.grammar import ANY_OBJECT, GrammarVocabulary
 from quire.shared.text.grammar_error import GrammarError
@@ -51,6 +53,21 @@ class GrammarTrials:
         if wrong:
             raise GrammarError(wrong)
 
+    async def follow(self, grammar: str, output: Sequence[int], decode: Callable[[list[int]], str]) -> None:
+        """Raise GrammarError unless an answer that follows a grammar can begin with these tokens."""
+        special_ids = set(self._vocabulary.special_tokens.values())
+        parts: list[int | str] = []
+        for is_special, run in groupby(output, special_ids.__contains__):
+            tokens = list(run)
+            parts += tokens if is_special else [decode(tokens)]
+        loop = asyncio.get_running_loop()
+        try:
+            wrong = await loop.run_in_executor(self._threads, try_out, grammar, self._vocabulary, parts)
+        except subprocess.TimeoutExpired as error:
+            raise GrammarError(TOO_LARGE) from error
+        if wrong:
+            raise GrammarError(wrong)
+
     def _keep(self, grammar: str, wrong: str) -> None:
         if grammar not in self._known:  # another call may have tried it meanwhile
             self._characters += len(grammar)
@@ -60,12 +77,15 @@ class GrammarTrials:
             self._characters -= len(forgotten)
 
 
-def try_out(grammar: str, vocabulary: GrammarVocabulary) -> str:
-    """Return the fault of a grammar; empty if it has none. Raises TimeoutExpired."""
+def try_out(grammar: str, vocabulary: GrammarVocabulary, output: Sequence[int | str] = ()) -> str:
+    """Return the fault of a grammar, or of an answer that begins with `output`; empty without one.
+
+    Raises TimeoutExpired.
+    """
     command = [sys.executable, "-P", "-m", "quire.shared.text.grammar_trial"]
     trial = subprocess.run(
         command,
-        input=order(grammar, vocabulary),
+        input=order(grammar, vocabulary, output),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         timeout=TIMEOUT_S,

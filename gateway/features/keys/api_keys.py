@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -117,16 +117,24 @@ async def _revoke(store: AccountStore, settings: RevokeKey) -> None:
 async def _back_up(store: AccountStore, settings: BackUpKeys) -> None:
     _refuse_cluster(settings, "backup")
     _write_file(settings.file, json.dumps(await back_up(store.client), indent=1))
+    if settings.json and settings.file != "-":
+        print(json.dumps({"file": settings.file}))
 
 
 async def _restore(store: AccountStore, settings: RestoreKeys) -> None:
     _refuse_cluster(settings, "restore")
     count = await restore(store.client, _read_json(settings.file), store.actor)
     print(f"restored: API keys: {count}, with their limits, usage and audit log", file=sys.stderr)
+    if settings.json:
+        print(json.dumps({"restored": count}))
 
 
 async def _audit(store: AccountStore, settings: AuditKeys) -> None:
-    for entry in await store.audit(MAX_AUDIT_LINES):
+    entries = await store.audit(MAX_AUDIT_LINES)
+    if settings.json:
+        print(json.dumps(list(map(asdict, entries)), indent=1))
+        return
+    for entry in entries:
         print(f"{_time(entry.at_ms // 1000)}  {entry.actor}  {entry.action}  {entry.accounts}  {entry.change}")
 
 

@@ -12,7 +12,7 @@ from quire.gateway.api.call import Call
 from quire.gateway.api.caller import Caller
 from quire.gateway.api.headers import ANSWER_HEADERS
 from quire.gateway.errors.api_errors import PermissionDenied
-from quire.gateway.features.keys.key_policy import restricted
+from quire.gateway.features.keys.key_policy import accounts_of, restricted
 from quire.shared.accounts.limits import COSTS, MAX_PRICE, nanos
 from quire.shared.config.validators import InvalidValue
 from quire.shared.process.errors import StartError
@@ -69,7 +69,7 @@ class KeyLimits:
     def restricted(self, caller: Caller, call: C, body: Mapping[str, Any]) -> C:
         """Return a call within the limits of its key (`key_policy.restricted`) and its scope. Raises ApiError."""
         call = restricted(caller, call, body)
-        scope = next((account.place for account in caller.accounts if account.kind == self._cache_scope), "")
+        scope = next((account.place for account in accounts_of(caller) if account.kind == self._cache_scope), "")
         return replace(call, cache_scope=scope) if scope else call
 
     def tell(self, request: web.BaseRequest, rates: Mapping[str, RateState]) -> None:
@@ -86,11 +86,11 @@ class KeyLimits:
         if not caller.accounts:
             return terms
         price = self._prices.get(model, self._prices.get(self._lane))
-        if price is None and any(getattr(account.limits, name) for account in caller.accounts for name in COSTS):
+        if price is None and any(getattr(account.limits, name) for account in accounts_of(caller) for name in COSTS):
             raise PermissionDenied(
                 f"Your API key has a budget in money, and {model[:200]!r} has no price; ask for one.", param="model"
             )
-        project = next((account for account in caller.accounts if account.kind == "project"), None)
+        project = next((account for account in accounts_of(caller) if account.kind == "project"), None)
         return terms._replace(
             accounts=caller.accounts,
             account_prefix=self.prefix,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import Caller
 from quire.gateway.errors.api_errors import ModelNotFound, PermissionDenied, refused
+from quire.shared.accounts.account import Account
 from quire.shared.protocol.keys import DEFAULT_CLASS, PRIORITY_CLASSES
 
 C = TypeVar("C", bound=Call)
@@ -18,9 +19,14 @@ _MAX_TOKENS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _CLASSES = ("priority", "service_tier")
 
 
+def accounts_of(caller: Caller) -> tuple[Account, ...]:
+    """Return the accounts of a caller. Only the key ring makes callers that have some."""
+    return cast(tuple[Account, ...], caller.accounts)
+
+
 def may_use(caller: Caller, model: str) -> bool:
     """Return True if the key of a caller may use a model."""
-    return all(model in account.limits.models for account in caller.accounts if account.limits.models)
+    return all(model in account.limits.models for account in accounts_of(caller) if account.limits.models)
 
 
 def check_model(caller: Caller, model: str) -> None:
@@ -41,7 +47,7 @@ def restricted(caller: Caller, call: C, body: Mapping[str, Any]) -> C:
     check_model(caller, call.model)
     if not caller.accounts:
         return call
-    limits = [account.limits for account in caller.accounts]
+    limits = [account.limits for account in accounts_of(caller)]
     most = min((limit.max_tokens for limit in limits if limit.max_tokens), default=0)
     if most and any(sampling.max_tokens > most for sampling in call.sampling):
         name = next((name for name in _MAX_TOKENS if name in body), "max_tokens")

@@ -21,6 +21,7 @@ class KeyRedis:
     """The Redis that holds the keys."""
 
     redis_url: str = option(DEFAULT_REDIS_URL, help="Redis that holds the keys.", metavar="URL", secret=True, last=True)
+    json: bool = option(False, variable=FLAG_ONLY, help="Print the result as JSON.", last=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +78,6 @@ class LimitSettings(KeyRedis):
 class ListKeys(KeyRedis):
     """`list`: all keys."""
 
-    json: bool = option(False, variable=FLAG_ONLY, help="Print JSON instead of lines.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class NewKey:
@@ -100,8 +99,6 @@ class NewKey:
 @dataclass(frozen=True, kw_only=True)
 class CreateKey(LimitSettings, NewKey):
     """`create`: a new key."""
-
-    json: bool = option(False, variable=FLAG_ONLY, help="Print JSON instead of the secret alone.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +160,6 @@ class RotateKey(OneKey):
         metavar="SECONDS",
         help="Seconds for which the old secret stays valid.",
     )
-    json: bool = option(False, variable=FLAG_ONLY, help="Print JSON instead of the secret alone.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +180,6 @@ class UsageSettings(KeyRedis):
     days: int = option(
         31, minimum=1, maximum=400, variable=FLAG_ONLY, metavar="N", help="Days of the usage, today included."
     )
-    json: bool = option(False, variable=FLAG_ONLY, help="Print JSON instead of CSV.")
 
 
 @dataclass(frozen=True, kw_only=True)

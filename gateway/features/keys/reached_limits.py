@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterable
 
 from quire.gateway.features.keys.limit_errors import error_of
-from quire.shared.accounts.account import Account
 from quire.shared.protocol.broker import Admission
-from quire.shared.protocol.charge import LimitReached
+from quire.shared.protocol.charge import ChargedAccount, LimitReached
 from quire.shared.protocol.keys import AccountKeys
 
 LIMIT = "requests_per_minute"
@@ -25,7 +24,7 @@ class ReachedLimits:
 
     def __init__(self) -> None:
         # By account, the oldest first: the account with its limits, the end of the wait, the end of the memory.
-        self._refused: dict[str, tuple[Account, float, float]] = {}
+        self._refused: dict[str, tuple[ChargedAccount, float, float]] = {}
 
     def note(self, reached: LimitReached, terms: Admission | None) -> None:
         """Remember a refusal by Redis."""
@@ -40,7 +39,7 @@ class ReachedLimits:
         while (oldest := next(iter(self._refused))) and self._refused[oldest][2] <= now:
             del self._refused[oldest]
 
-    def check(self, accounts: Iterable[Account]) -> None:
+    def check(self, accounts: Iterable[ChargedAccount]) -> None:
         """Raise RateLimited if one of these accounts was refused, and its limits have not changed since."""
         now = time.monotonic()
         for account in accounts:

@@ -53,5 +53,5 @@ def _read_query(request: web.Request) -> tuple[int, str]:
         raise refused("days", f"days must be an integer from 1 to {MAX_DAYS}, not {shown(days)}.")
     form = request.query.get("format", "json")
     if form not in FORMATS:
-        raise refused("format", f"format must be json or csv, not {shown(form)}.")
+        raise refused("format", f"format must be {' or '.join(FORMATS)}, not {shown(form)}.")
     return int(days), form

@@ -1,12 +1,16 @@
 """JSON schemas of the answers. `tests/gateway/test_api_fuzz.py` compares answers with these schemas.
 
-A new dialect adds its schemas to `SCHEMAS`.
+Their parts may be checks (`schema_parts`). `server/app.py` adds the schemas of the Messages API, of the Responses API
+and of batches.
 """
 
 from __future__ import annotations
 
-from quire.gateway.api.responses.schemas import ANSWERS as RESPONSE_SCHEMAS
-from quire.gateway.api.schema_parts import (
+from quire.gateway.errors.api_errors import ERROR_TYPES
+from quire.gateway.stream.call_metadata import TIERS
+from quire.gateway.stream.transcript import TOOL_CALLS
+from quire.gateway.stream.writer import MARK
+from quire.shared.config.schema_parts import (
     COUNT,
     FLAG,
     NULL,
@@ -20,17 +24,16 @@ from quire.gateway.api.schema_parts import (
     record,
     ref,
 )
-from quire.gateway.errors.api_errors import ERROR_TYPES
-from quire.gateway.features.batches.batch_parameters import BATCH_SCHEMAS
-from quire.gateway.features.openapi.message_answers import SCHEMAS as MESSAGE_SCHEMAS
-from quire.gateway.stream.call_metadata import TIERS
+from quire.shared.config.validators import OneOf
+from quire.shared.protocol.states import OutcomeName
 
 LABELS: Schema = {
-    "service_tier": {"enum": list(TIERS)},
+    "service_tier": OneOf(TIERS),
     "metadata": {"type": "object", "additionalProperties": TEXT},
+    **MARK,
 }
-FINISH_REASON: Schema = {"enum": ["stop", "length"]}
-CHAT_FINISH_REASON: Schema = {"enum": ["stop", "length", "tool_calls"]}
+FINISH_REASON = OneOf((OutcomeName.STOP, OutcomeName.LENGTH))
+CHAT_FINISH_REASON = OneOf((*FINISH_REASON.choices, TOOL_CALLS))
 STOP_REASON = any_of(TEXT, COUNT, NULL)
 SCORE: Schema = {"score": NUMBER | {"description": "what the choices are ranked by, if they are"}}
 TOKEN_IDS: Schema = {"token_ids": array(COUNT)}
@@ -50,6 +53,8 @@ _PROMPT_TOKEN: Schema = {
 }
 PROMPT: Schema = {"prompt_logprobs": array(or_null(_PROMPT_TOKEN)), "prompt_token_ids": array(COUNT)}
 _USAGE: Schema = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
+_DETAILS = ("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
+_COMPLETION_DETAILS: Schema = {"completion_tokens_details": record(dict.fromkeys(_DETAILS, COUNT))}
 _CALL: Schema = {"id": TEXT, "type": {"const": "function"}}
 _TOOL_CALL = record(**_CALL, function=record(name=TEXT, arguments=TEXT))
 # The first delta of a call has its id and name, the others have parts of its arguments.
@@ -85,17 +90,17 @@ SCHEMAS: Schema = {
             "error": closed(
                 {
                     "message": TEXT,
-                    "type": {"enum": ERROR_TYPES},
-                    "param": {"type": ["string", "null"]},
-                    "code": {"type": ["string", "null"]},
+                    "type": OneOf(tuple(ERROR_TYPES)),
+                    "param": or_null(TEXT),
+                    "code": or_null(TEXT),
                 }
             )
         }
     ),
-    "Usage": record(**_USAGE, prompt_tokens_details=record(cached_tokens=COUNT)),
-    "UsageSoFar": record({"prompt_tokens_details": record(cached_tokens=COUNT)}, **_USAGE),
+    "Usage": record(_COMPLETION_DETAILS, **_USAGE, prompt_tokens_details=record(cached_tokens=COUNT)),
+    "UsageSoFar": record({"prompt_tokens_details": record(cached_tokens=COUNT)} | _COMPLETION_DETAILS, **_USAGE),
     "ChatLogprobs": record(
-        content=or_null(array(record(**_TOKEN, top_logprobs=array(record(**_TOKEN))))), refusal={"type": "null"}
+        content=or_null(array(record(**_TOKEN, top_logprobs=array(record(**_TOKEN))))), refusal=NULL
     ),
     "ChatMessage": record(
         {"reasoning_content": TEXT, "tool_calls": array(_TOOL_CALL, low=1)},
@@ -174,7 +179,7 @@ SCHEMAS: Schema = {
         created=COUNT,
         owned_by=TEXT,
         root=TEXT,
-        parent={"type": "null"},
+        parent=NULL,
         max_model_len=COUNT,
         max_num_seqs=COUNT,
         vocab_size=COUNT,
@@ -200,7 +205,6 @@ SCHEMAS: Schema = {
     "Readiness": record(ready=FLAG, workers=COUNT, problems=array(TEXT)),
     "Status": record(redis=FLAG, workers=COUNT, responding=COUNT, silent_s=or_null(NUMBER)),
     "EngineWorkers": record(model=TEXT, models=array(TEXT), workers=array({"type": "object"})),
-    **MESSAGE_SCHEMAS,
     "EmbeddingList": record(
         object={"const": "list"},
         data=array(
@@ -213,6 +217,4 @@ SCHEMAS: Schema = {
         model=TEXT,
         usage=record(prompt_tokens=COUNT, total_tokens=COUNT),
     ),
-    **BATCH_SCHEMAS,
-    **RESPONSE_SCHEMAS,
 }

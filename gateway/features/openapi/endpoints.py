@@ -1,19 +1,17 @@
-"""The endpoints of the gateway: what each takes, and what it answers."""
+"""The endpoints of the gateway: what each takes, and what it answers. Bounds and names are those of the readers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-from quire.gateway.api.embeddings import EMBEDDINGS
-from quire.gateway.api.messages import parameters as messages
-from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
-from quire.gateway.api.responses.parameters import REFUSED as REFUSED_RESPONSES
-from quire.gateway.api.responses.parameters import RESPONSES
-from quire.gateway.features.batches.batch_parameters import BATCHES
-from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
-from quire.shared.protocol.sampling_params import Parameter
+from quire.gateway.admission.terms import REQUEST_TIMEOUT, SECONDS
+from quire.gateway.api import paging, resume
+from quire.gateway.api.headers import CLIENT_ID, CLIENT_ID_HEADER, IDEMPOTENCY_KEY, KEY, SERVER_ID_HEADER
+from quire.shared.config.schema_parts import TEXT, Schema, request_parameter
+from quire.shared.config.validators import Integer, OneOf
+from quire.shared.protocol.keys import USAGE_S
 
 JSON, EVENTS, HTML = "application/json", "text/event-stream", "text/html"
 FORM, BYTES = "multipart/form-data", "application/octet-stream"
@@ -24,48 +22,83 @@ BODY = (408, 413, 415, 503)
 MODEL = (404,)
 CALL = (402, 403, *BODY, *MODEL, 409, 429, 499, 504)
 STORED = (404, 499, 503, 504)
-FILES = (404, 503)
-_VERSIONS = ("AnthropicVersion", "AnthropicBeta")
+# Errors of a body that no worker sees, and of a record that is looked up in Redis.
+AT_ONCE = (*BODY, *MODEL)
+LOOKED_UP = (404, 503)
+# The headers of new calls, and those of the Messages API.
+NEW = ("IdempotencyKey", "RequestTimeout", "Traceparent")
+VERSIONS = ("AnthropicVersion", "AnthropicBeta")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# By their names in the document; features add their own.
+PARAMETERS: Schema = {
+    **paging.PARAMETERS,
+    **resume.PARAMETERS,
+    "ModelName": request_parameter("path", "name", TEXT, "the name of the model"),
+    "Days": request_parameter("query", "days", Integer(1, USAGE_S // 86_400), "days, today included"),
+    "UsageFormat": request_parameter("query", "format", OneOf(("json", "csv")), "by default `json`; `csv` for a table"),
+    "IdempotencyKey": request_parameter(
+        "header", IDEMPOTENCY_KEY, KEY, "calls with the same key, path and body are one call"
+    ),
+    "RequestTimeout": request_parameter(
+        "header", REQUEST_TIMEOUT, SECONDS, "the deadline in seconds, if the body has no `timeout`"
+    ),
+    "Traceparent": request_parameter("header", "traceparent", TEXT, "the W3C trace of the caller, if tracing is on"),
+    "ClientRequestId": request_parameter(
+        "header", CLIENT_ID_HEADER, CLIENT_ID, "an id of the caller: the answer and the log have it"
+    ),
+    "Model": request_parameter("query", "model", TEXT, "the name of a model; by default the first one"),
+}
+HEADERS: Schema = {
+    "ClientRequestId": {"schema": TEXT, "description": "the id that the client gave, or else the server's"},
+    "ServerRequestId": {"schema": TEXT, "description": "the server's id of the request, as its log has it"},
+    "NoEffect": {"schema": TEXT, "description": "names of the given parameters that have no effect on this server"},
+    "AnswerId": {"schema": TEXT, "description": "the id of the request, as in the Messages API"},
+    "RetryAfter": {"schema": TEXT, "description": "seconds to wait before the next attempt"},
+}
+IDS: Schema = {
+    CLIENT_ID_HEADER: {"$ref": "#/components/headers/ClientRequestId"},
+    SERVER_ID_HEADER: {"$ref": "#/components/headers/ServerRequestId"},
+}
+# The names of headers by those of the document's headers.
+HEADER_NAMES = {"AnswerId": "request-id"}
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path.
+    """One method of one path, such as `POST /v1/files/{id}`.
 
-    answers: the schema of an answer by its type. request: the schema of the body, whose parameters are `table`; empty
-    without a body. form: the schema of a body that is a form.
-    unsupported: parameters that are not honoured, each with the values that ask for nothing. errors:
-    statuses besides EVERY. error: the schema of errors. parameters: names of the document's parameters. headers: names
-    of the document's headers that answers have besides the ids. not_ready: the schema of an answer with the status 503
+    answers: the name of the schema of an answer by its type; a name alone is that of JSON. errors: statuses besides
+    EVERY. request: the name of the body's schema, or names with a space between; empty without a body. form: the schema
+    of a body that is a form.
+    error: the schema of errors. parameters: names of the document's parameters. headers: names of the document's
+    headers that answers have besides the ids of the request. not_ready: the schema of an answer with the status 503
     that is not an error.
     """
 
-    method: str
-    path: str
+    route: str
     tag: str
     summary: str
-    answers: Mapping[str, str]
+    answers: str | Mapping[str, str]
+    errors: tuple[int, ...] = ()
     request: str = ""
+    parameters: tuple[str, ...] = ()
     form: str = ""
-    table: Mapping[str, Parameter] = field(default_factory=dict)
-    unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=UNSUPPORTED.copy)
     error: str = "Error"
     headers: tuple[str, ...] = ()
-    errors: tuple[int, ...] = ()
-    parameters: tuple[str, ...] = ()
     not_ready: str = ""
+
+    @property
+    def method(self) -> str:
+        return self.route.split()[0].lower()
+
+    @property
+    def path(self) -> str:
+        return self.route.split()[1]
 
 
 def _dialect(
-    path: str,
-    name: str,
-    event: str,
-    summary: str,
-    table: Mapping[str, Parameter],
-    call_id: str,
-    unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED,
-    parameters: tuple[str, ...] = (),
-    **form: Any,
+    path: str, name: str, event: str, summary: str, call_id: str, parameters: tuple[str, ...] = (), **form: Any
 ) -> tuple[Endpoint, ...]:
     """Return the endpoints of a dialect: it creates calls, resumes their streams, cancels and parks them.
 
@@ -73,315 +106,162 @@ def _dialect(
     call_id: the document's parameter that is the id of a call. parameters: of new calls. form: `error` and `headers` of
     all endpoints.
     """
+    answers, given = {JSON: name, EVENTS: event}, (*parameters, *NEW)
+    resume, place = "Resume a stream at any event", (call_id, "StartingAfter", "LastEventId")
+    cancel, one = "Cancel a running call", (call_id,)
     return (
-        Endpoint(
-            method="post",
-            path=path,
-            tag="generation",
-            summary=summary,
-            request=f"{name}Request",
-            table=table,
-            unsupported=unsupported,
-            answers={JSON: name, EVENTS: event},
-            errors=CALL,
-            parameters=(*parameters, "IdempotencyKey", "RequestTimeout", "Traceparent"),
-            **form,
-        ),
-        Endpoint(
-            method="get",
-            path=f"{path}/{{id}}/stream",
-            tag="generation",
-            summary="Resume a stream at any event",
-            answers={EVENTS: event},
-            errors=STORED,
-            parameters=(call_id, "StartingAfter", "LastEventId"),
-            **form,
-        ),
-        Endpoint(
-            method="post",
-            path=f"{path}/{{id}}/cancel",
-            tag="generation",
-            summary="Cancel a running call",
-            answers={JSON: "Cancellation"},
-            errors=(404, 503),
-            parameters=(call_id,),
-            **form,
-        ),
+        Endpoint(f"POST {path}", "generation", summary, answers, CALL, f"{name}Request", given, **form),
+        Endpoint(f"GET {path}/{{id}}/stream", "generation", resume, {EVENTS: event}, STORED, "", place, **form),
+        Endpoint(f"POST {path}/{{id}}/cancel", "generation", cancel, "Cancellation", LOOKED_UP, "", one, **form),
         *_parking(path, call_id, **form),
     )
 
 
 def _parking(path: str, call_id: str, **form: Any) -> tuple[Endpoint, ...]:
     """Return the endpoints that park a call and let it continue. The arguments are those of `_dialect`."""
-    park = Endpoint(
-        method="post",
-        path=f"{path}/{{id}}/park",
-        tag="generation",
-        summary="Park a call: it waits with its tokens",
-        answers={JSON: "Parking"},
-        errors=(404, 429, 503),
-        parameters=(call_id,),
-        **form,
+    park, unpark = "Park a call: it waits with its tokens", "Let a parked call continue at its next token"
+    errors = (404, 429, 503)
+    form["parameters"] = (call_id,)
+    return (
+        Endpoint(f"POST {path}/{{id}}/park", "generation", park, "Parking", errors, **form),
+        Endpoint(f"POST {path}/{{id}}/unpark", "generation", unpark, "Parking", (402, *errors), **form),
     )
-    unpark = replace(
-        park,
-        path=f"{path}/{{id}}/unpark",
-        summary="Let a parked call continue at its next token",
-        errors=(402, 404, 429, 503),
-    )
-    return park, unpark
 
 
-def _get(
-    path: str, tag: str, summary: str, kind: str, schema: str, **more: tuple[int, ...] | tuple[str, ...] | str
-) -> Endpoint:
-    return Endpoint(method="get", path=path, tag=tag, summary=summary, answers={kind: schema}, **more)  # type: ignore[arg-type]
+def _fork(path: str, name: str, event: str, call_id: str) -> Endpoint:
+    """Return the endpoint that forks the calls of a dialect. The arguments are those of `_dialect`."""
+    answers, parameters = {JSON: name, EVENTS: event}, (call_id, *NEW)
+    summary, body = "Continue an answer at any token with other parameters", f"{name}ForkRequest"
+    return Endpoint(f"POST {path}/{{id}}/fork", "generation", summary, answers, CALL, body, parameters)
 
 
 def _responses() -> tuple[Endpoint, ...]:
     """Return the endpoints of the Responses API."""
-    refused: dict[str, tuple[Any, ...]] = dict.fromkeys(REFUSED_RESPONSES, ())
-    create = Endpoint(
-        method="post",
-        path="/v1/responses",
-        tag="generation",
-        summary="Create a response",
-        request="ResponseRequest",
-        table=RESPONSES,
-        unsupported=refused,
-        answers={JSON: "Response", EVENTS: "ResponseEvent"},
-        errors=CALL,
-        parameters=("IdempotencyKey", "RequestTimeout", "Traceparent"),
-    )
-    count = Endpoint(
-        method="post",
-        path="/v1/responses/input_tokens",
-        tag="tokens",
-        summary="The number of tokens of the prompt of a response",
-        request="ResponseRequest",
-        table=RESPONSES,
-        unsupported=refused,
-        answers={JSON: "ResponseTokens"},
-        errors=(*BODY, *MODEL),
-    )
-    read = Endpoint(
-        method="get",
-        path="/v1/responses/{id}",
-        tag="generation",
-        summary="A stored response, or its events",
-        answers={JSON: "Response", EVENTS: "ResponseEvent"},
-        errors=STORED,
-        parameters=("ResponseId", "Stream", "StartingAfterNumber", "LastNumber"),
-    )
-    cancel = Endpoint(
-        method="post",
-        path=f"{read.path}/cancel",
-        tag="generation",
-        summary="Cancel a response in the background",
-        answers={JSON: "Response"},
-        errors=(404, 503),
-        parameters=("ResponseId",),
-    )
-    deletion = {JSON: "ResponseDeletion"}
-    delete = replace(cancel, method="delete", path=read.path, summary="Delete a response", answers=deletion)
-    items = replace(
-        cancel,
-        method="get",
-        path=f"{read.path}/input_items",
-        summary="The items before the answer",
-        answers={JSON: "ResponseItems"},
-        parameters=("ResponseId", "Limit", "Order", "After"),
-    )
-    return create, count, read, cancel, delete, items, *_parking("/v1/responses", "ResponseId")
-
-
-def _files() -> tuple[Endpoint, ...]:
-    """Return the endpoints of files."""
-    path, file_path = "/v1/files", "/v1/files/{id}"
-    show = _get(file_path, "batches", "One file", JSON, "File", errors=FILES, parameters=("FileId",))
+    path, one, body, id_ = "/v1/responses", "/v1/responses/{id}", "ResponseRequest", ("ResponseId",)
+    answers, place = {JSON: "Response", EVENTS: "ResponseEvent"}, ("Stream", "StartingAfterNumber", "LastNumber")
+    count, show = "The number of tokens of the prompt of a response", "A stored response, or its events"
+    cancel, page = "Cancel a response in the background", ("ItemsLimit", "Order", "After")
+    items, create = "The items before the answer", "Create a response, or fork the previous one"
     return (
-        Endpoint(
-            method="post",
-            path=path,
-            tag="batches",
-            summary="Upload a file",
-            form="FileUpload",
-            answers={JSON: "File"},
-            errors=(*BODY, 404),
-        ),
-        replace(
-            show,
-            path=path,
-            summary="The files of the API key",
-            answers={JSON: "FileList"},
-            parameters=("FileLimit", "After", "Order", "Purpose"),
-        ),
-        show,
-        replace(show, path=f"{file_path}/content", summary="The content of a file", answers={BYTES: ""}),
-        replace(
-            show,
-            method="delete",
-            summary="Delete a file",
-            answers={JSON: "FileDeletion"},
-            errors=(*FILES, 409),
-        ),
+        Endpoint(f"POST {path}", "generation", create, answers, CALL, f"{body} PreviousResponseForkRequest", NEW),
+        Endpoint(f"POST {path}/input_tokens", "tokens", count, "ResponseTokens", AT_ONCE, body),
+        Endpoint(f"GET {one}", "generation", show, answers, STORED, "", (*id_, *place)),
+        Endpoint(f"POST {one}/cancel", "generation", cancel, "Response", LOOKED_UP, "", id_),
+        Endpoint(f"DELETE {one}", "generation", "Delete a response", "ResponseDeletion", LOOKED_UP, "", id_),
+        Endpoint(f"GET {one}/input_items", "generation", items, "ResponseItems", LOOKED_UP, "", (*id_, *page)),
+        _fork(path, "Response", "ResponseEvent", *id_),
+        *_parking(path, *id_),
     )
 
 
-def _batches() -> tuple[Endpoint, ...]:
-    """Return the endpoints of batches."""
-    path, batch_path = "/v1/batches", "/v1/batches/{id}"
-    show = _get(batch_path, "batches", "A batch as it is now", JSON, "Batch", errors=FILES, parameters=("BatchId",))
+def _files_and_batches() -> tuple[Endpoint, ...]:
+    """Return the endpoints of files and of batches."""
+    tag, files, file, batches, batch = "batches", "/v1/files", "/v1/files/{id}", "/v1/batches", "/v1/batches/{id}"
+    file_id, batch_id = ("FileId",), ("BatchId",)
+    pages, all_files = ("FilesLimit", "After", "Order", "Purpose"), "The files of the API key"
+    all_batches, create = "The batches of the API key", (*AT_ONCE, 429)
     return (
-        Endpoint(
-            method="post",
-            path=path,
-            tag="batches",
-            summary="Run the calls of a file",
-            request="BatchRequest",
-            table=BATCHES,
-            unsupported={},
-            answers={JSON: "Batch"},
-            errors=(*BODY, 404, 429),
-        ),
-        replace(
-            show,
-            path=path,
-            summary="The batches of the API key",
-            answers={JSON: "BatchList"},
-            parameters=("Limit", "After"),
-        ),
-        show,
-        replace(show, method="post", path=f"{batch_path}/cancel", summary="Stop a batch"),
+        Endpoint(f"POST {files}", tag, "Upload a file", "File", AT_ONCE, form="FileUpload"),
+        Endpoint(f"GET {files}", tag, all_files, "FileList", LOOKED_UP, "", pages),
+        Endpoint(f"GET {file}", tag, "One file", "File", LOOKED_UP, "", file_id),
+        Endpoint(f"GET {file}/content", tag, "The content of a file", {BYTES: ""}, LOOKED_UP, "", file_id),
+        Endpoint(f"DELETE {file}", tag, "Delete a file", "FileDeletion", (*LOOKED_UP, 409), "", file_id),
+        Endpoint(f"POST {batches}", tag, "Run the calls of a file", "Batch", create, "BatchRequest"),
+        Endpoint(f"GET {batches}", tag, all_batches, "BatchList", LOOKED_UP, "", ("BatchesLimit", "After")),
+        Endpoint(f"GET {batch}", tag, "A batch as it is now", "Batch", LOOKED_UP, "", batch_id),
+        Endpoint(f"POST {batch}/cancel", tag, "Stop a batch", "Batch", LOOKED_UP, "", batch_id),
     )
 
 
-# The errors and headers of the Messages API.
-_OF_MESSAGES: dict[str, Any] = {"error": "MessageError", "headers": ("AnswerId",)}
+# The errors and headers of the Messages API, and the parameters of its calls.
+_OF_MESSAGES: dict[str, Any] = {
+    "error": "MessageError",
+    "headers": ("AnswerId",),
+    "parameters": VERSIONS,
+}
+_CHAT, _COMPLETIONS = ("ChatCompletion", "ChatCompletionChunk"), ("Completion", "CompletionChunk")
+_AS_AT_ANTHROPIC = "as in Anthropic's Messages API"
+_OFF = (404,)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     # Each dialect is one entry.
-    *_dialect("/v1/chat/completions", "ChatCompletion", "ChatCompletionChunk", "Answer a conversation", CHAT, "ChatId"),
-    *_dialect(
-        "/v1/completions",
-        "Completion",
-        "CompletionChunk",
-        "Continue one prompt, or several",
-        COMPLETIONS,
-        "CompletionId",
-    ),
+    *_dialect("/v1/chat/completions", *_CHAT, "Answer a conversation", "ChatId"),
+    *_dialect("/v1/completions", *_COMPLETIONS, "Continue one prompt, or several", "CompletionId"),
+    _fork("/v1/chat/completions", *_CHAT, "ChatId"),
+    _fork("/v1/completions", *_COMPLETIONS, "CompletionId"),
     *_dialect(
         "/v1/messages",
         "Message",
         "MessageEvent",
-        "Answer a conversation, as in Anthropic's Messages API",
-        messages.CREATE | messages.WITHOUT_EFFECT,
+        f"Answer a conversation, {_AS_AT_ANTHROPIC}",
         "MessageId",
-        unsupported=messages.REFUSED,
-        parameters=_VERSIONS,
         **_OF_MESSAGES,
     ),
     Endpoint(
-        method="post",
-        path="/v1/messages/count_tokens",
-        tag="tokens",
-        summary="The number of tokens of a conversation, as in Anthropic's Messages API",
-        request="MessageCountRequest",
-        table=messages.COUNT_TOKENS | messages.WITHOUT_EFFECT,
-        unsupported=messages.REFUSED,
-        answers={JSON: "MessageCount"},
-        errors=(*BODY, *MODEL),
-        parameters=_VERSIONS,
+        "POST /v1/messages/count_tokens",
+        "tokens",
+        f"The number of tokens of a conversation, {_AS_AT_ANTHROPIC}",
+        "MessageCount",
+        AT_ONCE,
+        "MessageCountRequest",
         **_OF_MESSAGES,
     ),
     *_responses(),
+    Endpoint("POST /v1/embeddings", "embeddings", "Embed texts", "EmbeddingList", CALL, "EmbeddingRequest", NEW),
+    *_files_and_batches(),
     Endpoint(
-        method="post",
-        path="/v1/embeddings",
-        tag="embeddings",
-        summary="Embed texts",
-        request="EmbeddingRequest",
-        table=EMBEDDINGS,
-        unsupported={},
-        answers={JSON: "EmbeddingList"},
-        errors=CALL,
-        parameters=("IdempotencyKey", "RequestTimeout", "Traceparent"),
+        "POST /tokenize",
+        "tokens",
+        "The tokens of a text or of a conversation",
+        "Tokens",
+        AT_ONCE,
+        "TokenizeRequest",
     ),
-    *_files(),
-    *_batches(),
+    Endpoint("POST /detokenize", "tokens", "The text of tokens", "Detokenized", AT_ONCE, "DetokenizeRequest"),
     Endpoint(
-        method="post",
-        path="/tokenize",
-        tag="tokens",
-        summary="The tokens of a text or of a conversation",
-        request="TokenizeRequest",
-        table=TOKENIZE,
-        answers={JSON: "Tokens"},
-        errors=(*BODY, *MODEL),
-    ),
-    Endpoint(
-        method="post",
-        path="/detokenize",
-        tag="tokens",
-        summary="The text of tokens",
-        request="DetokenizeRequest",
-        table=DETOKENIZE,
-        answers={JSON: "Detokenized"},
-        errors=(*BODY, *MODEL),
-    ),
-    _get(
-        "/tokenizer_info",
+        "GET /tokenizer_info",
         "tokens",
         "The configuration of the tokenizer, if the server shows it",
-        JSON,
         "TokenizerInfo",
-        errors=(400, 404),
+        MODEL,
         parameters=("Model",),
     ),
-    _get("/v1/models", "models", "The model of this gateway, with its limits and capabilities", JSON, "ModelList"),
-    _get("/v1/models/{name}", "models", "One model", JSON, "Model", errors=MODEL, parameters=("ModelName",)),
-    _get(
-        "/v1/usage",
+    Endpoint("GET /v1/models", "models", "The model of this gateway, with its limits and capabilities", "ModelList"),
+    Endpoint("GET /v1/models/{name}", "models", "One model", "Model", MODEL, parameters=("ModelName",)),
+    Endpoint(
+        "GET /v1/usage",
         "models",
         "Requests and tokens of the API key by day and model",
-        JSON,
         "UsageList",
-        errors=(503,),
+        (503,),
         parameters=("Days", "UsageFormat"),
     ),
-    _get("/version", "server", "The version of Quire", JSON, "Version"),
-    _get("/healthz", "server", "Liveness: 200 while the process answers", JSON, "Liveness"),
-    _get("/health", "server", "Another name of /healthz", JSON, "Liveness"),
-    _get("/ping", "server", "Another name of /healthz", JSON, "Liveness"),
-    _get(
-        "/readyz",
-        "server",
-        "Readiness: whether a new request would be served",
-        JSON,
-        "Readiness",
-        not_ready="Readiness",
+    Endpoint("GET /version", "server", "The version of Quire", "Version"),
+    Endpoint("GET /healthz", "server", "Liveness: 200 while the process answers", "Liveness"),
+    Endpoint("GET /health", "server", "Another name of /healthz", "Liveness"),
+    Endpoint("GET /ping", "server", "Another name of /healthz", "Liveness"),
+    Endpoint(
+        "GET /readyz", "server", "Readiness: whether a new request would be served", "Readiness", not_ready="Readiness"
     ),
-    _get("/status", "server", "Whether work makes progress now", JSON, "Status"),
-    _get("/openapi.json", "server", "This document", JSON, ""),
-    _get("/docs", "pages", "This document as a page", HTML, ""),
-    _get("/", "pages", "The chat page", HTML, ""),
-    _get("/engine", "pages", "The engine page", HTML, "", errors=(404,)),
-    _get(
-        "/engine/workers",
+    Endpoint("GET /status", "server", "Whether work makes progress now", "Status"),
+    Endpoint("GET /openapi.json", "server", "This document", ""),
+    Endpoint("GET /docs", "pages", "This document as a page", {HTML: ""}),
+    Endpoint("GET /", "pages", "The chat page", {HTML: ""}),
+    Endpoint("GET /engine", "pages", "The engine page", {HTML: ""}, _OFF),
+    Endpoint(
+        "GET /engine/workers",
         "pages",
         "The workers that the engine page can show",
-        JSON,
         "EngineWorkers",
-        errors=(404,),
+        _OFF,
         parameters=("Model",),
     ),
-    _get(
-        "/engine/stream",
+    Endpoint(
+        "GET /engine/stream",
         "pages",
-        "Views of a worker",
-        EVENTS,
-        "",
-        errors=(404, 429),
-        parameters=("Model", "Worker", "Follow"),
+        "Views of the workers",
+        {EVENTS: ""},
+        (404, 429),
+        parameters=("Model",),
     ),
 )

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import singledispatch
 from typing import Any
 
-from quire.gateway.api.labels import JsonObject, Metadata
 from quire.gateway.api.parameters import UNSUPPORTED
-from quire.gateway.api.prompt_parameters import TruncatedLength
-from quire.gateway.api.schema_parts import Schema, or_null
-from quire.gateway.stream.call_metadata import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
+from quire.shared.config.schema_parts import FLAG, TEXT, Schema, array, map_of, or_null
 from quire.shared.config.validators import Flag, Integer, Number, OneOf, Text, Texts, TokenIds
 from quire.shared.protocol.sampling_params import (
     MAX_BIAS,
     MAX_BIASES,
-    MAX_OUTPUT_TOKENS,
+    TOKEN_ID_KEY,
     Converted,
     EarlyStopping,
     LogitBias,
@@ -27,110 +23,52 @@ from quire.shared.protocol.sampling_params import (
 )
 
 
-@singledispatch
-def schema_of(check: object) -> Schema:
-    """Return the JSON schema of the values that a check accepts; {} for a check of an unknown class."""
-    return {}
+def schema_of(part: Any) -> Any:
+    """Return the JSON schema of the values that a check or a pattern accepts; {} for a check that tells none.
 
-
-@schema_of.register
-def _(check: Integer) -> Schema:
-    return {"type": "integer", "minimum": check.low, "maximum": check.high}
-
-
-@schema_of.register
-def _(check: Number) -> Schema:
-    return {"type": "number", "minimum": check.low, "maximum": check.high}
-
-
-@schema_of.register
-def _(check: Flag) -> Schema:
-    return {"type": "boolean"}
-
-
-@schema_of.register
-def _(check: OneOf) -> Schema:
-    return {"type": "string", "enum": list(check.choices)}
-
-
-@schema_of.register
-def _(check: Text) -> Schema:
-    return {"type": "string"} if check.high is None else _bounded("string", "Length", check.low, check.high)
-
-
-@schema_of.register
-def _(check: Texts) -> Schema:
-    return {"type": "array", "maxItems": check.most, "items": _bounded("string", "Length", check.low, check.high)}
-
-
-@schema_of.register
-def _(check: Words) -> Schema:
-    schema = schema_of(check.texts)
-    return schema | {"items": schema["items"] | {"pattern": r"\S"}}
-
-
-@schema_of.register
-def _(check: OneOrMoreTexts) -> Schema:
-    texts = schema_of(check.texts)
-    return {"anyOf": [texts["items"], texts]}
-
-
-@schema_of.register
-def _(check: TokenIds) -> Schema:
-    high = {} if check.high is None else {"maximum": check.high}
-    return {"type": "array", "maxItems": check.most, "items": {"type": "integer", "minimum": 0, **high}}
-
-
-@schema_of.register
-def _(check: Converted) -> Schema:
-    return schema_of(check.check)
-
-
-@schema_of.register
-def _(check: EarlyStopping) -> Schema:
-    return {"enum": [True, False, "never"]}
-
-
-@schema_of.register
-def _(check: LogitBias) -> Schema:
-    return {
-        "type": "object",
-        "maxProperties": MAX_BIASES,
-        "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
-        "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-    }
-
-
-@schema_of.register
-def _(check: Metadata) -> Schema:
-    return {
-        "type": "object",
-        "maxProperties": MAX_METADATA_PAIRS,
-        "propertyNames": {"minLength": 1, "maxLength": MAX_METADATA_KEY},
-        "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
-    }
-
-
-@schema_of.register
-def _(check: TruncatedLength) -> Schema:
-    return {"type": "integer", "minimum": -1, "maximum": MAX_OUTPUT_TOKENS, "not": {"const": 0}}
-
-
-@schema_of.register
-def _(check: JsonObject) -> Schema:
-    return {"type": "object"}
-
-
-def _bounded(kind: str, what: str, low: int, high: int) -> Schema:
-    return {"type": kind, **({f"min{what}": low} if low else {}), f"max{what}": high}
+    A check of the gateway tells its schema in the attribute `schema`. In a schema, checks and patterns are replaced by
+    their schemas.
+    """
+    match part:
+        case dict():
+            return {name: schema_of(inner) for name, inner in part.items()}
+        case list():
+            return [schema_of(inner) for inner in part]
+        case re.Pattern():
+            return TEXT | {"pattern": f"^{part.pattern}$"}
+        case Flag():
+            return FLAG
+        case Integer(low, high):
+            return {"type": "integer", "minimum": low, "maximum": high}
+        case Number(low, high):
+            return {"type": "number", "minimum": low, "maximum": high}
+        case OneOf(choices):
+            return TEXT | {"enum": list(choices)}
+        case Text(low, high):
+            return TEXT | ({"minLength": low} if low else {}) | ({} if high is None else {"maxLength": high})
+        case Texts(most, low, high):
+            return array(schema_of(Text(low, high)), high=most)
+        case Words(Texts(most, low, high)):
+            return array(schema_of(Text(low, high)) | {"pattern": r"\S"}, high=most)
+        case OneOrMoreTexts(texts):
+            return {"anyOf": [schema_of(texts)["items"], schema_of(texts)]}
+        case TokenIds(most, high):
+            return array({"type": "integer", "minimum": 0} | ({} if high is None else {"maximum": high}), high=most)
+        case Converted(check):
+            return schema_of(check)
+        case EarlyStopping():
+            return {"enum": [True, False, "never"]}
+        case LogitBias():
+            return schema_of(map_of(MAX_BIASES, TOKEN_ID_KEY, Number(-MAX_BIAS, MAX_BIAS)))
+    return schema_of(getattr(part, "schema", {})) if callable(part) else part
 
 
 def parameter_schema(parameter: Parameter) -> Schema:
     """Return the JSON schema of one parameter: its values, its default and its meaning. Null counts as absent."""
-    schema: Schema = dict(parameter.schema) if parameter.schema is not None else schema_of(parameter.read)
+    schema: Schema = schema_of(parameter.read if parameter.schema is None else parameter.schema)
     if not parameter.required:
         schema = _nullable(schema)
-    schema["description"] = _plain(parameter.help)
+    schema = schema | {"description": _plain(parameter.help)}
     if (default := parameter.documented_default).startswith("`"):
         schema["default"] = json.loads(default.strip("`"))
     return schema

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from weakref import WeakKeyDictionary
 
 from aiohttp import web
@@ -26,8 +25,6 @@ from quire.shared.config.service_settings import is_loopback
 
 # Maximum number of open streams of one gateway.
 MAX_VIEWERS = 64
-
-_KEY = re.compile(r"[!-~]{1,255}", re.ASCII)
 
 
 class TooManyViewers(ApiError):
@@ -127,13 +124,11 @@ class EnginePage:
         )
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """GET /engine/stream?model=NAME&worker=ID&follow=KEY: views of a worker, until the client leaves.
-
-        `follow`: an idempotency key. The stream then has the views of the worker that has claimed most requests of the
-        call of this key, as soon as a worker has claimed one.
-        """
+        """GET /engine/stream?model=NAME: views of the live workers of a model, until the client leaves."""
         gateway = self._choose(request)
-        worker_id, key = _read_worker(gateway, request), caller_of(request).scoped(_read_key(request))
+        unknown = sorted(request.query.keys() - {"model"})
+        if unknown:
+            raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has model.")
         if self._is_closing:
             raise ApiError("This gateway is shutting down.", code="shutting_down")
         if sum(views.num_viewers for views in self._views.values()) >= MAX_VIEWERS:
@@ -142,7 +137,7 @@ class EnginePage:
             )
         viewer = EngineViewer()
         response = web.StreamResponse(headers=sse.HEADERS)
-        async with self._views_of(gateway).showing(viewer, worker_id, key):
+        async with self._views_of(gateway).showing(viewer):
             await response.prepare(request)
             await self._send(request, response, viewer)
         return response
@@ -171,26 +166,3 @@ class EnginePage:
 
 def _ids(registry: WorkerRegistry) -> list[str]:
     return [card.worker_id for card in registry.workers]
-
-
-def _read_worker(gateway: Gateway, request: web.Request) -> str:
-    """Return the worker that the client asks for, by default the first. Raises InvalidRequest or NotFound."""
-    unknown = sorted(request.query.keys() - {"model", "worker", "follow"})
-    if unknown:
-        raise InvalidRequest(f"{unknown[0][:80]!r} is no parameter of {request.path}; it has model, worker and follow.")
-    live = sorted(_ids(gateway.worker_registry))
-    worker_id: str = request.query.get("worker", live[0] if live else "")
-    if worker_id not in live:
-        there = f"there are {', '.join(live[:8])}" if live else "there is none now"
-        raise NotFound(f"No live worker has the id {worker_id[:80]!r}; {there}.", param="worker")
-    return worker_id
-
-
-def _read_key(request: web.Request) -> str:
-    """Return the idempotency key of the call to follow; empty for none. Raises InvalidRequest."""
-    key: str = request.query.get("follow", "")
-    if key and not _KEY.fullmatch(key):
-        raise InvalidRequest(
-            f"follow must be an Idempotency-Key of 1 to 255 visible ASCII characters, not {key[:80]!r}.", param="follow"
-        )
-    return key

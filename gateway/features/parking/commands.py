@@ -49,6 +49,7 @@ class ParkingSettings:
     count: int = option(
         100, minimum=1, maximum=100_000, variable="QUIRE_PARKING_COUNT", metavar="N", help="Requests to list at most."
     )
+    json: bool = option(False, variable="", help="Print the result as JSON.")
 
 
 def run_parking(settings: ParkingSettings, environ: Mapping[str, str]) -> int:

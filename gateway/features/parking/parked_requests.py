@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from redis.exceptions import RedisError
 
@@ -70,6 +72,10 @@ async def _lanes(url: str) -> list[str]:
 
 async def _list(brokers: Sequence[Broker], settings: ParkingSettings) -> int:
     entries = [(broker.keys.lane, parked) for broker in brokers for parked in await broker.read_parked(settings.count)]
+    if settings.json:
+        shown = [{**asdict(parked), "model": lane} for lane, parked in entries]
+        print(json.dumps([{name: row[name] for name in row if name != "metadata"} for row in shown], indent=1))
+        return 0
     for lane, parked in entries:
         left = f"{max(0.0, parked.left_s) / 3600:.1f} h left"
         print(f"{parked.request_id}  {lane}  {parked.priority_class}  {parked.emitted} tokens  {left}")
@@ -123,5 +129,7 @@ def _report(count: int, what: str, settings: ParkingSettings) -> int:
         raise CommandError(
             f"request {settings.id[:64]!r} cannot be {what}: it has ended, or is unknown; see the action `list`"
         )
-    print(f"{count} requests are {what}")
+    print(
+        json.dumps({"requests": count, "action": settings.action}) if settings.json else f"{count} requests are {what}"
+    )
     return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.gateway.api.conversation import read_conversation
-from quire.gateway.api.parameters import MESSAGES, OF_THE_CHAT, read
+from quire.gateway.api.parameters import MESSAGES, OF_THE_CHAT, Body, read
 from quire.gateway.errors.api_errors import invalid, refused
 from quire.gateway.model.conversation import Conversation
 from quire.shared.config.validators import Flag, Text, TokenIds
@@ -66,6 +66,8 @@ DETOKENIZE: dict[str, Parameter] = {
         read=TokenIds(MAX_TOKENS, high=None), required=True, kind="array of token ids", help="the tokens, in order"
     ),
 }
+# By the name of the body's schema in /openapi.json.
+BODIES = {"TokenizeRequest": Body(TOKENIZE), "DetokenizeRequest": Body(DETOKENIZE)}
 
 
 @dataclass(frozen=True, slots=True)

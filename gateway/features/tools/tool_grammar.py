@@ -11,10 +11,32 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from quire.gateway.features.grammars.schema_fault import find_fault
 from quire.gateway.features.tools.reasoning import Reasoning
 from quire.gateway.output.tools import ANY_ARGUMENTS, Tool, ToolChoice, ToolMode
-from quire.shared.text.grammar import lark_json
+from quire.shared.text.grammar import framed, lark_json, write
 from quire.shared.text.grammar_error import GrammarError
+
+# With what the other modules of tools need of the grammars that clients give.
+__all__ = [
+    "Beginning",
+    "GrammarError",
+    "SpecialTokens",
+    "StrictToolError",
+    "answer_grammar",
+    "find_fault",
+    "framed",
+    "grammar_after_reasoning",
+    "json_names_and_arguments",
+    "lark_arguments",
+    "lark_json",
+    "lark_text",
+    "pattern",
+    "quoted",
+    "several",
+    "with_content",
+    "write",
+]
 
 # By text: the ids of the special tokens of a tokenizer.
 SpecialTokens = Mapping[str, int]

@@ -12,13 +12,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from quire.gateway.errors.api_errors import refused
-from quire.gateway.features.grammars.schema_fault import find_fault
 from quire.gateway.features.tools.formats import FORMATS
 from quire.gateway.features.tools.reasoning import Reasoning
-from quire.gateway.features.tools.tool_grammar import SpecialTokens, grammar_after_reasoning, with_content
+from quire.gateway.features.tools.tool_grammar import (
+    GrammarError,
+    SpecialTokens,
+    find_fault,
+    framed,
+    grammar_after_reasoning,
+    lark_json,
+    with_content,
+    write,
+)
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
-from quire.shared.text.grammar import framed, lark_json, write
-from quire.shared.text.grammar_error import GrammarError
 
 # Number of cached grammars, and of the characters of their tools.
 KEPT = 64

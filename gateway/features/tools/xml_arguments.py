@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.gateway.features.tools.argument_types import properties_of, required_of, resolved, types_of
-from quire.gateway.features.tools.tool_grammar import StrictToolError, quoted
+from quire.gateway.features.tools.tool_grammar import StrictToolError, lark_json, quoted
 from quire.gateway.output.tools import Tool
-from quire.shared.text.grammar import lark_json
 
 PARAMETER_START, PARAMETER_END = "<parameter=", "</parameter>"
 

@@ -6,6 +6,7 @@ https://opentelemetry.io/docs/specs/semconv/http/http-spans/ and https://opentel
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -152,8 +153,9 @@ def _sampling_attributes(call: Call) -> dict[str, Any]:
     return attributes
 
 
-# The span of an HTTP request, if tracing is on.
-SPAN = web.RequestKey("span", HttpSpan)
+def http_spans(tracer: Tracer | None) -> Callable[[web.Request], HttpSpan | None]:
+    """Return what begins the spans of requests; without a tracer it begins none."""
+    return lambda request: HttpSpan(tracer, request) if tracer and request.path.startswith(PREFIX) else None
 
 
 def _parent(request: web.Request) -> TraceContext | None:

@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[3]
 EXTRA = ROOT / ".gpu-check"
 # The packages for the tests and for the comparison with Transformers.
 FOR_TESTS = ("pytest", "hypothesis", "scipy", "transformers", "xdist")
+# Modules whose name differs from that of their package.
+MODULES = {"pillow": "PIL"}
 REMEDY = "pip install --no-deps --target .gpu-check -c constraints.txt"
 
 
@@ -36,5 +38,6 @@ def missing() -> list[str]:
 
 
 def is_here(name: str) -> bool:
-    """Return whether a module can be imported, or is unpacked in EXTRA."""
+    """Return whether the module of a package can be imported, or is unpacked in EXTRA."""
+    name = MODULES.get(name, name)
     return importlib.util.find_spec(name) is not None or (EXTRA / name).is_dir()

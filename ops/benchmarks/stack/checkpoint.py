@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 # hidden, intermediate, layers, heads, key-value heads, vocabulary (SmolLM2-135M: its config.json on Hugging Face)
@@ -65,6 +66,39 @@ def make_checkpoint(folder: Path, shape: str) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
     return folder
+
+
+def make_following(folder: Path, shape: str) -> tuple[Path, list[int]]:
+    """Write a checkpoint in which each token is followed by another, whatever came before.
+
+    It costs what `make_checkpoint` does. The attention and the MLP of a layer add little to the embedding of a token,
+    and the row of the head of its follower is that embedding. Returns the folder, and the follower of each token.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    make_checkpoint(folder, shape)
+    tensors = load_file(str(folder / "model.safetensors"))
+    embeddings = tensors["model.embed_tokens.weight"]
+    followers = followers_of(shape)
+    head = torch.zeros_like(embeddings)
+    head[followers[2:]] = embeddings[2:] * 25
+    tensors["lm_head.weight"] = head
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = tensors[name] * 0.02
+    save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}, indent=2))
+    return folder, followers
+
+
+def followers_of(shape: str) -> list[int]:
+    """Return the follower of each token of `make_following`. The special tokens follow themselves."""
+    order = list(range(2, SHAPES[shape][-1]))
+    random.Random(5).shuffle(order)
+    followers = dict(zip(order, [*order[1:], order[0]], strict=True))
+    return [0, 1, *(followers[token] for token in range(2, SHAPES[shape][-1]))]
 
 
 def write_tokenizer(folder: Path, vocab: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from quire.shared.telemetry.logs import setup_logging
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.sequence import ScoredPrompt
+from quire.worker.engine_runtime import EngineRuntime
 from quire.worker.interpreter import settle
 from quire.worker.service import WorkerService
 
@@ -49,7 +52,9 @@ class NoModel:
     state_bytes = 0
     vocab_size = VOCAB
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, token_s: float = 0.0) -> None:
+        """token_s: time that a token of a step takes."""
+        self._token_s = token_s
         self.ops = self
         self.device = torch.device("cpu")
         self._logits = torch.zeros(max_num_seqs, VOCAB)
@@ -59,6 +64,8 @@ class NoModel:
         return NoCache()
 
     def forward(self, batch: Any, kv_cache: NoCache) -> torch.Tensor:
+        if self._token_s:
+            time.sleep(self._token_s * len(batch.token_ids))
         return self._logits[: len(batch.logits_rows)]
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
@@ -68,9 +75,9 @@ class NoModel:
 class Clockwork(Engine):
     """Begins a step at each tick, and records when the step ended."""
 
-    def __init__(self, limits: EngineLimits, step_s: float) -> None:
+    def __init__(self, limits: EngineLimits, step_s: float, token_s: float = 0.0) -> None:
         # NoModel has only the methods that the engine calls.
-        super().__init__(NoModel(limits.max_num_seqs), limits, (), None)  # type: ignore[arg-type]
+        super().__init__(NoModel(limits.max_num_seqs, token_s), limits, (), None)  # type: ignore[arg-type]
         self._step_s = step_s
         self._due = 0.0
         self.log: list[tuple[float, float, dict[str, int]]] = []
@@ -81,9 +88,12 @@ class Clockwork(Engine):
         earlier: tuple[StepItem, ...] = (),
         priority: int = DEFAULT_PRIORITY,
         pin_as: str | None = None,
+        scores: ScoredPrompt | None = None,
+        pictures: Mapping[str, bytes] | None = None,
     ) -> None:
         # There is no model that a grammar could constrain, and no tokenizer to compile one for.
-        super().add(replace(request, sampling=replace(request.sampling, grammar="")), earlier, priority, pin_as)
+        request = replace(request, sampling=replace(request.sampling, grammar=""))
+        super().add(request, earlier, priority, pin_as, scores, pictures)
 
     def step(self) -> list[StepItem]:
         now = time.monotonic()
@@ -100,7 +110,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--redis-url", required=True)
     parser.add_argument("--model-name", default="clockwork")
+    parser.add_argument("--worker-id", default="clockwork")
     parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--token-us", type=float, default=0.0, help="further time for each token of a step")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--log", type=Path)
     args = parser.parse_args()
@@ -112,8 +124,10 @@ def main() -> None:
         max_num_batched_tokens=max(4096, args.sequences),
         max_model_len=4096,
     )
-    engine = Clockwork(limits, args.step_ms / 1000)
-    service = WorkerService(engine, model_name=args.model_name, worker_id="clockwork", redis_url=args.redis_url)
+    engine = Clockwork(limits, args.step_ms / 1000, args.token_us / 1e6)
+    service = WorkerService(
+        EngineRuntime(engine), model_name=args.model_name, worker_id=args.worker_id, redis_url=args.redis_url
+    )
     settle()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(service.run(0.2))

@@ -102,7 +102,7 @@ def _way() -> list[Panel]:
             limits=Thresholds(0.025, 0.1),
         ),
         series(
-            "Commits",
+            "Commits, p50 p95 p99",
             "s",
             "Duration of a worker's commit to Redis, which delays every token; if it grows, Redis or its disk is "
             "slow: see the Redis board.",
@@ -149,7 +149,7 @@ def _step() -> list[Panel]:
             Line(quantile(0.95, "quire_step_seconds", by="kind"), "{{kind}} p95"),
         ),
         series(
-            "Between steps",
+            "Between steps, p50 p95 p99",
             "s",
             "Time from one step to the next while there is work, in which the model computes nothing; if it grows, "
             "the worker's process lacks CPU.",

@@ -163,7 +163,7 @@ def _traffic() -> list[Panel]:
 def _latency() -> list[Panel]:
     return [
         series(
-            "Time to first token",
+            "Time to first token, p50 p95 p99",
             "s",
             "Time from the receipt of a streamed call to its first token; if it grows with the queue, add workers, "
             "otherwise limit the prefill per step.",
@@ -171,14 +171,14 @@ def _latency() -> list[Panel]:
             limits=Thresholds(1, 2),
         ),
         series(
-            "Between tokens",
+            "Between tokens, p50 p95 p99",
             "s",
             "Time between two writes to a stream; if it grows, prompts take too much of the steps "
             "(`--itl-target-ms`) or batches are too large (`--max-num-seqs`).",
             *quantiles(BETWEEN_TOKENS),
         ),
         series(
-            "Whole calls",
+            "Whole calls, p50 p95 p99",
             "s",
             "Time from receipt to end of successful calls; it depends on the lengths that clients request, so judge "
             "by the time to first token and between tokens.",

@@ -128,6 +128,8 @@ def series(
             .placement(common.LegendPlacement.BOTTOM)
             .show_legend(True)
             .calcs(["lastNotNull", "max"])
+            .sort_by("Max")  # The legend has room for about three lines.
+            .sort_desc(True)
         )
         .thresholds(_thresholds(limits))
     )

@@ -130,7 +130,7 @@ def _clients() -> list[Panel]:
             "reqps",
             "HTTP requests that were answered with an error, by reason; a long period of `queue_full` means too few "
             "workers, `broker_unavailable` that Redis does not answer.",
-            Line(rate("quire_refusals_total", by="reason"), "{{reason}}"),
+            Line(rate("quire_refusals_total", by="reason") + " > 0", "{{reason}}"),
             stacked=True,
         ),
         series(

@@ -23,8 +23,14 @@ def board() -> Board:
         uid="quire-workers",
         title="Quire: workers and KV cache",
         about="Batches, blocks, sharing and preemptions of each worker; migrations, leases and commits of all.",
-        rows={"Batches": _batches(), "KV cache": _blocks(), "Preemption": _pressure(), "Recovery": _recovery()},
-        instances='label_values(quire_build_info{process="worker"}, instance)',
+        rows={
+            "Batches": _batches(),
+            "KV cache": _blocks(),
+            "Preemption": _pressure(),
+            "Recovery": _recovery(),
+            "Canaries": _canaries(),
+        },
+        instances='label_values(quire_build_info{process=~"worker|canary"}, instance)',
     )
 
 
@@ -66,6 +72,14 @@ def _batches() -> list[Panel]:
             "Steps per second and worker; if a worker makes none while it holds leases, its engine hangs: its "
             "`/health` tells why.",
             Line(rate("quire_engine_steps_total", by="instance"), "{{instance}}"),
+        ),
+        series(
+            "Drafted tokens",
+            TOKENS_PER_SECOND,
+            "Drafted tokens per second, and those that were accepted, each of which saved its sequence a step, by "
+            "source; if few are accepted and steps are slow, see `--speculation`.",
+            Line(rate("quire_drafted_tokens_total", by="source"), "drafted, {{source}}"),
+            Line(rate("quire_accepted_tokens_total", by="source"), "accepted, {{source}}"),
         ),
         series(
             "Prompt tokens that a step may take",
@@ -160,6 +174,16 @@ def _blocks() -> list[Panel]:
             Line(f"sum by (state) ({of('quire_host_blocks')})", "{{state}}"),
             stacked=True,
         ),
+        series(
+            "Evicted blocks that are kept",
+            "ops",
+            "Blocks that fell out of the prefix cache and were kept, read back or dropped, per second, by tier and "
+            "reason; if many are dropped because the queue is full, raise `--kv-host-gb`; of corrupt ones, look at the "
+            "disk.",
+            Line(rate("quire_spilled_blocks_total", by="tier"), "kept, {{tier}}"),
+            Line(rate("quire_spill_read_blocks_total", by="tier"), "read back, {{tier}}"),
+            Line(rate("quire_spill_dropped_blocks_total", by="reason"), "dropped, {{reason}}"),
+        ),
     ]
 
 
@@ -228,7 +252,7 @@ def _recovery() -> list[Panel]:
             Line(f"sum by (instance) ({of('quire_leases')})", "{{instance}}"),
         ),
         series(
-            "Commit latency",
+            "Commit latency, p50 p95 p99",
             "s",
             "Duration of a commit to Redis, which delays every token; if it grows, look at Redis and its disk.",
             *quantiles("quire_commit_seconds"),
@@ -263,7 +287,48 @@ def _recovery() -> list[Panel]:
             "s",
             "p99 of the delay with which the workers' event loops wake up; it delays commits and leases: give the "
             "worker CPU.",
-            Line(quantile(0.99, "quire_event_loop_lag_seconds", by="instance"), "{{instance}}"),
+            Line(
+                f"{quantile(0.99, 'quire_event_loop_lag_seconds', by='instance')} and on (instance) {workers}",
+                "{{instance}}",
+            ),
             limits=Thresholds(0.025, 0.05),
+        ),
+    ]
+
+
+def _canaries() -> list[Panel]:
+    tokens, requests = "quire_canary_tokens_total", "quire_canary_requests_total"
+    return [
+        series(
+            "Agreement of canaries",
+            "percentunit",
+            "Share of tokens that a canary chooses again, and of requests in which it chooses every token again; a "
+            "canary that computes as the workers do is at 1, and what a quantisation may cost is for you to say.",
+            Line(
+                share(rate(tokens, 'result="equal"', by="instance"), rate(tokens, by="instance")),
+                "tokens, {{instance}}",
+            ),
+            Line(
+                share(rate(requests, 'result="exact"', by="instance"), rate(requests, by="instance")),
+                "requests, {{instance}}",
+            ),
+        ),
+        series(
+            "How far canaries are off",
+            "short",
+            "Mean difference of log-probabilities where a canary chooses another token, and mean lower bound of the "
+            "divergence per token of calls with `logprobs`, in nats; small margins are near-ties, large ones another "
+            "model.",
+            Line(mean("quire_canary_margin_nats", by="instance"), "margin, {{instance}}"),
+            Line(mean("quire_canary_divergence_nats", by="instance"), "divergence, {{instance}}"),
+        ),
+        series(
+            "Requests of canaries",
+            "reqps",
+            "Requests that canaries scored or skipped per second, by result and reason; if many are `behind`, lower "
+            "`--canary` or give the canary more.",
+            Line(rate(requests, by="result"), "{{result}}"),
+            Line(rate("quire_canary_skipped_total", by="reason"), "{{reason}}"),
+            stacked=True,
         ),
     ]

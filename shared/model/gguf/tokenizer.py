@@ -6,8 +6,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
 from quire.shared.model.gguf.file import GGUFFile
 from quire.shared.model.gguf.pre_tokenizers import PRE_TOKENIZERS
-from quire.shared.model.gguf.vocabulary import GGUFVocabulary
-from quire.shared.model.sentence_pieces import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Pieces, make_tokenizer
+from quire.shared.model.gguf.vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED, GGUFVocabulary
+from quire.shared.model.sentence_pieces import Pieces, make_tokenizer
 from quire.shared.process.errors import FileError
 
 OWN_TOKENIZER = "give the Hugging Face folder that it was made from"

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from quire.shared.model.gguf.file import GGUFFile
-from quire.shared.model.sentence_pieces import CONTROL, NORMAL
 from quire.shared.process.errors import FileError
 
 MAX_VOCABULARY = 1 << 22
+# Types of tokens (`tokenizer.ggml.token_type` in the specification of GGUF). SentencePiece has the same.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # Control tokens with these texts end a generation, too: a GGUF file names one end token, many models have several.
 END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
 KINDS = ("gpt2", "llama")

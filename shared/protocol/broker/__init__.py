@@ -7,7 +7,7 @@ docs/protocol.md states the invariants that the scripts keep.
 from __future__ import annotations
 
 from quire.shared.protocol.admission import Admission, QueueBounds
-from quire.shared.protocol.broker.adapters import AdapterVerbs
+from quire.shared.protocol.broker.adapters import AdapterVerbs, Announcement
 from quire.shared.protocol.broker.commit import CommitVerb, ComputedTokens, PackedStep, StepCommit, StepReply
 from quire.shared.protocol.broker.gateway import (
     Attachment,
@@ -28,6 +28,7 @@ from quire.shared.protocol.broker.worker import MAX_DEATHS, Claim, WorkerVerbs
 __all__ = [
     "MAX_DEATHS",
     "Admission",
+    "Announcement",
     "Attachment",
     "Broker",
     "Claim",

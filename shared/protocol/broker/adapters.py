@@ -5,6 +5,8 @@ from __future__ import annotations
 from quire.shared.model.adapter_names import Announcement, InvalidAdapter
 from quire.shared.protocol.broker.lane import Lane, text
 
+__all__ = ["AdapterVerbs", "Announcement"]
+
 # Announcements of a lane at most; a hostile hash must not fill the memory of workers and gateways.
 MAX_ANNOUNCEMENTS = 1024
 

@@ -55,11 +55,13 @@ class Submitted(NamedTuple):
     """A request that was submitted.
 
     id: of the request that stands for the call: an earlier one if the idempotency key was used before.
-    rates: the tightest limits per minute of the accounts after the request, see `tightest`.
+    rates: the tightest limits per minute of the accounts after the request, see `tightest`. is_left: to one worker,
+    until `withdraw`.
     """
 
     id: str
     rates: Mapping[str, RateState] = {}
+    is_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,14 @@ class GatewayVerbs(Lane):
         self._expire = self.script("expire")
         self._delete = self.script("delete")
 
-    async def submit(self, request_id: str, body: bytes, terms: Admission) -> Submitted:
-        """Accept a request into the queue; calls with the same id accept it once.
+    async def submit(self, request_id: str, body: bytes, terms: Admission, files: Sequence[bytes] = ()) -> Submitted:
+        """Accept a request into the queue; calls with the same id accept it once. files: of `terms.images`.
 
         Raises QueueFull, NoRoom, IdempotencyConflict and LimitReached.
         """
         request = self.keys.request(request_id)
         keys = [request, self.keys.idempotency(terms.idempotency_key) if terms.idempotency_key else request]
-        args = [self.keys.prefix, request_id, body, terms.encode()]
+        args = [self.keys.prefix, request_id, body, terms.encode(), *files]
         for _ in range(ROOM_ATTEMPTS):
             reply = await self._submit(keys=keys, args=args)
             found = SubmitReply(text(reply[0]))
@@ -113,7 +115,7 @@ class GatewayVerbs(Lane):
         if found is SubmitReply.CONFLICT:
             raise IdempotencyConflict(terms.idempotency_key)
         first = text(reply[1]) if found is SubmitReply.SAME else request_id
-        return Submitted(first, tightest(reply[2]) if found is SubmitReply.ACCEPTED else {})
+        return Submitted(first, *((tightest(reply[2]), bool(reply[3])) if found is SubmitReply.ACCEPTED else ()))
 
     async def attach(self, request_id: str, gateway: str) -> Attachment | None:
         """Publish the output of a request to `gateway` from now on. Returns None for an unknown request."""
@@ -197,21 +199,6 @@ class GatewayVerbs(Lane):
             for beat, every, card in found
             if beat is not None and every is not None and card is not None
         ]
-
-    async def call_of(self, idempotency_key: str) -> tuple[str, bytes]:
-        """Return the id of the call that an idempotency key stands for, and its metadata; empty if unknown."""
-        call_id = text(await self.client.hget(self.keys.idempotency(idempotency_key), "id") or b"")
-        if not call_id:
-            return "", b""
-        metadata: Any = await self.client.hget(self.keys.request(call_id), "metadata")
-        return call_id, metadata or b""
-
-    async def owners(self, request_ids: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the state and the worker of each of these requests; "" if unknown."""
-        pipe = self.client.pipeline(transaction=False)
-        for request_id in request_ids:
-            pipe.hmget(self.keys.request(request_id), "state", "owner")
-        return [(text(state or b""), text(worker or b"")) for state, worker in await pipe.execute()]
 
     async def look(self, worker_id: str) -> dict[str, int]:
         """Ask a worker to publish views of its engine for VIEW_TTL_S. Returns the number of requests in each queue."""

@@ -8,9 +8,10 @@ from collections import Counter
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from quire.shared.protocol.broker.scripts import Script, load_script
-from quire.shared.protocol.keys import LaneKeys
+from quire.shared.protocol.keys import GROUP, LaneKeys
 
 log = logging.getLogger(__name__)
 
@@ -49,3 +50,12 @@ def text(value: Any) -> str:
 def pairs(values: list[str]) -> tuple[tuple[str, str], ...]:
     """Return the pairs of a flat list of names and values."""
     return tuple(zip(values[::2], values[1::2], strict=True))
+
+
+async def create_group(client: Redis, stream: str) -> None:
+    """Create a stream and the consumer group, unless they exist."""
+    try:
+        await client.xgroup_create(stream, GROUP, id="0", mkstream=True)
+    except ResponseError as error:
+        if "BUSYGROUP" not in str(error):
+            raise

@@ -10,6 +10,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from quire.shared.protocol.broker.affinity import LeftStream
 from quire.shared.protocol.broker.lane import text
 from quire.shared.protocol.broker.scripts import load_script
 from quire.shared.protocol.keys import GROUP, QUEUES, LaneKeys
@@ -43,6 +44,7 @@ class QueueReader:
         self.too_wide = ""
         # Entries of the stream `wake` that this worker has read and not yet acknowledged.
         self._wakes: list[str] = []
+        self._left = LeftStream(self.keys.left(worker_id))
 
     async def unblock(self, commands: Redis) -> None:
         """End a blocking `read` in progress, by a command on another connection. The read returns no entries."""
@@ -53,6 +55,7 @@ class QueueReader:
     async def pending(self) -> list[StreamEntry]:
         """Return the entries that are pending for this worker. Call it at start and after a failed read."""
         self._connection_id = await self.client.client_id()
+        await self._left.open(self.client)
         return await self._read(QUEUES, start="0")
 
     async def read(
@@ -92,7 +95,7 @@ class QueueReader:
         wakes, self._wakes = self._wakes, []
         *reply, too_wide = await self._read_now(
             keys=[self.keys.queue(name) for name in queues],
-            args=[self.worker_id, max(0, rows), self.keys.prefix, widest, *wakes],
+            args=[self.worker_id, max(0, rows), self.keys.prefix, widest, len(wakes), *wakes, *self._left.taken()],
         )
         self.too_wide = text(too_wide)
         return [
@@ -111,14 +114,16 @@ class QueueReader:
         wakes: bool = True,
     ) -> list[StreamEntry]:
         by_stream = {self.keys.queue(name): name for name in queues}
-        streams: dict[Any, Any] = dict.fromkeys((*by_stream, self.keys.wake) if wakes else by_stream, start)
+        streams: dict[Any, Any] = dict.fromkeys((*by_stream, *self._left.streams, *[self.keys.wake] * wakes), start)
         reply: Any = await self.client.xreadgroup(GROUP, self.worker_id, streams, count=count, block=block_ms)
         unclaimed = []
         for stream, entries in reply or []:
             if text(stream) == self.keys.wake:
                 self._wakes += [text(entry_id) for entry_id, _ in entries]
-                continue
-            unclaimed += [read_entry(by_stream[text(stream)], entry_id, fields) for entry_id, fields in entries]
+            elif text(stream) in self._left.streams:
+                unclaimed += [read_entry(*left) for left in self._left.take(entries)]
+            else:
+                unclaimed += [read_entry(by_stream[text(stream)], entry_id, fields) for entry_id, fields in entries]
         return unclaimed
 
 

@@ -30,6 +30,7 @@ from quire.shared.protocol.keys import (
     STORED_BYTES,
     USAGE_S,
     WAITING,
+    WORKER_TTL_S,
 )
 from quire.shared.protocol.messages import VERSION
 from quire.shared.protocol.share import (
@@ -56,6 +57,8 @@ BATCH_SCRIPTS = frozenset(
         "write_file",
     )
 )
+# Scripts that have the functions of `_affinity.lua` besides.
+AFFINITY_SCRIPTS = frozenset(("claim", "read", "submit"))
 # Constants that Lua and Python share: local variables at the top of every script.
 _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "MESSAGE_VERSION": VERSION,
@@ -84,6 +87,7 @@ _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "MAX_COUNTERS": MAX_COUNTERS,
     "FLOOR": FLOOR,
     "USER_COUNTERS_S": USER_COUNTERS_S,
+    "WORKER_TTL_S": WORKER_TTL_S,
 }
 
 
@@ -110,12 +114,13 @@ def load_script(client: Redis, name: str) -> Script:
 @cache
 def script_source(name: str) -> str:
     """Return what Redis runs: the shared constants, `_limits.lua`, `_fair.lua`, `_stored.lua`,
-    `_prelude.lua` and the script.
+    `_images.lua`, `_prelude.lua`, perhaps `_affinity.lua`, and the script.
 
-    A script about files and batches has `_batches.lua` in place of the four before it.
+    A script about files and batches has `_batches.lua` in place of the five before it.
     """
     folder = files("quire.shared.protocol") / "scripts"
-    parts = ("_batches", name) if name in BATCH_SCRIPTS else ("_limits", "_fair", "_stored", "_prelude", name)
+    shared = ["_batches"] if name in BATCH_SCRIPTS else ["_limits", "_fair", "_stored", "_images", "_prelude"]
+    parts = (*shared, "_affinity", name) if name in AFFINITY_SCRIPTS else (*shared, name)
     return constants() + "".join((folder / f"{part}.lua").read_text() for part in parts)
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
 
-from quire.shared.protocol.broker.lane import Lane, text
+from quire.shared.protocol.broker.lane import Lane, create_group, text
 from quire.shared.protocol.broker.reader import StreamEntry, read_entry
 from quire.shared.protocol.keys import BATCH_CLASS, GROUP, QUEUES, RETENTION_S
-from quire.shared.protocol.messages import MessageError, StepItem, decode_items, unpack
+from quire.shared.protocol.messages import GenerationRequest, MessageError, StepItem, decode_items, unpack
 from quire.shared.protocol.states import ClaimReply, DropReason
 
 # Bound of the field `gateways`, the gateways that listen to a request.
@@ -29,7 +28,9 @@ class Claim:
 
     deaths: workers that died with it since its last progress. deliveries: attempts so far, including this claim.
     traceparent: of the gateway's span, '' without tracing. before: token of the previous attempt, '' for the first.
-    is_background: the request runs on without a client.
+    is_background: the request runs on without a client. placement: how the request came here if a worker held a prefix
+    of it: it was left to this worker ('holder'), to another one that did not take it in time ('waited'), or to nobody,
+    since the holder was busy ('busy'); '' if none held a prefix. holder: that worker.
     """
 
     request_id: str
@@ -45,6 +46,8 @@ class Claim:
     traceparent: str = ""
     before: str = ""
     is_background: bool = False
+    placement: str = ""
+    holder: str = ""
 
     @property
     def is_unwatched(self) -> bool:
@@ -74,11 +77,7 @@ class WorkerVerbs(Lane):
     async def create_groups(self) -> None:
         """Create the missing queues and their consumer group."""
         for stream in (*map(self.keys.queue, QUEUES), self.keys.wake):
-            try:
-                await self.client.xgroup_create(stream, GROUP, id="0", mkstream=True)
-            except ResponseError as error:
-                if "BUSYGROUP" not in str(error):
-                    raise
+            await create_group(self.client, stream)
 
     async def claim(self, delivery: StreamEntry, worker_id: str, attempt: str, incarnation: str = "") -> Claim | None:
         """Claim a delivered request for the attempt `attempt` (`new_id()`).
@@ -106,7 +105,7 @@ class WorkerVerbs(Lane):
                 self.note_corrupt("request", request_id, "its hash or its log; it ended as an error")
             return None
         _, body, gateway, priority_class, emitted, waited_ms, deaths, deliveries, logged, *others = reply
-        traceparent, before, background = others
+        traceparent, before, background, *affinity = others
         return Claim(
             request_id,
             attempt,
@@ -121,7 +120,15 @@ class WorkerVerbs(Lane):
             text(traceparent),
             text(before),
             bool(background),
+            *map(text, affinity),
         )
+
+    async def images(self, request: GenerationRequest) -> dict[str, bytes] | None:
+        """Return the files of the images of a request, by digest; None if one is not in Redis any more."""
+        if not request.images:
+            return {}
+        files: Any = await self.client.mget([self.keys.image(name) for name in request.image_names])
+        return None if None in files else dict(zip(request.digests, files, strict=True))
 
     async def begin(self, claim: Claim) -> bool:
         """Start a claim that `runs_alone`: from now on a death of this worker counts.

@@ -11,6 +11,7 @@ from quire.shared.protocol.messages.requests import (
     MAX_SALT_LENGTH,
     POOLINGS,
     GenerationRequest,
+    ImageRef,
     WorkerCard,
 )
 from quire.shared.protocol.messages.step_items import (
@@ -19,6 +20,7 @@ from quire.shared.protocol.messages.step_items import (
     OUTCOMES,
     Delta,
     Outcome,
+    PredictionCounts,
     StepItem,
     decode_items,
 )
@@ -35,8 +37,10 @@ __all__ = [
     "VERSION",
     "Delta",
     "GenerationRequest",
+    "ImageRef",
     "MessageError",
     "Outcome",
+    "PredictionCounts",
     "PromptReport",
     "SamplingParams",
     "StepItem",

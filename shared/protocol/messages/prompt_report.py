@@ -5,12 +5,14 @@ report = [cached tokens, packed token ids | nil, records | nil]
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from quire.shared.config.validators import Integer, InvalidValue
+from quire.shared.protocol.logprobs import PromptTokenLogprobs, check_prompt_records, read_prompt_records
 from quire.shared.protocol.messages.codec import unpack_token_ids
 from quire.shared.protocol.messages.requests import MAX_PROMPT_TOKENS
-from quire.shared.protocol.prompt_logprobs import check_prompt_records
 
 _cached_tokens = Integer(0, MAX_PROMPT_TOKENS)
 
@@ -20,7 +22,7 @@ class PromptReport(NamedTuple):
 
     cached_tokens: tokens whose keys and values were in the prefix cache when the request started.
     prompt: the packed token ids, if the request asks for them (`SamplingParams.returns_prompt`).
-    records: the log-probabilities of the prompt (`prompt_logprobs.py`), if the request asks for them.
+    records: the log-probabilities of the prompt (`shared/protocol/logprobs.py`), if the request asks for them.
     """
 
     cached_tokens: int = 0
@@ -31,6 +33,10 @@ class PromptReport(NamedTuple):
     def token_ids(self) -> tuple[int, ...]:
         """The token ids of the prompt; none unless the request asks for them."""
         return unpack_token_ids(self.prompt or b"")
+
+    def scores(self) -> Iterator[PromptTokenLogprobs | None]:
+        """Yield the log-probabilities of each token, lazily; None for the first token."""
+        return chain([None], read_prompt_records(self.records or b"", len(self.prompt or b"") // 4 - 1))
 
 
 def read_report(value: Any) -> PromptReport:

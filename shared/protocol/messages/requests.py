@@ -6,10 +6,22 @@ enforces the limits for users.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from quire.shared.config.validators import Integer, InvalidValue, OneOf, Text, Texts, TokenIds, checked, read_map
+from quire.shared.config.validators import (
+    Integer,
+    InvalidValue,
+    OneOf,
+    Text,
+    Texts,
+    TokenIds,
+    checked,
+    fixed_array,
+    read_map,
+)
+from quire.shared.protocol.keys import image_name
 from quire.shared.protocol.messages.codec import VERSION, as_map, decode, pack, pack_token_ids, unpack_token_ids
 from quire.shared.protocol.sampling_params import SamplingParams
 
@@ -25,12 +37,18 @@ MAX_ADAPTERS = 1024
 MAX_ADAPTER_LENGTH = 256
 MAX_ADAPTER_FAULTS = 16
 MAX_FAULT_LENGTH = 1000
+# Images of a request.
+MAX_IMAGES = 4096
 
 # Ways to make an embedding of the hidden states of a prompt: that of the last token, or the mean of all tokens.
 POOLINGS = ("last", "mean")
 
 
-def _prompt(name: str, value: Any) -> tuple[int, ...]:
+# The fields that a message leaves out if they are empty, as it has them.
+_OPTIONAL = {"prediction": b"", "forked_from": "", "num_kept": 0, "first_choice": 0, "images": ()}
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if type(value) is not bytes or len(value) % 4 or len(value) > 4 * MAX_PROMPT_TOKENS:
         raise InvalidValue(name, f"must be packed 32-bit token ids, at most {MAX_PROMPT_TOKENS}")
     return unpack_token_ids(value)
@@ -40,26 +58,83 @@ def _sampling(name: str, value: Any) -> SamplingParams:
     return read_map(SamplingParams, name, value)
 
 
+class ImageRef(NamedTuple):
+    """An image in a prompt.
+
+    digest: SHA-256 of the bytes of its file, in hexadecimal. start, length: its tokens in the prompt, with those that
+    separate its rows or parts; the embeddings of the image take the places of its image tokens among these.
+    """
+
+    digest: str
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+def _images(name: str, value: Any) -> tuple[ImageRef, ...]:
+    if type(value) not in (list, tuple) or len(value) > MAX_IMAGES:
+        raise InvalidValue(name, f"must be an array of at most {MAX_IMAGES} images")
+    found: list[ImageRef] = []
+    for entry in value:
+        digest, start, length = fixed_array(name, entry, 3)
+        if type(digest) is not str or not _DIGEST.fullmatch(digest):
+            raise InvalidValue(name, "must have digests of 64 hexadecimal characters")
+        after = found[-1].end if found else 0
+        found.append(
+            ImageRef(
+                digest, Integer(after, MAX_PROMPT_TOKENS)(name, start), Integer(1, MAX_PROMPT_TOKENS)(name, length)
+            )
+        )
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """An accepted request as the worker gets it. A request holds no text except stop strings, bad words and a grammar.
 
     Requests share cached prefixes only with requests of the same `cache_salt` and `cache_scope`. Pinned prefixes are
-    shared by all scopes. A request with a `pooling`, one of
-    POOLINGS, wants the embedding of its prompt, and generates no token. adapter: name of the LoRA adapter, whose files
-    have this digest; both empty without one.
+    shared by all scopes. A request with a `pooling`, one of POOLINGS, wants the embedding of its prompt, and generates
+    no token. adapter: name of the LoRA adapter, whose files have this digest; both empty without one. prediction:
+    tokens that the caller expects as the answer, no part of the prompt. They change no token of the answer.
+
+    forked_from: the request whose answer this one continues; empty for any other. num_kept: the last tokens of the
+    prompt that are output of that answer: penalties, grammar, bad words and stop strings count them as output.
+    first_choice: the choice of that answer; random numbers count the choices from it.
+
+    images: those of the prompt, in its order; they do not overlap. Redis has their files.
     """
 
     id: str = checked(Text(0, MAX_ID_LENGTH))
     model: str = checked(Text(0, MAX_MODEL_LENGTH))
-    prompt: tuple[int, ...] = checked(_prompt)
+    prompt: tuple[int, ...] = checked(_token_ids)
     sampling: SamplingParams = checked(_sampling)
     cache_salt: str = checked(Text(0, MAX_SALT_LENGTH), default="")
     cache_scope: str = checked(Text(0, MAX_SCOPE_LENGTH), default="")
     pooling: str = checked(OneOf(("", *POOLINGS)), default="")
     adapter: str = checked(Text(0, MAX_MODEL_LENGTH), default="")
     adapter_digest: str = checked(Text(0, 64), default="")
+    prediction: tuple[int, ...] = checked(_token_ids, default=())
+    forked_from: str = checked(Text(0, MAX_ID_LENGTH), default="")
+    num_kept: int = checked(Integer(0, MAX_PROMPT_TOKENS), default=0)
+    first_choice: int = checked(Integer(0, 2**31), default=0)
+    images: tuple[ImageRef, ...] = checked(_images, default=())
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digests of its images, each once."""
+        return tuple(dict.fromkeys(image.digest for image in self.images))
+
+    @property
+    def image_names(self) -> tuple[str, ...]:
+        """The names under which Redis has the files of `digests`."""
+        return tuple(image_name(self.cache_scope, digest) for digest in self.digests)
 
     @property
     def cost(self) -> int:
@@ -73,13 +148,19 @@ class GenerationRequest:
         return 1 if self.pooling or not self.sampling.max_tokens else self.sampling.num_sequences
 
     def encode(self) -> bytes:
-        """Return the request as a message."""
-        return pack(as_map(self) | {"prompt": pack_token_ids(self.prompt), "sampling": as_map(self.sampling)})
+        """Return the request as a message, without the fields of predictions and forks unless it has them."""
+        values = as_map(self) | {"prompt": pack_token_ids(self.prompt), "sampling": as_map(self.sampling)}
+        values["prediction"] = pack_token_ids(self.prediction)
+        return pack({name: value for name, value in values.items() if value or name not in _OPTIONAL})
 
     @classmethod
     def decode(cls, data: bytes) -> GenerationRequest:
         """Read a message. Raise MessageError."""
-        return decode(data, MAX_BODY_BYTES, lambda value: read_map(cls, "request", value))
+        return decode(data, MAX_BODY_BYTES, cls._read)
+
+    @classmethod
+    def _read(cls, value: Any) -> GenerationRequest:
+        return read_map(cls, "request", {**_OPTIONAL, **value} if type(value) is dict else value)
 
 
 @dataclass(frozen=True, slots=True)

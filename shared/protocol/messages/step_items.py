@@ -2,7 +2,8 @@
 
     item  = [version, request id, start, deltas, outcome]      start: tokens of the request before this item
     delta = [choice, token ids, finish reason | nil, matched stop string | nil, score | nil, logprobs | nil]
-    outcome = nil | [name, detail] | [name, detail, embedding | nil]
+    outcome = nil | [name, detail] | [name, detail, embedding] | [name, detail, nil, [accepted, rejected]]
+            | [name, detail, nil, nil, is exact]
 
 The first item of a request may have one element more: a report about the prompt (prompt_report.py).
 
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from quire.shared.config.validators import MAX_TOKEN_ID, Integer, InvalidValue, Number, Text
+from quire.shared.config.validators import MAX_TOKEN_ID, Flag, Integer, InvalidValue, Number, Text
 from quire.shared.protocol.logprobs import check_records, record_size
 from quire.shared.protocol.messages.codec import VERSION, MessageError, pack
 from quire.shared.protocol.messages.prompt_report import PromptReport, read_report
@@ -27,6 +28,8 @@ from quire.shared.protocol.states import OutcomeName
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_START = MAX_CHOICES * MAX_OUTPUT_TOKENS
+# Bound of the counts of a prediction: a step may compute several of its tokens for each token of the answer.
+MAX_PREDICTED = 2**53
 # Largest size of an embedding: float32 numbers, as many as the hidden state of the model has.
 MAX_EMBEDDING_BYTES = 4 * 65536
 
@@ -38,12 +41,14 @@ BY_TOKEN = ""
 
 _id = Text(0, MAX_ID_LENGTH)
 _start = Integer(0, MAX_START)
+_predicted = Integer(0, MAX_PREDICTED)
 _choice = Integer(0, MAX_CHOICES - 1)
 _token_id = Integer(0, MAX_TOKEN_ID)
 _reason = Text(0, 32)
 _matched_stop = Text(0, MAX_STOP_LENGTH)
 _score = Number(-sys.float_info.max, sys.float_info.max)
 _detail = Text(0, 8192)
+_is_exact = Flag()
 _new = tuple.__new__
 
 
@@ -89,21 +94,36 @@ class Delta(NamedTuple):
         return self._replace(token_ids=self.token_ids[count:], logprobs=records)
 
 
+class PredictionCounts(NamedTuple):
+    """How many tokens of a request's prediction the attempt that ended it drafted: accepted ones, and the others."""
+
+    accepted: int
+    rejected: int
+
+
 class Outcome(NamedTuple):
     """The end of the whole request. `detail` tells people the cause and the remedy.
 
     embedding: of a request with a `pooling`, little-endian float32, not normalised; None for any other request, and if
-    the request has failed.
+    the request has failed. prediction: of a request with a prediction that a worker with speculation has completed.
+    is_exact: False if another computation than the one that began the answer has drawn its rest, so that the answer may
+    differ from one without a break.
     """
 
     name: str
     detail: str = ""
     embedding: bytes | None = None
+    prediction: PredictionCounts | None = None
+    is_exact: bool = True
 
     @property
-    def values(self) -> tuple[str, ...] | tuple[str, str, bytes]:
-        """The values of the message: two without an embedding, as the scripts write them."""
-        return self[:2] if self.embedding is None else (self.name, self.detail, self.embedding)
+    def values(self) -> tuple[Any, ...]:
+        """The values of the message: nearly always two, as the scripts write them."""
+        if not self.is_exact:
+            return self[:]
+        if self.prediction is not None:
+            return self[:4]
+        return self[:2] if self.embedding is None else self[:3]
 
 
 class StepItem(NamedTuple):
@@ -122,6 +142,24 @@ class StepItem(NamedTuple):
         for delta in self.deltas:  # nearly always one
             end += len(delta.token_ids)
         return end
+
+    def joined(self, after: StepItem) -> StepItem | None:
+        """Return this item and the next one of the request as one; None unless both have one choice, the same, or none.
+
+        A worker that lags behind calls this for every token.
+        """
+        old, new = self.deltas, after.deltas
+        if len(old) > 1 or len(new) > 1:
+            return None
+        if old and new:
+            choice, token_ids, _, _, _, records = old[0]
+            other, more, reason, stop, score, more_records = new[0]
+            if choice != other:
+                return None
+            if more_records:
+                records = (records or b"") + more_records
+            new = (Delta(choice, token_ids + more, reason, stop, score, records),)
+        return StepItem(self.request_id, self.start, new or old, after.outcome, self.report)
 
     def encode(self) -> bytes:
         """Return the item as a message: the named tuples have their fields in the order of the message."""
@@ -206,14 +244,26 @@ def _records(value: Any, count: int) -> bytes:
 
 
 def _outcome(value: Any) -> Outcome:
-    # The scripts in Redis end requests, too, and write no third value.
-    if type(value) is not tuple or len(value) not in (2, 3) or value[0] not in OUTCOMES:
+    # The scripts in Redis end requests, too, and write two values.
+    if type(value) is not tuple or not 2 <= len(value) <= 5 or value[0] not in OUTCOMES:
         raise InvalidValue("an outcome", f"must be one of {', '.join(OUTCOMES)} with a detail, not {value!r:.80}")
-    embedding = value[2] if len(value) == 3 else None
-    return Outcome(value[0], _detail("detail", value[1]), None if embedding is None else _embedding(embedding))
+    name, detail, embedding, prediction = (*value, None, None)[:4]
+    return Outcome(
+        name,
+        _detail("detail", detail),
+        None if embedding is None else _embedding(embedding),
+        None if prediction is None else _prediction(prediction),
+        _is_exact("is exact", value[4]) if len(value) > 4 else True,
+    )
 
 
 def _embedding(value: Any) -> bytes:
     if type(value) is not bytes or not 0 < len(value) <= MAX_EMBEDDING_BYTES or len(value) % 4:
         raise InvalidValue("an embedding", f"must be packed 32-bit floats, at most {MAX_EMBEDDING_BYTES} bytes")
     return value
+
+
+def _prediction(value: Any) -> PredictionCounts:
+    if type(value) is not tuple or len(value) != 2:
+        raise InvalidValue("a prediction", f"must be an array of 2, not {value!r:.80}")
+    return PredictionCounts(_predicted("accepted tokens", value[0]), _predicted("rejected tokens", value[1]))

@@ -123,6 +123,7 @@ local function forget_consumer(prefix, worker)
     end
     if is_gone then
         try('XGROUP', 'DELCONSUMER', prefix .. 'wake', GROUP, worker)
+        redis.call('DEL', prefix .. 'worker:' .. worker .. ':left')
     end
     return is_gone
 end
@@ -134,20 +135,24 @@ local function leave_parked(prefix, id)
     redis.call('SREM', prefix .. 'parked:' .. (owner or ''), id)
 end
 
--- End a request: write the outcome, remove the queue entry, settle its reservation, count it, and let the keys expire.
+-- End a request: write the outcome, remove the queue entry, settle its reservation, count it, let the keys expire, and
+-- tell canaries its id.
 -- The caller has checked that the request is not done yet. retention_s: for requests without a retention of their own.
--- The bound keeps EXPIRE from failing on a corrupt field.
+-- The bound keeps EXPIRE from failing on a corrupt field. The body stays for forks and replays, unless no client can come
+-- back for the request, or the body is large and no bound counts its bytes.
 local function finish(prefix, id, outcome, retention_s)
     local req = prefix .. 'req:' .. id
     local own = redis.call('HMGET', req, 'queue', 'entry', 'retention', 'emitted', 'state', 'cost', 'tenant', 'user',
-        'deliveries', 'held', 'account', 'computed')
+        'deliveries', 'held', 'account', 'computed', 'awaited', 'images')
     local used = used_tokens(own[4], own[12])
     end_share(prefix, {own[1], own[2], own[6], own[7], own[8], own[9], used})
     take_off_queue(prefix, own[1], own[2])
     settle(prefix, id, used, outcome)
     retention_s = math.min(whole(own[3]) or tonumber(retention_s), MAX_RETENTION_S)
     redis.call('HSET', req, 'state', 'done', 'outcome', outcome, 'finished', now_ms())
-    redis.call('HDEL', req, 'body')
+    if own[13] or not own[10] and redis.call('HSTRLEN', req, 'body') >= LARGE_BYTES then
+        redis.call('HDEL', req, 'body')
+    end
     if own[5] == 'parked' then
         leave_parked(prefix, id)
     end
@@ -156,10 +161,14 @@ local function finish(prefix, id, outcome, retention_s)
         local owner = hold(prefix, id, own[11] or '', weight(prefix, id, whole(own[4]) or 0), now)
         note_end(prefix, id, owner, now, 1000 * retention_s)
     end
+    if own[14] then
+        leave_images(prefix, id, own[14], 1000 * retention_s, now_ms())
+    end
     redis.call('EXPIRE', req, retention_s)
     redis.call('EXPIRE', prefix .. 'out:' .. id, retention_s)
     redis.call('EXPIRE', prefix .. 'conversation:' .. id, retention_s)
     redis.call('HINCRBY', prefix .. 'totals', outcome, 1)
+    redis.call('PUBLISH', prefix .. 'endings', id)
 end
 
 -- End a request that no attempt will end: log and publish a terminal item, then finish the request.
@@ -184,6 +193,15 @@ local function finish_unowned(prefix, id, outcome, detail, retention_s)
     finish(prefix, id, outcome, retention_s)
 end
 
+-- Return the history of a request with one more event: a line of the time (ms), the event, the tokens so far and the
+-- worker. It is for operators (`quire trace`); no script reads it. The oldest events go.
+local MAX_HISTORY = 2048
+
+local function noted(history, event, emitted, worker)
+    local line = string.format('%.0f %s %s %s\n', now_ms(), event, emitted or 0, worker or '')
+    return string.sub((history or '') .. line, -MAX_HISTORY)
+end
+
 -- Count an act of recovery. The counters are for operators; no script reads them.
 local function count(prefix, what)
     redis.call('HINCRBY', prefix .. 'recoveries', what, 1)
@@ -195,7 +213,7 @@ end
 local function set_aside(prefix, id, park_s, retention_s, is_told)
     local key = prefix .. 'req:' .. id
     local req = redis.call('HMGET', key, 'state', 'owner', 'attempt', 'queue', 'entry', 'class', 'cost', 'cancel',
-        'deadline', 'emitted', 'tenant', 'user', 'deliveries', 'account', 'computed')
+        'deadline', 'emitted', 'tenant', 'user', 'deliveries', 'account', 'computed', 'history')
     local now, deadline = now_ms(), tonumber(req[9])
     if req[1] == 'queued' then
         local class, cost = load_of(prefix, req[6], req[7], req[4], req[5])
@@ -218,7 +236,7 @@ local function set_aside(prefix, id, park_s, retention_s, is_told)
         redis.call('HSET', key, 'unpaid', cmsgpack.pack(unpaid))
     end
     redis.call('HSET', key, 'state', 'parked', 'deadline', 0, 'left', deadline > 0 and deadline - now + 1 or 0,
-        'background', 1, 'gateways', cmsgpack.pack({}))
+        'background', 1, 'gateways', cmsgpack.pack({}), 'history', noted(req[16], 'parked', req[10], req[2]))
     redis.call('HDEL', key, 'attempt', 'owner', 'incarnation', 'waits', 'queue', 'entry')
     redis.call('ZADD', prefix .. 'parked', now + 1000 * park_s, id)
     local owner = hold(prefix, id, req[14] or '', weight(prefix, id, tonumber(req[10])), now)

@@ -34,12 +34,20 @@ local function held_of(prefix, id)
     return tonumber(bytes or 0), owner
 end
 
--- Count a request, or change its bytes. A request that is counted keeps its owner. Return the owner.
-local function hold(prefix, id, owner, bytes, now)
+-- Count the bytes of a request, or of an image (see _images.lua). What is counted keeps its owner. Return the owner, and
+-- whether it was counted before.
+local function count_held(prefix, id, owner, bytes)
     local before, known = held_of(prefix, id)
     owner = known or owner
     redis.call('HSET', prefix .. 'held', id, bytes .. ' ' .. owner)
     add_held(prefix, owner, bytes - before)
+    return owner, known
+end
+
+-- Count a request, or change its bytes. Return the owner.
+local function hold(prefix, id, owner, bytes, now)
+    local known
+    owner, known = count_held(prefix, id, owner, bytes)
     if not known then
         redis.call('HSET', prefix .. 'req:' .. id, 'held', 1)
         redis.call('ZADD', prefix .. 'due', now + LOOK_MS, id)
@@ -70,19 +78,31 @@ local function let_go(prefix, id)
     end
 end
 
--- Remove requests whose keys are gone. Return the number of requests that were due.
+-- Remove a request from the count if its keys are gone.
+local function look_at_request(prefix, id, now)
+    local life = redis.call('PTTL', prefix .. 'req:' .. id)
+    local _, owner = held_of(prefix, id)
+    if life == -2 or not owner then
+        let_go(prefix, id)
+        redis.call('ZREM', prefix .. 'due', id)
+    elseif life < 0 then
+        redis.call('ZADD', prefix .. 'due', now + LOOK_MS, id)
+    else
+        note_end(prefix, id, owner, now, life)
+    end
+end
+
+-- Defined in _images.lua.
+local look_at_image, leave_images
+
+-- Remove requests and images whose keys are gone. Return the number of those that were due.
 local function look(prefix, now)
     local due = redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', now, 'LIMIT', 0, 64)
     for _, id in ipairs(due) do
-        local life = redis.call('PTTL', prefix .. 'req:' .. id)
-        local _, owner = held_of(prefix, id)
-        if life == -2 or not owner then
-            let_go(prefix, id)
-            redis.call('ZREM', prefix .. 'due', id)
-        elseif life < 0 then
-            redis.call('ZADD', prefix .. 'due', now + LOOK_MS, id)
+        if string.sub(id, 1, 6) == 'image:' then
+            look_at_image(prefix, id, now)
         else
-            note_end(prefix, id, owner, now, life)
+            look_at_request(prefix, id, now)
         end
     end
     return #due
@@ -94,6 +114,7 @@ local function drop_oldest(prefix, owner, now)
     local id = redis.call('ZRANGEBYSCORE', prefix .. 'ended:' .. owner, '-inf', now - 1000 * RETENTION_S, 'LIMIT', 0,
         1)[1]
     if id then
+        leave_images(prefix, id, redis.call('HGET', prefix .. 'req:' .. id, 'images') or nil, 0, now)
         redis.call('UNLINK', prefix .. 'req:' .. id, prefix .. 'out:' .. id, prefix .. 'conversation:' .. id)
         let_go(prefix, id)
     end

@@ -17,7 +17,10 @@ end
 local now = now_ms()
 redis.call('HSET', KEYS[1], 'incarnation', incarnation, 'home', home, 'every', every, 'beat', now)
 if card ~= '' then
-    redis.call('HSET', KEYS[1], 'card', card)
+    redis.call('HSET', KEYS[1], 'card', card, 'rows', cmsgpack.unpack(card).max_num_seqs)
+    redis.call('EXPIRE', ARGV[8] .. 'prefixes', ttl)
+    redis.call('EXPIRE', ARGV[8] .. 'prefixes:before', ttl)
+    redis.call('EXPIRE', KEYS[1] .. ':left', FORGET_WORKER_MS / 1000)
     redis.call('ZADD', KEYS[2], now, worker)
     for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], 0, now - FORGET_WORKER_MS)) do
         if forget_consumer(ARGV[8], gone) then

@@ -3,7 +3,8 @@
 --   ARGV  prefix, id, queue, entry id, worker, incarnation of its process, attempt token (random, one per delivery,
 --         never reused), retention (s), deaths with which a request is quarantined; with one less it waits for `begin`
 --   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, attempts so far, {item, ...}, traceparent,
---         token of the previous attempt, '1' if it runs without a client}
+--         token of the previous attempt, '1' if it runs without a client, how it came here and the
+--         holder of its prefix, see `placement_of` in _affinity.lua ('', '' = no worker held one)}
 --         | {'dropped', reason} (there is nothing left to do, and the entry was removed; see shared/protocol/states.py)
 --         | {'lost'} (the entry is pending for another worker by now, or for none: nothing was done)
 -- Repeatable with the same attempt token. A request that is unknown, done, cancelled or expired is dropped.
@@ -24,7 +25,7 @@ if not pending or pending[2] ~= worker then
 end
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt',
     'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'metadata', 'deliveries', 'deaths', 'died_at',
-    'all_deaths', 'waits', 'tenant', 'user')
+    'all_deaths', 'waits', 'tenant', 'user', 'prefixes', 'affinity', 'history')
 
 -- The hash of a request is lost: settle by its log.
 local function drop_unknown()
@@ -98,7 +99,8 @@ if req[8] ~= attempt then
     if req[8] then
         redis.call('HSET', KEYS[1], 'before', req[8])
     end
-    redis.call('HSET', KEYS[1], 'state', 'running', 'attempt', attempt, 'owner', worker, 'incarnation', incarnation)
+    redis.call('HSET', KEYS[1], 'state', 'running', 'attempt', attempt, 'owner', worker, 'incarnation', incarnation,
+        'history', noted(req[25], 'claimed', emitted, worker))
     if redis.call('HINCRBY', KEYS[1], 'deliveries', 1) > 1 then
         count(prefix, 'migrations')
     end
@@ -119,5 +121,8 @@ if deaths and deaths >= limit - 1 then
 else
     redis.call('HDEL', KEYS[1], 'waits')
 end
+if req[23] then
+    hold_prefixes(prefix, req[23], worker, incarnation)
+end
 return {'claimed', req[9], req[10], req[5], emitted, now - tonumber(req[12]), deaths, tonumber(seen[3]), items,
-    seen[4] or '', seen[5] or '', seen[6] or ''}
+    seen[4] or '', seen[5] or '', seen[6] or '', placement_of(req[24], worker)}

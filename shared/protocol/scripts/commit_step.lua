@@ -105,6 +105,9 @@ for i = 1, #step, 6 do
                 outcome = 'error'
             else
                 redis.call('HSET', req, 'emitted', last)
+                if first == 0 and last > 0 then
+                    redis.call('HSET', req, 'first_at', now) -- for operators, like `history`
+                end
                 local counted = first
                 if first == 0 and outcome ~= '' then -- perhaps its tokens were counted when they were computed
                     counted = math.min(last, whole(redis.call('HGET', req, 'computed')) or 0)

@@ -5,13 +5,14 @@
 --         end) | 'unknown'
 -- Does not cancel the request. Repeatable.
 local prefix, id = ARGV[1], ARGV[2]
-local req = redis.pcall('HMGET', KEYS[1], 'state', 'held', 'account', 'emitted')
+local req = redis.pcall('HMGET', KEYS[1], 'state', 'held', 'account', 'emitted', 'images')
 local state = req[1]
 if not state then
     return 'unknown'
 end
 redis.call('DEL', prefix .. 'conversation:' .. id)
 if state == 'done' then
+    leave_images(prefix, id, req[5], 0, now_ms())
     redis.call('DEL', KEYS[1], prefix .. 'out:' .. id)
     if req[2] then
         let_go(prefix, id)

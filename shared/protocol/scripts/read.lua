@@ -1,8 +1,8 @@
 -- Read new requests for a worker, from the first queue first, without blocking. Requests that wait in lines are moved to
 -- the queue of their class in the order of the counters (_fair.lua).
 --   KEYS  queues
---   ARGV  worker, rows of the requests at most, prefix, rows of the first request at most, then the entries of the stream
---         `wake` that the worker has read
+--   ARGV  worker, rows of the requests at most, prefix, rows of the first request at most, number of the entries of the
+--         stream `wake` that the worker has read, these entries, and the entries of its stream `left` that it has read
 --   ->    for each queue {{entry id, {field, value, ...}}, ...}, then the id of the next request if it has more rows
 --         than are left ('' = no request waits, or no row is left): no request after it was read
 -- A request that was handed back is read whatever its rows, as long as a row is left.
@@ -48,9 +48,11 @@ local function read_class(entries, queue, class)
     end
 end
 
-for i = 5, #ARGV do
+local last_wake = 5 + ARGV[5]
+for i = 6, last_wake do
     redis.call('XACK', prefix .. 'wake', GROUP, ARGV[i])
 end
+forget_left(prefix, ARGV[1], {unpack(ARGV, last_wake + 1)})
 for i, queue in ipairs(KEYS) do
     local entries, class = {}, string.sub(queue, #prefix + #'queue:' + 1)
     if left > 0 and too_wide == '' then

@@ -3,8 +3,9 @@
 --   KEYS  request hash, idempotency key (or the request hash again: none)
 --   ARGV  prefix, id, body, terms (msgpack map, see Admission.encode in shared/protocol/admission.py; what is empty is
 --         left out. Without max_stored the request is not counted among those that stay, see _stored.lua; without
---         charge it is charged to nobody, see _limits.lua)
---   ->    {'accepted', now_ms, {state of the limits per minute of each account, see _limits.lua}}
+--         charge it is charged to nobody, see _limits.lua), the files of terms.images in their order (see _images.lua)
+--   ->    {'accepted', now_ms, {state of the limits per minute of each account, see _limits.lua}, 1 if the request is
+--         left to one worker (see _affinity.lua; 0 = any worker may take it)}
 --         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)}
 --         | {'no_room', 'key' or 'all', bytes held, milliseconds until a request of the key may go (-1: none has ended)}
 --         | {'duplicate'} | {'same', id of the first call} | {'conflict'}
@@ -55,9 +56,12 @@ end
 local now = now_ms()
 -- A request without much text that is not stored and has a client is bounded by the queue alone.
 local bytes = STORED_BYTES + #body + #terms.metadata + #(terms.conversation or '')
-local stays = terms.max_stored and (terms.retention_s or terms.is_background or #terms.metadata >= LARGE_BYTES)
+local images, files = terms.images or {}, {unpack(ARGV, 5)}
+local stays = terms.max_stored and (terms.retention_s or terms.is_background or #terms.metadata >= LARGE_BYTES
+    or #images > 0)
 if stays then
-    local reached, held, wait = make_room(prefix, owner, bytes, terms.max_stored, terms.max_key_stored, now)
+    local more = missing_bytes(prefix, images, files)
+    local reached, held, wait = make_room(prefix, owner, bytes + more, terms.max_stored, terms.max_key_stored, now)
     if reached then
         return {'no_room', reached, held, wait}
     end
@@ -73,17 +77,22 @@ end
 redis.call('HINCRBY', prefix .. 'totals', 'accepted', 1)
 local arrival = redis.call('HINCRBY', prefix .. 'totals', 'arrivals', 1)
 local queue, entry = enqueue(prefix, id, cost, terms.rows, arrival, terms)
+local affinity = terms.prefixes and leave_to_holder(prefix, terms, id, queue, entry)
 redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway, 'class', class, 'queue', queue, 'cost', cost,
     'entry', entry, 'arrival', arrival, 'tenant', class .. ' ' .. terms.weight .. ' ' .. terms.tenant,
     'user', terms.prompt .. ' ' .. terms.user, 'created', now, 'deadline', terms.deadline_ms and now + terms.deadline_ms or 0,
     'emitted', 0, 'deliveries', 0, 'metadata', terms.metadata, 'background', terms.is_background and '1' or '',
     'gateways', cmsgpack.pack(gateways))
 for field, value in pairs({account = terms.owner, rows = terms.rows > 1 and terms.rows or nil,
-    traceparent = terms.traceparent, retention = terms.retention_s, awaited = not terms.max_stored and 1 or nil}) do
+    traceparent = terms.traceparent, retention = terms.retention_s, awaited = not terms.max_stored and 1 or nil,
+    prefixes = terms.prefixes and cmsgpack.pack(terms.prefixes), affinity = affinity or nil}) do
     redis.call('HSET', KEYS[1], field, value)
 end
 if stays then
     hold(prefix, id, owner, bytes, now)
+end
+if #images > 0 then
+    use_images(prefix, id, owner, images, files, now)
 end
 if terms.conversation then
     redis.call('SET', prefix .. 'conversation:' .. id, terms.conversation)
@@ -93,4 +102,4 @@ if fingerprint then
     redis.call('EXPIRE', KEYS[2], IDEMPOTENCY_S)
 end
 add_load(prefix, class, 1, cost)
-return {'accepted', now, states}
+return {'accepted', now, states, affinity and string.match(affinity, '^left ') and 1 or 0}

@@ -9,7 +9,7 @@
 -- which it might have been parked, like those of a stored request.
 local prefix, id, retention = ARGV[1], ARGV[2], ARGV[6]
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'class', 'cost', 'emitted', 'left', 'unpaid', 'retention', 'tenant',
-    'user', 'rows', 'computed')
+    'user', 'rows', 'computed', 'history')
 local state, class, cost, emitted, left = req[1], req[2], whole(req[3]), whole(req[4]), whole(req[5])
 local share = share_of(req[8], req[9])
 if not state then
@@ -51,7 +51,7 @@ leave_parked(prefix, id)
 local arrival = redis.call('HINCRBY', prefix .. 'totals', 'arrivals', 1)
 local queue, entry = enqueue(prefix, id, cost, whole(req[10]) or 1, arrival, share)
 redis.call('HSET', KEYS[1], 'state', 'queued', 'queue', queue, 'entry', entry, 'arrival', arrival,
-    'deadline', left > 0 and now + left or 0)
+    'deadline', left > 0 and now + left or 0, 'history', noted(req[12], 'unparked', emitted))
 redis.call('HDEL', KEYS[1], 'left', 'unpaid')
 add_load(prefix, class, 1, cost)
 if not req[7] then

@@ -37,13 +37,6 @@ async def queued(gateway: RunningGateway, count: int) -> None:
     await until(reached)
 
 
-async def test_a_call_that_does_not_fit_as_a_whole_is_not_accepted_in_part(start_gateway: Start) -> None:
-    gateway = await start_gateway(max_queued_requests=3)
-    reply = await gateway.complete(prompt=["a", "b", "c", "d"])
-    assert reply.status == 429
-    await queued(gateway, 0)
-
-
 async def test_the_bound_on_tokens_counts_what_requests_may_use(start_gateway: Start) -> None:
     gateway = await start_gateway(max_queued_tokens=300)
     waiting = asyncio.create_task(gateway.complete(max_tokens=200))
@@ -399,7 +392,7 @@ async def test_ready_means_that_a_worker_makes_progress(gateway: RunningGateway)
         await gateway.gateway.worker_registry.refresh()
         reply = await gateway.get("/readyz")
         assert (reply.status, reply.json) == (200, {"ready": True, "workers": 1, "problems": []})
-        await worker.broker.retire(worker.worker_id, "1")
+        await worker.broker.retire(worker.worker_id, worker.worker_id)
     await gateway.gateway.worker_registry.refresh()
     assert (await gateway.get("/readyz")).status == 503
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -134,11 +135,13 @@ async def test_a_call_that_was_half_submitted_when_its_gateway_died_is_completed
     body = {**BODY, "prompt": ["one", "two", "three"], "stream": stream}
     real, submitted = Broker.submit, asyncio.Event()
 
-    async def dying(self: Broker, request_id: str, body: bytes, terms: Admission) -> Submitted:
+    async def dying(
+        self: Broker, request_id: str, body: bytes, terms: Admission, files: Sequence[bytes] = ()
+    ) -> Submitted:
         if terms.gateway == here.gateway.id and request_id.endswith("-1"):
             submitted.set()
             await asyncio.Event().wait()
-        return await real(self, request_id, body, terms)
+        return await real(self, request_id, body, terms, files)
 
     monkeypatch.setattr(Broker, "submit", dying)
     call = asyncio.create_task(keyed(here, body))

@@ -22,10 +22,18 @@ from quire.gateway.errors.api_errors import InvalidRequest, ServerBusy, body
 from tests.gateway.conftest import Start
 from tests.support.gateway.agents import saying
 from tests.support.gateway.fake_worker import emit
-from tests.support.gateway.refusals import CHAT, COMPLETIONS, check
-from tests.support.gateway.running import MODEL, RunningGateway, chat_body, raw_request, until, write_model
-from tests.support.panicking import PANICS, panicking
-from tests.support.tokenizers import byte_level
+from tests.support.gateway.running import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    RunningGateway,
+    chat_body,
+    check,
+    raw_request,
+    until,
+    write_model,
+)
+from tests.support.tokenizers import PANICS, byte_level, panicking
 
 # --- The parser of request bodies turns any bytes into an object or into an error of this API -------------------------
 

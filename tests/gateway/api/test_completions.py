@@ -19,9 +19,17 @@ from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Steps, emit
-from tests.support.gateway.refusals import CHAT as CHATS
-from tests.support.gateway.refusals import COMPLETIONS, check
-from tests.support.gateway.running import MODEL, RunningGateway, chat_body, texts, tokens, write_model
+from tests.support.gateway.running import CHAT as CHATS
+from tests.support.gateway.running import (
+    COMPLETIONS,
+    MODEL,
+    RunningGateway,
+    chat_body,
+    check,
+    texts,
+    tokens,
+    write_model,
+)
 from tests.support.tokenizers import byte_fallback, byte_level
 
 # --- Completions over HTTP: forms of prompts, answers and events ------------------------------------------------------
@@ -76,14 +84,6 @@ async def test_sixteen_tokens_are_generated_unless_asked_otherwise(gateway: Runn
         for asked in ({}, {"max_tokens": 3}, {"prompt": [5] * 505}):
             await gateway.complete(**asked)
     assert [request.sampling.max_tokens for request in worker.claimed] == [16, 3, 7]
-
-
-async def test_each_prompt_of_a_call_is_a_request_of_its_own(gateway: RunningGateway) -> None:
-    async with gateway.worker(echo) as worker:
-        reply = await gateway.complete(prompt=["one", "two"], seed=5)
-    request_id = reply.headers["x-request-id"]
-    assert sorted(request.id for request in worker.claimed) == [request_id, f"{request_id}-1"]
-    assert {request.sampling.seed for request in worker.claimed} == {5}
 
 
 async def test_when_one_prompt_fails_the_others_are_cancelled(gateway: RunningGateway) -> None:
@@ -211,10 +211,9 @@ def test_a_user_is_hashed_with_the_key() -> None:
 
 
 def test_only_values_that_ask_for_something_are_without_effect() -> None:
-    assert labels(store=False, prompt_cache_key="", prediction=None).no_effect == ()
-    assert labels(store=True, prompt_cache_key="k", prompt_cache_retention="24h").no_effect == (
+    assert labels(store=False, prompt_cache_key="k", prediction=None).no_effect == ()
+    assert labels(store=True, prompt_cache_retention="24h").no_effect == (
         "store",
-        "prompt_cache_key",
         "prompt_cache_retention",
     )
 
@@ -229,8 +228,8 @@ async def test_what_has_no_effect_is_named_in_a_header(gateway: RunningGateway) 
         async with gateway.worker(emit(tokens("a"), "stop")):
             quiet = await gateway.post(path, {**PATHS[path], "store": False})
             assert NO_EFFECT not in quiet.headers
-            reply = await gateway.post(path, {**PATHS[path], "store": True, "prompt_cache_key": "k"})
-            assert (reply.status, reply.headers[NO_EFFECT]) == (200, "store, prompt_cache_key")
+            reply = await gateway.post(path, {**PATHS[path], "store": True, "prompt_cache_options": {"a": 1}})
+            assert (reply.status, reply.headers[NO_EFFECT]) == (200, "store, prompt_cache_options")
             async with gateway.stream(path, {**PATHS[path], "stream": True, "store": True}) as stream:
                 assert stream.response.headers[NO_EFFECT] == "store"
                 await stream.rest()

@@ -127,14 +127,6 @@ async def test_a_stream_adds_up_to_the_whole_answer(tools_gateway: RunningGatewa
     assert events[-2].data["choices"][0]["finish_reason"] == reason
 
 
-async def test_a_call_that_is_cut_off_is_no_reason_to_stop(tools_gateway: RunningGateway) -> None:
-    async with tools_gateway.worker(answering('<tool_call>\n{"name": "add", "arguments": {"a', reason="length")):
-        reply = await tools_gateway.post(CHAT, body())
-    [choice] = reply.json["choices"]
-    assert choice["finish_reason"] == "length"
-    assert "tool_calls" not in choice["message"], "a client would run it"
-
-
 PROMPTS: dict[str, tuple[dict[str, Any], str]] = {
     "tools": ({}, json.dumps({**ADD, "function": {**ADD["function"], "description": ""}})[:40]),  # type: ignore[dict-item]
     "reasoning effort": ({"reasoning_effort": "low"}, "assistant\nlow"),
@@ -232,6 +224,47 @@ async def test_a_schema_that_cannot_be_followed_allows_any_object(tools_gateway:
     grammar = json.loads(worker.claimed[0].sampling.grammar)["lark"]
     assert "example.com" not in grammar
     assert '\\"a\\"' in grammar or '"a"' in grammar
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "arguments"),
+    [
+        (f"Well.{CALL}", "Well.", '{"a": 1}'),
+        ("Well.", "Well.", None),
+        ('<tool_call>\n{"name": "add", "arguments": {"a": }}\n</tool_call>', None, None),
+        ('<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>', None, None),
+    ],
+)
+async def test_a_gateway_may_leave_the_form_of_calls_to_the_model(
+    start_gateway: Start, folder: Path, text: str, content: str | None, arguments: str | None
+) -> None:
+    gateway = await start_gateway(model=str(folder), tool_call_format="hermes", enforce_tools=False)
+    async with gateway.worker(answering(text)) as worker:
+        reply = await gateway.post(CHAT, body())
+    [choice] = reply.json["choices"]
+    assert worker.claimed[0].sampling.grammar == ""
+    assert "tools[0].function.parameters" in reply.headers["x-quire-no-effect"]
+    assert choice["message"]["content"] == (text if content is None else content), "what is no call is content"
+    assert choice["finish_reason"] == ("tool_calls" if arguments else "stop")
+    calls = choice["message"].get("tool_calls", [])
+    assert [call["function"]["arguments"] for call in calls] == ([arguments] if arguments else [])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tool_choice": "required"},
+        {"tools": [tool(strict=True)]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},
+    ],
+)
+async def test_calls_that_are_asked_for_are_held_to_their_form_in_any_case(
+    start_gateway: Start, folder: Path, asked: dict[str, Any]
+) -> None:
+    gateway = await start_gateway(model=str(folder), tool_call_format="hermes", enforce_tools=False)
+    async with gateway.worker(answering(CALL)) as worker:
+        await gateway.post(CHAT, body(**asked))
+    assert worker.claimed[0].sampling.grammar
 
 
 # A template that teaches the model a form of tool calls that no format has.

@@ -31,12 +31,12 @@ from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, St
 from tests.gateway.api.test_resume import model
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Script, Steps
-from tests.support.gateway.refusals import check
 from tests.support.gateway.running import (
     MODEL,
     Event,
     RunningGateway,
     chat_body,
+    check,
     parse_events,
     raw_request,
     tokens,
@@ -273,7 +273,8 @@ async def test_a_long_answer_is_sent_as_it_is_rendered(gateway: RunningGateway) 
             async with aiohttp.ClientSession() as session, session.post(gateway.url + path, json=asks) as response:
                 new = await response.text()
             # An HTTP/1.0 client sees the end of the answer when the connection closes.
-            request = raw_request("POST", path, json.dumps(asks).encode()).replace(b"HTTP/1.1", b"HTTP/1.0")
+            request = raw_request("POST", path, json.dumps(asks).encode(), {"Connection": "keep-alive"})
+            request = request.replace(b"HTTP/1.1", b"HTTP/1.0")
             reader, writer = await gateway.connect(request)
             head, _, old = (await reader.read()).partition(b"\r\n\r\n")
             writer.close()

@@ -13,17 +13,17 @@ from jsonschema import Draft202012Validator
 
 from quire.gateway.api import parameters
 from quire.gateway.api.call import Call
-from quire.gateway.api.chat_messages import read_messages
+from quire.gateway.api.chat_messages import MESSAGES_SCHEMA, read_messages
 from quire.gateway.api.completions import read_prompts
 from quire.gateway.api.parameters import read
-from quire.gateway.api.request_schemas import MESSAGES, PROMPT
+from quire.gateway.api.prompts import PROMPTS_SCHEMA
 from quire.gateway.errors.api_errors import ApiError, InvalidRequest, body
 from quire.gateway.features.batches.batch_parameters import BATCHES, MAX_WINDOW_S, window_s
+from quire.gateway.features.openapi.parameter_schemas import schema_of
 from quire.gateway.features.tokenization.token_requests import read_detokenize, read_tokenize
 from quire.shared.protocol.messages import GenerationRequest
 from tests.support.gateway.fake_worker import emit
-from tests.support.gateway.refusals import CHAT, COMPLETIONS, USER, check
-from tests.support.gateway.running import MODEL, RunningGateway, chat_body
+from tests.support.gateway.running import CHAT, COMPLETIONS, MODEL, USER, RunningGateway, chat_body, check
 
 # --- Values of parameters: the wrong type, out of range, unknown or not honoured, is a 400 that names the -------------
 
@@ -385,7 +385,15 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "user", "content": 5}], f"{FIRST}.content"),
     ([{"role": "user", "content": []}], f"{FIRST}.content"),
     ([{"role": "user", "content": ["x"]}], PART),
-    ([{"role": "user", "content": [{"type": "image_url", "text": "x"}]}], f"{PART}.type"),
+    ([{"role": "user", "content": [{"type": "audio", "text": "x"}]}], f"{PART}.type"),
+    ([{"role": "user", "content": [{"type": "image_url", "text": "x"}]}], f"{PART}.text"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], f"{PART}.image_url"),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 1}}]}], f"{PART}.image_url.url"),
+    (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x", "detail": "low"}}]}],
+        f"{PART}.image_url.detail",
+    ),
+    ([{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], f"{PART}.type"),
     ([{"role": "user", "content": [{"type": "text"}]}], f"{PART}.text"),
     ([{**USER_MESSAGE, "content": [{"type": "text", "text": "x", "other": 1}]}], f"{PART}.other"),
     ([{**USER_MESSAGE, "name": ""}], f"{FIRST}.name"),
@@ -431,13 +439,13 @@ BAD_PROMPTS: list[Any] = [None, "", 5, [], [""], [[]], [-1], [[1.5]], [{}], [Non
 
 @pytest.mark.parametrize("value", GOOD_MESSAGES)
 def test_messages_that_are_accepted(value: Any) -> None:
-    assert Draft202012Validator(MESSAGES).is_valid(value)
+    assert Draft202012Validator(schema_of(MESSAGES_SCHEMA)).is_valid(value)
     read_messages(value)
 
 
 @pytest.mark.parametrize(("value", "param"), BAD_MESSAGES)
 def test_messages_that_are_refused_by_name(value: Any, param: str) -> None:
-    assert not Draft202012Validator(MESSAGES).is_valid(value)
+    assert not Draft202012Validator(schema_of(MESSAGES_SCHEMA)).is_valid(value)
     with pytest.raises(InvalidRequest) as caught:
         read_messages(value)
     assert caught.value.param == param
@@ -446,7 +454,7 @@ def test_messages_that_are_refused_by_name(value: Any, param: str) -> None:
 @pytest.mark.parametrize("value", GOOD_PROMPTS + BAD_PROMPTS)
 def test_prompts(value: Any) -> None:
     good = value in GOOD_PROMPTS
-    assert Draft202012Validator(PROMPT).is_valid(value) == good
+    assert Draft202012Validator(schema_of(PROMPTS_SCHEMA)).is_valid(value) == good
     if good:
         read_prompts(value, 8, 100)
     else:

@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from quire.gateway.api.logprobs import PROMPT_PORTION
-from quire.gateway.api.paging import PageQuery, read_page_query
+from quire.gateway.api.paging import AFTER, LIMIT, ORDER, ListQuery, PageQuery
 from quire.gateway.api.prompt_parameters import MAX_PROMPT_VALUES, MAX_STREAMED_VALUES, check_prompt_size
 from quire.gateway.errors.api_errors import InvalidRequest
 from quire.gateway.stream.call_metadata import CallMetadata
@@ -22,8 +22,7 @@ from tests.gateway.api.test_logprobs import scored
 from tests.gateway.api.test_resume import resumed, stream_path
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import Script, Steps, emit
-from tests.support.gateway.refusals import check
-from tests.support.gateway.running import CONTEXT, MODEL, Event, RunningGateway, chat_body, texts, tokens
+from tests.support.gateway.running import CONTEXT, MODEL, Event, RunningGateway, chat_body, check, texts, tokens
 
 # --- Prompts in answers: echoed, scored, truncated, as token ids; whole, streamed, resumed, and refused if too --------
 
@@ -408,12 +407,12 @@ async def test_texts_are_as_without_echo_after_the_prompt(gateway: RunningGatewa
 
 
 def read(query: str, more: tuple[str, ...] = ()) -> PageQuery:
-    return read_page_query(make_mocked_request("GET", f"/?{query}"), 20, 100, more)
+    return ListQuery(20, 100, (LIMIT, AFTER, *more)).read(make_mocked_request("GET", f"/?{query}"))
 
 
 def test_defaults_and_given_values() -> None:
-    assert read("") == PageQuery(20, "", {})
-    assert read("limit=100&after=x&order=asc", ("order",)) == PageQuery(100, "x", {"order": "asc"})
+    assert read("") == PageQuery(20, "", "desc", {})
+    assert read("limit=100&after=x&order=asc&by=y", (ORDER, "by")) == PageQuery(100, "x", "asc", {"by": "y"})
 
 
 @pytest.mark.parametrize(
@@ -435,3 +434,8 @@ def test_other_values_are_refused_by_name(query: str, name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(query)
     assert caught.value.param == name
+
+
+def test_an_order_is_one_of_two() -> None:
+    with pytest.raises(InvalidRequest, match="order must be asc or desc, not 'up'"):
+        read("order=up", (ORDER,))

@@ -7,9 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
-from openai.types.chat import ChatCompletionChunk
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.api import resume as joining
@@ -57,20 +55,6 @@ async def resumed(gateway: RunningGateway, path: str, after: EventId | str, by: 
     async with gateway.stream(path + query, **given_) as stream:
         assert stream.response.status == 200, await stream.response.text()
         return await stream.rest()
-
-
-async def test_the_sdk_reads_a_stream_that_is_taken_up_again(gateway: RunningGateway) -> None:
-    async with gateway.worker(emit(tokens("Hello 😀"), "stop")), gateway.openai() as client:
-        events = await gateway.events(CHAT, chat_body(stream=True))
-        stream = await client.get(
-            f"/chat/completions/{events[0].data['id']}/stream",
-            cast_to=ChatCompletionChunk,
-            stream=True,
-            stream_cls=openai.AsyncStream[ChatCompletionChunk],
-        )
-        chunks = [chunk async for chunk in stream]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Hello 😀"
-    assert chunks[-1].choices[0].finish_reason == "stop"
 
 
 async def test_what_cannot_be_had_gives_no_hint_why(gateway: RunningGateway) -> None:

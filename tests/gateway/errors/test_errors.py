@@ -9,8 +9,7 @@ import pytest
 from quire.gateway.errors import api_errors
 from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.errors.message_errors import error_json, is_messages_path
-from tests.support.gateway.refusals import CHAT
-from tests.support.gateway.running import RunningGateway, raw_request, read_reply
+from tests.support.gateway.running import CHAT, RunningGateway, raw_request, read_reply
 
 # --- The errors of the API: status, type and code of each class, and the JSON of a body -------------------------------
 

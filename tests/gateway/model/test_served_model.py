@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from quire.gateway.features.tokenization.tokenizer_info import tokenizer_info
 from quire.gateway.model import model_trial
 from quire.gateway.model.pooling import read_pooling
 from quire.gateway.model.served_model import load_model
@@ -20,7 +21,7 @@ from quire.shared.model.files import ModelError
 from quire.shared.model.naming import served_name
 from tests.gateway.conftest import Start
 from tests.support.gateway.fake_worker import emit
-from tests.support.gateway.running import MODEL, RunningGateway, chat_body, tokens, write_model
+from tests.support.gateway.running import MODEL, TEMPLATE, RunningGateway, chat_body, tokens, write_model
 from tests.support.tokenizers import byte_fallback, byte_level
 
 # --- Loads a model: tokenizer, special tokens, and sampling defaults from generation_config.json ----------------------
@@ -311,3 +312,35 @@ def test_a_fault_is_named(tmp_path: Path) -> None:
 def test_a_trial_that_takes_too_long_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_trial, "TIMEOUT_S", 0.01)
     assert "more than 0.01 s" in model_trial.try_out(write_model(tmp_path / "m"))
+
+
+# --- tokenizer info ---------------------------------------------------------------------------------------------------
+# `/tokenizer_info` shows the tokenizer's configuration with the template in use, and no path of the machine.
+
+
+def info(folder: Path, **config: Any) -> dict[str, Any]:
+    return tokenizer_info(load_model(str(write_model(folder, **config)), "model"))
+
+
+def test_the_fields_of_the_file_without_paths(tmp_path: Path) -> None:
+    paths = dict.fromkeys(("name_or_path", "vocab_file", "merges_file", "tokenizer_file"), "/home/someone/model")
+    end = {"__type": "AddedToken", "content": "<|im_end|>", "special": True}
+    found = info(tmp_path / "a", **paths, eos_token=end, model_max_length=512, tokenizer_class="Qwen2Tokenizer")
+    assert found == {
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "model_max_length": 512,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "chat_template": TEMPLATE,
+    }
+    assert info(tmp_path / "b")["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_the_template_is_the_one_in_use(tmp_path: Path) -> None:
+    """That of a file of its own, or the default of several; a model without a template has no such field."""
+    several = [{"name": "default", "template": "{{ messages }}"}, {"name": "rag", "template": "x"}]
+    assert info(tmp_path / "several", chat_template=several)["chat_template"] == "{{ messages }}"
+    assert "chat_template" not in info(tmp_path / "none", chat_template=None)
+    folder = write_model(tmp_path / "file")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert tokenizer_info(load_model(str(folder), "model"))["chat_template"] == "{{ messages[0].content }}"

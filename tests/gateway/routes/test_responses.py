@@ -252,13 +252,19 @@ async def test_what_has_no_effect_is_a_warning(gateway: RunningGateway) -> None:
         "tools": tools,
         "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
         "chat_template_kwargs": {"unknown": 1},
+        "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "max_tool_calls": 3,
     }
     async with gateway.worker(answering("x")):
+        assert "warnings" not in (await create(gateway)).json
         reply = await gateway.post(PATH, body)
         stream = await raw_events(gateway, PATH, {**body, "stream": True})
     assert reply.status == 200, reply.json
-    names = ["input[1]", "tools[0]", "chat_template_kwargs.unknown", "tools[2].parameters"]
+    names = ["input[1]", "tools[0]", "include[1]", "reasoning.summary", "max_tool_calls"]
+    names += ["chat_template_kwargs.unknown", "tools[2].parameters"]
     assert [one["param"] for one in reply.json["warnings"]] == names
+    assert all(one["message"].startswith(one["param"]) for one in reply.json["warnings"])
     assert reply.headers["x-quire-no-effect"] == ", ".join(names)
     assert stream[-1]["response"]["warnings"] == reply.json["warnings"]
 

@@ -232,11 +232,6 @@ async def test_a_gateway_without_keys_does_not_start(redis_url: str) -> None:
     await check_start(local)
 
 
-async def test_a_redis_that_does_not_answer_is_named() -> None:
-    with pytest.raises(StartError, match="--redis-url"):
-        await check_start(GatewaySettings(redis_url="redis://127.0.0.1:1/0", host="0.0.0.0"))
-
-
 @pytest.mark.parametrize(
     ("settings", "is_open"),
     [

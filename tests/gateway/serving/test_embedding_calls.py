@@ -66,17 +66,6 @@ async def test_hundreds_of_inputs_come_back_in_their_order(gateway: RunningGatew
     assert len(worker.claimed) == 500
 
 
-async def test_a_call_that_does_not_fit_into_the_queue_leaves_nothing_there(start_gateway: Start) -> None:
-    gateway = await start_gateway(max_queued_requests=40)
-    reply = await embed(gateway, input=["a"] * 60)
-    assert (reply.status, reply.error["code"]) == (429, "queue_full")
-
-    async def is_empty() -> bool:
-        return await gateway.queued() == 0
-
-    await until(is_empty)
-
-
 @pytest.mark.parametrize(
     ("outcome", "status", "code"),
     [
@@ -115,15 +104,6 @@ async def test_an_outcome_without_an_embedding_is_an_error_that_is_logged(
     [record] = [record for record in caplog.records if record.name == "gateway" and record.levelname == "ERROR"]
     assert reply.headers["x-request-id"] in record.getMessage()
     assert "input 1 without an embedding (1 of 3 inputs" in record.getMessage()
-
-
-@pytest.mark.slow
-async def test_a_call_without_a_worker_ends_at_its_deadline(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("quire.gateway.stream.buffer.OVERDUE_S", 0.1)
-    reply = await embed(gateway, timeout=0.2)
-    assert (reply.status, reply.error["code"]) == (504, "deadline_exceeded")
 
 
 async def test_the_requests_of_a_client_that_leaves_are_cancelled(gateway: RunningGateway) -> None:

@@ -31,9 +31,14 @@ class Log:
 
     def __init__(self, items: list[StepItem]) -> None:
         self.items = items
+        self.asked: list[int] = []  # the entries that each read asks for, and those that it gets
+        self.read: list[int] = []
 
     async def read_output(self, request_id: str, after: int, count: int) -> list[StepItem]:
-        return [item for item in self.items if item.end > after][:count]
+        found = [item for item in self.items if item.end > after][:count]
+        self.asked.append(count)
+        self.read.append(len(found))
+        return found
 
 
 def steps(count: int, choices: int) -> list[StepItem]:
@@ -50,18 +55,19 @@ def count_tokens(items: list[StepItem]) -> int:
     return sum(item.end - item.start for item in items)
 
 
-def open_one(items: list[StepItem]) -> tuple[FrameRouter, OutputBuffer]:
+def open_one(items: list[StepItem]) -> tuple[FrameRouter, OutputBuffer, Any]:
+    """Open the buffer of a request whose log has these items. Returns the log, too."""
     log: Any = Log(items)
     router = FrameRouter(log, keepalive_s=60.0)
     found = router.open(["r"])
     found.accept(None, is_logged=False)
-    return router, found
+    return router, found, log
 
 
 @pytest.mark.parametrize("choices", [1, 2, 7, 128])
 async def test_what_waits_for_a_slow_client_is_bounded_in_tokens(choices: int) -> None:
     items = steps(20 + 2000 // choices, choices)
-    router, buffer = open_one(items)
+    router, buffer, _ = open_one(items)
     for item in items:
         router.feed([item], 0.0)
     given: list[StepItem] = []
@@ -76,15 +82,16 @@ async def test_what_waits_for_a_slow_client_is_bounded_in_tokens(choices: int) -
 async def test_a_page_of_the_log_is_taken_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 10)
     items = steps(20, 3)
-    _, buffer = open_one(items)
+    _, buffer, _ = open_one(items)
     buffer.suspect()
     assert count_tokens(await buffer.next()) == 12
+    assert buffer.came_at == 0.0, "no frame came"
     assert count_tokens(await buffer.next()) == 12
     assert buffer.cursors["r"].next == 24
 
 
 async def test_the_end_that_comes_while_the_log_is_read_is_not_slept_through() -> None:
-    router, buffer = open_one([])
+    router, buffer, log = open_one([])
     asks, answers = asyncio.Event(), asyncio.Event()
 
     async def read_output(*_: Any) -> list[StepItem]:
@@ -92,7 +99,7 @@ async def test_the_end_that_comes_while_the_log_is_read_is_not_slept_through() -
         await answers.wait()
         return []
 
-    buffer._broker.read_output = read_output  # type: ignore[method-assign]
+    log.read_output = read_output
     given = []
 
     def sink() -> bool:
@@ -112,14 +119,14 @@ async def test_the_end_that_comes_while_the_log_is_read_is_not_slept_through() -
 
 
 async def test_a_request_ends_once_though_its_end_comes_while_redis_is_asked() -> None:
-    router, buffer = open_one([])
+    router, buffer, log = open_one([])
     [item] = steps(1, 1)
 
     async def expire(_: str) -> str:
         router.feed([item], 0.0)
         raise ConnectionError("Redis is away")
 
-    buffer._broker.expire = expire  # type: ignore[method-assign]
+    log.expire = expire
     buffer.overdue_at = 0.0
     buffer.suspect()
     assert await buffer.next() == [item]
@@ -127,24 +134,15 @@ async def test_a_request_ends_once_though_its_end_comes_while_redis_is_asked() -
 
 
 async def test_a_log_of_large_entries_is_read_in_small_pages() -> None:
-    counts = []
     items = steps(40, 128)
-    _, buffer = open_one(items)
-    log = buffer._broker
-    read = log.read_output
-
-    async def read_output(request_id: str, after: int, count: int) -> list[StepItem]:
-        counts.append(count)
-        return await read(request_id, after, count)
-
-    log.read_output = read_output  # type: ignore[method-assign]
+    _, buffer, log = open_one(items)
     buffer.suspect()
     given: list[StepItem] = []
     while not given or given[-1].outcome is None:
         given += await buffer.next()
     assert given == items
-    assert counts[0] == module.PAGE
-    assert set(counts[1:]) == {4}
+    assert log.asked[0] == module.PAGE
+    assert set(log.asked[1:]) == {4}
 
 
 def scored_steps(count: int, request_id: str = "r") -> list[StepItem]:
@@ -152,25 +150,14 @@ def scored_steps(count: int, request_id: str = "r") -> list[StepItem]:
 
 
 async def test_of_entries_with_log_probabilities_few_are_read_that_there_is_no_room_for() -> None:
-    entries = 0
     items = scored_steps(1000)
-    _, buffer = open_one(items)
-    log = buffer._broker
-    read = log.read_output
-
-    async def read_output(request_id: str, after: int, count: int) -> list[StepItem]:
-        nonlocal entries
-        found = await read(request_id, after, count)
-        entries += len(found)
-        return found
-
-    log.read_output = read_output  # type: ignore[method-assign]
+    _, buffer, log = open_one(items)
     buffer.suspect()
     given: list[StepItem] = []
     while len(given) < len(items):
         given += await buffer.next()
     assert given == items
-    assert entries < 2.5 * len(items)
+    assert sum(log.read) < 2.5 * len(items)
 
 
 @pytest.mark.parametrize("logprobs", [None, SCORED])
@@ -186,7 +173,7 @@ async def test_a_large_answer_that_comes_at_once_is_taken_in_parts(logprobs: byt
         tuple(Delta(choice, ids, "length", None, -0.5 - choice, records) for choice in range(choices)),
         Outcome("length"),
     )
-    router, buffer = open_one([])
+    router, buffer, _ = open_one([])
     router.feed([whole], 0.0)
     turns = 0
 
@@ -377,7 +364,7 @@ async def test_what_was_never_published_is_found_however_many_are_silent(gateway
 
 
 async def test_a_call_that_is_over_is_not_fed_and_not_checked() -> None:
-    router, buffer = open_one([])
+    router, buffer, _ = open_one([])
     router.close(buffer)
     router.feed(steps(1, 1), 0.0)
     await asyncio.sleep(0)

@@ -216,7 +216,7 @@ async def test_frames_that_are_lost_are_read_from_the_log(gateway: RunningGatewa
 
 
 async def test_frames_that_were_at_hand_together_are_given_together() -> None:
-    router, buffer = open_one([])
+    router, buffer, _ = open_one([])
     given = []
 
     def sink() -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.gateway.stream.buffer import (
     OVERDUE_S,
@@ -210,21 +208,6 @@ async def test_a_deadline_that_passes_ends_a_request_without_a_worker(broker: Br
     assert (await waiting).name == OutcomeName.DEADLINE
     assert (await broker.read_totals())["deadline"] == 1
     assert (call.buffer.to_expire, call.buffer.unfinished) == ([], [])
-
-
-async def test_a_deadline_that_passes_while_redis_is_away_ends_the_stream(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def away(*_: Any) -> None:
-        raise RedisConnectionError
-
-    for name in ("expire", "read_output"):
-        monkeypatch.setattr(broker, name, away)
-    call = Call(broker)
-    call.buffer.accept(-OVERDUE_S - 1, is_logged=False)
-    call.check(0)
-    assert (await end_of(call.buffer)).name == OutcomeName.DEADLINE
-    assert (call.buffer.to_expire, call.buffer.unfinished) == (["r"], ["r"])
 
 
 async def test_a_call_that_waits_too_long_is_given_up_unless_it_has_a_token_or_no_client(broker: Broker) -> None:

@@ -14,20 +14,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from quire.gateway.errors import api_errors
-from quire.gateway.features.tools.formats import FORMATS
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.model.token_texts import TokenTexts
-from quire.gateway.output.parts import AnswerPart, PartKind, PlainText, call_id
+from quire.gateway.output.parts import AnswerPart, PartKind, call_id
 from quire.gateway.output.tools import Tool
 from quire.gateway.stream.call_metadata import MAX_ADAPTER_NAME, CallMetadata
 from quire.gateway.stream.choice_parts import ChoiceParts
-from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
+from quire.gateway.stream.choice_text import ChoiceText
 from quire.gateway.stream.output_spec import OutputSpec
 from quire.gateway.stream.prompt_text import PromptText
 from quire.gateway.stream.transcript import TextDelta, Transcript
+from quire.shared.protocol.logprobs import PromptTokenLogprobs
 from quire.shared.protocol.messages import Delta, MessageError, Outcome, PromptReport, StepItem
 from quire.shared.protocol.messages.codec import pack_token_ids
-from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs
 from quire.shared.text.detokenizer import drops_first_space
 from tests.support.gateway.running import MODEL, tokens, write_model
 from tests.support.tokenizers import byte_fallback, byte_level
@@ -176,15 +175,6 @@ def test_a_failure_ends_the_call_with_its_error(
     assert transcript.error is not None
 
 
-def test_tokens_with_log_probabilities_know_where_they_begin(model: ServedModel) -> None:
-    records = b"".join(struct.pack("<f", -index) for index in range(3))
-    transcript = Transcript(COMPLETION, model, ["a"])
-    [delta] = transcript.feed(StepItem("a", 0, (Delta(0, tuple(tokens("abc")), logprobs=records),)))
-    assert delta.logprobs == ScoredTokens(tuple(tokens("abc")), records, (0, 1, 2))
-    assert [row.logprob for _, row in delta.logprobs.rows()] == [0, -1, -2]
-    assert ScoredTokens.join([delta.logprobs, delta.logprobs]).offsets == (0, 1, 2, 0, 1, 2)
-
-
 @pytest.mark.parametrize(
     ("dialect", "continues", "text"),
     [("chat", False, "a"), ("message", False, "a"), ("message", True, " a"), ("completion", False, " a")],
@@ -255,6 +245,11 @@ def test_no_field_of_a_note_takes_anything(position: int, value: Any) -> None:
         CallMetadata.decode(msgpack.packb(fields, use_bin_type=True))
 
 
+def test_too_many_labels_of_a_note_are_named() -> None:
+    with pytest.raises(MessageError, match="metadata must have at most 16 pairs"):
+        CallMetadata.decode(replace(FULL, metadata=(("a", "b"),) * 17).encode())
+
+
 # ---  -----------------------------------------------------------------------------------------------------------------
 
 
@@ -273,15 +268,6 @@ class Scripted:
 
     def finish(self) -> list[AnswerPart]:
         return self._script["finish"]
-
-
-def test_plain_text_is_content() -> None:
-    parts = ChoiceParts(PlainText(), REQUEST, 0)
-    assert parts.push("a", 1) == (AnswerPart(PartKind.CONTENT, "a"),)
-    assert parts.push("", 1) == ()
-    assert parts.finish("b") == (AnswerPart(PartKind.CONTENT, "b"),)
-    assert parts.finish("") == ()
-    assert not parts.ends_with_call
 
 
 def test_the_id_of_a_call_follows_from_its_token_and_its_number() -> None:
@@ -322,19 +308,6 @@ def test_reasoning_has_the_tokens_since_the_part_before() -> None:
     parts.push("c", 2)
     parts.push("b", 1)
     assert parts.reasoning_tokens == 4
-
-
-def test_the_id_of_a_call_depends_on_its_request_choice_and_token_alone() -> None:
-    def ids(portions: list[str], request_id: str = "a" * 32, index: int = 0) -> list[str]:
-        parts = ChoiceParts(FORMATS["hermes"].parser([Tool("f")]), request_id, index)
-        found = [part for text in portions for one in text for part in parts.push(one, 1)] + [*parts.finish("")]
-        assert parts.ends_with_call
-        return [part.id for part in found if part.kind == PartKind.CALL and part.id]
-
-    whole = ids([CALL])
-    assert len(whole) == 1
-    assert ids([CALL[:20], CALL[20:]]) == whole
-    assert whole[0] not in (*ids([CALL], index=1), *ids([CALL], "b" * 32), *ids(["Yes. " + CALL]))
 
 
 # --- The text of one choice: what its tokens make certain, and where each token begins --------------------------------

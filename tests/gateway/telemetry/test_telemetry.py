@@ -12,8 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 
+from quire.gateway.api.request_span import SPAN
 from quire.gateway.errors.error_responses import REASON
-from quire.gateway.features.tracing.http_span import MAX_PATH, SPAN
+from quire.gateway.features.tracing.http_span import MAX_PATH, http_spans
 from quire.gateway.server.access_log import recording
 from quire.gateway.stream.call_metadata import DIALECTS
 from quire.gateway.telemetry import request_meter
@@ -185,7 +186,7 @@ async def serving(tracer: Tracer) -> AsyncIterator[TestClient[Any, Any]]:
         return web.Response()
 
     one: Any = tracer
-    app = web.Application(middlewares=[recording(RequestMeters(), one)])
+    app = web.Application(middlewares=[recording(RequestMeters(), http_spans(one))])
     app.add_routes([web.get("/v1/{name}", handler), web.get("/{name}", handler)])
     async with TestClient(TestServer(app)) as client:
         yield client
@@ -240,7 +241,7 @@ async def test_an_embedding_call_names_its_operation() -> None:
         request[SPAN].asks("embeddings", call)
         return web.Response()
 
-    app = web.Application(middlewares=[recording(RequestMeters(), tracer)])
+    app = web.Application(middlewares=[recording(RequestMeters(), http_spans(tracer))])
     app.add_routes([web.post("/v1/embeddings", handler)])
     async with TestClient(TestServer(app)) as client:
         await client.post("/v1/embeddings")

@@ -13,7 +13,6 @@ from quire.kernels.cpu.ranks import CpuRanks, GivenUp, shared_file
 from quire.kernels.lora import NO_ADAPTER, AdapterBatch
 from quire.kernels.moe import CLAMPED, ExpertWeights, Routing
 from quire.kernels.quantization import quantize
-from tests.support.kernels.adapters import make_factors, prompts
 from tests.support.kernels.implementations import make_ops
 from tests.support.kernels.latent import LatentSequences
 from tests.support.kernels.stacks import (
@@ -24,7 +23,9 @@ from tests.support.kernels.stacks import (
     KV_HEADS,
     QUERIES,
     make_caches,
+    make_factors,
     make_stack,
+    prompts,
     random,
     stack_arguments,
     step,

@@ -15,11 +15,10 @@ from quire.kernels.grouped_weight import BITS, FP8, KINDS, MAX_ZEROS, GroupedWei
 from quire.kernels.lora import LINEARS, NO_ADAPTER, AdaptedRows, LoraPart, pack_adapter
 from quire.kernels.moe import ExpertWeights, Routing
 from tests.kernels.test_grouped_weight import random_weight
-from tests.support.kernels.adapters import PROJECTIONS, make_factors
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.interpreter import make_dot_row_invariant
 from tests.support.kernels.oracle import assert_close, slack
-from tests.support.kernels.stacks import random
+from tests.support.kernels.stacks import PROJECTIONS, make_factors, random
 
 # --- linear layers with the weights of torch: bias, `out`, and float32 results ----------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from tests.kernels.ptx.fault import PtxFault
+from tests.kernels.ptx.program import PtxFault
 
 
 class GlobalMemory:

@@ -4,6 +4,11 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
+
+class PtxFault(Exception):
+    """An error of the program, or an access that is undefined on a GPU. The message names the instruction."""
+
+
 REGISTER = re.compile(r"%[a-zA-Z_]\w*")
 WRITE_NONE = ("st", "red", "bra", "ret", "bar", "cp", "fence", "stmatrix", "wgmma")
 

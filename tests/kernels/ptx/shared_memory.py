@@ -7,7 +7,7 @@ way have places of their own: bytes in flight may not be touched, and operands o
 
 import numpy as np
 
-from tests.kernels.ptx.fault import PtxFault
+from tests.kernels.ptx.program import PtxFault
 
 BASE = 1024  # the address of the first byte; the hardware's swizzles count from multiples of 1024
 UNWRITTEN = 0xFF  # NaN in every format

@@ -12,7 +12,7 @@ import torch
 from quire.kernels.gpu.decode_plan import MIN_CHUNK
 from tests.kernels.gpu import test_attention as interpreted
 from tests.kernels.ptx.emulator import Emulator
-from tests.kernels.ptx.fault import PtxFault
+from tests.kernels.ptx.program import PtxFault
 from tests.support.kernels.implementations import make_triton_ops
 from tests.support.kernels.oracle import assert_close, slack
 from tests.support.kernels.paged import Paged

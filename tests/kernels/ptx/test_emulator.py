@@ -1,6 +1,7 @@
-"""The emulator on small programs: what they compute, and which of their faults it reports.
+"""The faults of small programs that the emulator reports, of which no kernel has one that can be left out.
 
-What its instructions compute is tested by the kernels, whose results are compared with float64.
+Left out waits and barriers of the kernels are in test_seeded_faults.py. What the instructions compute is tested by the
+kernels, whose results are compared with float64.
 """
 
 import re
@@ -9,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.ptx.fault import PtxFault
 from tests.kernels.ptx.global_memory import GlobalMemory
-from tests.kernels.ptx.program import parse
+from tests.kernels.ptx.program import PtxFault, parse
 from tests.kernels.ptx.thread_block import ThreadBlock
 
 THREADS, SHARED_BYTES = 64, 1024
@@ -67,17 +67,6 @@ $L_end:
 """
 
 
-# Threads 2 to 63 add their number to place 0 or 1, and put what they found there into their own place.
-ADDITIONS = """
-	setp.gt.u32 %p1, %r1, 1;
-	and.b32 %r7, %r1, 1;
-	mul.wide.u32 %rd4, %r7, 4;
-	add.s64 %rd5, %rd1, %rd4;
-	@%p1 atom.global.gpu.relaxed.add.u32 %r8, [ %rd5 + 0 ], %r1;
-	@%p1 st.global.b32 [ %rd3 + 0 ], %r8;
-"""
-
-
 def run(body: str) -> torch.Tensor:
     """Execute a program on a tensor with the numbers of the threads, and return the tensor."""
     values = torch.arange(THREADS, dtype=torch.int32)
@@ -95,42 +84,11 @@ def without(body: str, *parts: str) -> str:
     return body
 
 
-@pytest.mark.parametrize("body", [EXCHANGE, COPY])
-def test_warps_exchange_values(body: str) -> None:
-    assert torch.equal(run(body), torch.arange(THREADS, dtype=torch.int32) ^ 32)
-
-
-def test_threads_take_different_branches_and_meet() -> None:
-    assert run(BRANCHES).tolist() == [1001 if t < 5 else 11 if t < 40 else 111 for t in range(THREADS)]
-
-
-def test_atomic_additions_of_threads_meet_in_one_place() -> None:
-    expected = list(range(THREADS))
-    for thread in range(2, THREADS):
-        expected[thread], expected[thread % 2] = expected[thread % 2], expected[thread % 2] + thread
-    assert run(ADDITIONS).tolist() == expected
-
-
-@pytest.mark.parametrize("name", ["atom.global.gpu.relaxed.max.u32", "atom.global.gpu.acq_rel.add.u32"])
-def test_other_atomic_operations_are_refused(name: str) -> None:
-    with pytest.raises(AssertionError, match=f"does not know {name}"):
-        run(f"{name} %r8, [ %rd3 + 0 ], %r1;")
-
-
-def test_a_block_in_braces_has_registers_of_its_own() -> None:
-    body = "{ .reg .b32 tmp; add.s32 tmp, %r1, 1; mov.b32 %r7, tmp; }\n"
-    body += "{\n.reg .b32 tmp;\nadd.s32 tmp, %r7, 1;\nmov.b32 %r8, tmp;\n}\nst.global.b32 [ %rd3 + 0 ], %r8;"
-    assert torch.equal(run(body), torch.arange(THREADS, dtype=torch.int32) + 2)
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (without(EXCHANGE, "bar.sync"), "reads what another warp has written since the last barrier"),
         (EXCHANGE + "st.shared.b32 [ %r4 + 0 ], %r1;", "writes what another warp has read since the last barrier"),
         (EXCHANGE.replace("%r1;", "%r1;\nst.shared.b32 [ %r6 + 0 ], %r1;"), "another warp has written"),
-        (without(COPY, "wait_group"), "reads what a copy in flight has not delivered"),
-        (without(COPY, "commit_group"), "reads what a copy in flight has not delivered"),
         (COPY.replace("cp.async.wait_group", "st.shared.b32 [%r4], %r1;\ncp.async.wait_group"), "a copy is in flight"),
         (without(COPY, "wait_group", "ld.shared"), "the program ends while a copy is in flight"),
         (BRANCHES.replace("$L_small:", "$L_small:\nbar.sync 0;"), "some threads of the block are at another instr"),
@@ -143,8 +101,3 @@ def test_a_block_in_braces_has_registers_of_its_own() -> None:
 def test_faults_are_reported(body: str, message: str) -> None:
     with pytest.raises(PtxFault, match=message):
         run(body)
-
-
-def test_an_unknown_instruction_is_refused() -> None:
-    with pytest.raises(AssertionError, match="does not know tex"):
-        run("tex.level %r1, %r2, %r3;")

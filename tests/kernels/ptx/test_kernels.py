@@ -16,10 +16,9 @@ from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.test_grouped_weight import random_weight
 from tests.kernels.test_moe import HIDDEN, make_moe
 from tests.support.kernels import oracle
-from tests.support.kernels.adapters import make_factors
 from tests.support.kernels.implementations import make_triton_ops
 from tests.support.kernels.oracle import assert_close, slack
-from tests.support.kernels.stacks import random
+from tests.support.kernels.stacks import make_factors, random
 
 # --- kernels that compute each row independently, compiled for Hopper -------------------------------------------------
 

@@ -16,7 +16,7 @@ from quire.kernels.moe import Routing
 from tests.kernels.gpu import test_attention_parts, test_logits
 from tests.kernels.gpu.test_attention import share_keys
 from tests.kernels.ptx.emulator import Emulator
-from tests.kernels.ptx.fault import PtxFault
+from tests.kernels.ptx.program import PtxFault
 from tests.kernels.ptx.test_attention import LONG, Case, check, make
 from tests.kernels.ptx.test_kernels import test_experts_give_the_sum_of_the_reference as check_experts
 from tests.kernels.ptx.test_kernels import test_experts_of_codes_give_the_sum_of_the_reference as check_coded_experts

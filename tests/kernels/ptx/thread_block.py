@@ -13,13 +13,43 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from tests.kernels.ptx import arithmetic, products
-from tests.kernels.ptx.copies import Copies
-from tests.kernels.ptx.fault import PtxFault
 from tests.kernels.ptx.global_memory import GlobalMemory
 from tests.kernels.ptx.number_formats import DTYPES
-from tests.kernels.ptx.program import Instruction, Program, in_braces
+from tests.kernels.ptx.program import Instruction, Program, PtxFault, in_braces
 from tests.kernels.ptx.registers import Registers
 from tests.kernels.ptx.shared_memory import BASE, SharedMemory
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+# Asynchronous copies from global to shared memory: each is delivered by the last wait that allows it to be late.
+
+
+class Copies:
+    """The copies under way, in groups."""
+
+    def __init__(self) -> None:
+        self._open: list[Callable[[], None]] = []
+        self._groups: list[list[Callable[[], None]]] = []
+
+    def clear(self) -> None:
+        self._open, self._groups = [], []
+
+    def begin(self, deliver: Callable[[], None]) -> None:
+        self._open.append(deliver)
+
+    def commit(self) -> None:
+        self._groups.append(self._open)
+        self._open = []
+
+    def wait(self, pending: int) -> None:
+        """Deliver all committed groups but the last `pending`."""
+        while len(self._groups) > pending:
+            for deliver in self._groups.pop(0):
+                deliver()
+
+    def check_complete(self) -> None:
+        if self._open or any(self._groups):
+            raise PtxFault("the program ends while a copy is in flight")
+
 
 WARP = 32
 END = -1  # in place of the next instruction

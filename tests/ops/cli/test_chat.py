@@ -155,6 +155,14 @@ def test_a_prompt_is_answered_once(server: FakeServer) -> None:
     assert "top_p" not in request
 
 
+def test_an_answer_as_json_has_the_conversation_and_its_times(server: FakeServer) -> None:
+    done = ask("one two three", "--url", server.url, "--json")
+    said = json.loads(done.stdout)
+    assert said["messages"][1]["content"].strip() == "one two three"
+    assert (said["model"], said["tokens"]) == ("first", 42)
+    assert 0 < said["first_token_s"] <= said["total_s"]
+
+
 def test_the_prompt_may_come_from_a_pipe_and_the_model_and_key_by_name(server: FakeServer) -> None:
     done = ask("--url", f"{server.url}/v1/", "--model", "second", stdin="from a pipe\n", QUIRE_CHAT_API_KEY="k")
     assert done.stdout.strip() == "from a pipe"

@@ -16,6 +16,7 @@ import pytest
 from quire.ops.cli.commands import COMMANDS, single_commands
 from quire.ops.cli.main import main
 from quire.ops.local.ports import free_port
+from quire.shared.config.settings import options
 from quire.shared.process.interrupts import EXIT_CODE
 from tests.conftest import clean_environ
 from tests.support.commands import quire, refusal
@@ -38,19 +39,48 @@ def test_each_command_has_help_with_examples_that_call_it(name: str, capsys: pyt
     said = capsys.readouterr().out
     assert f"usage: quire {name}" in said
     assert f"quire {name}" in said.partition("examples:")[2]
-    assert "QUIRE_" in said
+    variables = [item.variable for item in options(single_commands()[name].settings) if item.variable]
+    assert all(variable in said for variable in variables)
 
 
 def test_help_loads_neither_torch_nor_aiohttp() -> None:
     program = (
         "import sys; from quire.ops.cli.main import main; main(['--help']); main(['--version'])\n"
-        "for name in ('serve', 'gateway', 'worker', 'chat', 'bench'):\n"
+        f"for name in {[name for name in COMMANDS if name != 'keys']}:\n"
         "    try: main([name, '--help'])\n"
         "    except SystemExit: pass\n"
-        "sys.exit(' '.join({'torch', 'aiohttp', 'redis', 'transformers'} & set(sys.modules)) or 0)"
+        "sys.exit(' '.join({'torch', 'aiohttp', 'redis', 'transformers', 'rich'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# They serve, hold a screen, or print a script.
+WITHOUT_RESULTS = {"serve", "gateway", "worker", "completion"}
+
+
+def test_each_command_that_prints_a_result_prints_it_as_json_too() -> None:
+    commands = {name: options(command.settings) for name, command in single_commands().items()}
+    lacking = {name for name, items in commands.items() if "json" not in {item.name for item in items}}
+    assert lacking == WITHOUT_RESULTS
+
+
+def test_help_finds_flags_by_words_of_one_command_or_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help=kv cache type"], {}) == 0
+    said = capsys.readouterr().out
+    assert "  --kv-cache-dtype auto|" in said, "a flag of the worker, which `quire serve` accepts"
+    assert "--port" not in said
+    assert main(["--help=QUIRE_ORPHAN"], {}) == 0
+    said = capsys.readouterr().out
+    assert re.findall("  --[a-z-]+", said) == ["  --orphan-s"]
+    assert "Of quire serve, quire gateway, quire worker" in " ".join(said.split()) or "Of quire serve" in said
+    assert main(["keys", "--help=grace"], {}) == 0
+    assert "Of quire keys rotate." in capsys.readouterr().out
+    assert refusal(2, "worker", "--help=nonsense").endswith(
+        "no flag matches 'nonsense': `quire worker --help` lists all"
+    )
+    assert main(["chat", "--help"], {}) == 0
+    assert "examples:" in capsys.readouterr().out
 
 
 def test_no_command_shows_the_help_and_fails() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from array import array
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from quire.ops.cli.server_url import parse_url
 from quire.ops.loadgen import table
-from quire.ops.loadgen.client import EventParser
+from quire.ops.loadgen.client import EventParser, RequestRecord
+from quire.ops.loadgen.html_report import page
 from quire.ops.loadgen.measures import compare, is_good, summarise, warnings
 from quire.ops.loadgen.plan import make_plan, parse_slo
 from quire.ops.loadgen.prompts import IdPrompts
@@ -22,8 +26,53 @@ from quire.ops.loadgen.runner import Block, Run
 from quire.ops.loadgen.server import MeasuredServer, load_tokenizer
 from quire.ops.loadgen.settings import BenchSettings
 from quire.ops.loadgen.shapes import SHAPES, arrivals, lengths
+from quire.ops.loadgen.svg import Series, SvgMark, plot
 from quire.shared.config.settings import SettingError
-from tests.support.loadgen import NASTY, finished_run, record
+
+# --- loadgen ----------------------------------------------------------------------------------------------------------
+# Results of `quire bench` without a server: records of requests, and a finished run.
+
+
+def record(sent: float, *chunks: float, ended: float, tokens: int, error: str = "", message: str = "") -> RequestRecord:
+    return RequestRecord(
+        0,
+        10,
+        tokens,
+        due=sent,
+        sent=sent,
+        ended=ended,
+        last=chunks[-1] if chunks else 0.0,
+        chunks=array("d", chunks),
+        prompt_tokens=10,
+        completion_tokens=tokens if chunks else None,
+        error=error,
+        message=message,
+    )
+
+
+NASTY = "</title><script>alert('1')</script>&\"x"
+
+
+def finished_run(settings: BenchSettings, model: str = "m") -> Run:
+    """Two servers, of which the second takes twice as long; and one error."""
+    plan = make_plan(settings)
+    servers = [
+        MeasuredServer("--url", parse_url(f"http://host-{name}:1"), model, "quire", 100, "completions", {}, name)
+        for name in ("a", "b")
+    ]
+    run = Run(plan, servers, IdPrompts(1000, 0, 0), 100, started=100.0)
+    run.lag_s.append(0.001)
+    for index in range(plan.rounds):
+        for server, factor in ((0, 1.0), (1, 2.0)):
+            start = 100.0 + 10 * index + 5 * server
+            block = Block(server, index, start, start + factor)
+            block.records = [
+                record(start, start + 0.1 * factor, start + 0.2 * factor, ended=start + 0.3 * factor, tokens=2),
+                record(start, ended=start + 0.1, tokens=2, error="status 500", message=NASTY),
+            ]
+            run.blocks.append(block)
+    return run
+
 
 # --- shapes -----------------------------------------------------------------------------------------------------------
 # Lengths of prompts and answers, and times of arrivals.
@@ -266,3 +315,42 @@ def test_the_json_has_everything_and_no_secret() -> None:
     assert first["errors"] == [{"kind": "status 500", "count": 4, "first_message": NASTY}]
     for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
         assert set(first[name]) == {"mean", "p50", "p90", "p95", "p99", "max"}
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+# The report of the load generator: tables, words, drawings and the HTML page.
+
+# --- svg --------------------------------------------------------------------------------------------------------------
+# Plots as SVG.
+
+
+def test_a_plot_has_a_line_and_a_tooltip_for_each_series_and_escapes_its_texts() -> None:
+    series = [Series("<a>", [(0, 0), (3, 7)]), Series("b", [(0, 1), (4, 2)], [SvgMark("p50", 2, 1.5)])]
+    text = plot("times & more", "ms", "share", series)
+    root = ElementTree.fromstring(text)
+    assert root.get("aria-label") == "times & more"
+    lines = [element for element in root.iter() if element.get("class") == "line"]
+    assert [line.findtext("title") for line in lines] == ["<a>", "b"]
+    assert "p50 2 ms" in text
+    ticks = [element.text for element in root.iter() if element.get("class") == "tick"]
+    assert "5" in ticks, "the axis of 0 to 4 ends at the next round number"
+    assert "10" in ticks
+
+
+# --- html report ------------------------------------------------------------------------------------------------------
+# The result as a page.
+
+
+def test_the_page_has_no_script_and_escapes_everything() -> None:
+    settings = BenchSettings(against="http://x", model=NASTY)
+    run = finished_run(settings, model=NASTY)
+    text = page(run, as_json(run, settings))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "'1'" not in text
+    assert "http://host-a:1" not in text.partition("<body>")[0]
+    assert not any(word in text for word in ("src=", "href=", "@import", "url("))
+    for drawing in re.findall(r"<svg.*?</svg>", text):
+        ElementTree.fromstring(drawing)
+    assert text.count("<svg") == text.count("</svg>") == 7
+    assert text.count('class="line"') == 10  # five plots of lines, a line for each server

@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from quire.ops.paths import PROJECT_ROOT
 from tests.conftest import QuireProcess, StartQuire, children_of, is_running, quire_processes
+from tests.support.quantized import quantize_checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +118,7 @@ def test_a_second_one_with_the_same_state_folder_names_the_first(server: QuirePr
     second = start_quire("serve", "--port", "0", "--state-dir", str(logs.parent), "--model", "Qwen/Qwen3-0.6B")
     assert second.wait() == 1
     assert f"another quire serve (pid {server.pid}, {url}) uses {logs.parent};" in second.stderr
-    assert f"`kill {server.pid}`, or pass another --state-dir" in second.stderr
+    assert f"`quire stop --state-dir {logs.parent}`, or pass another --state-dir" in second.stderr
 
 
 def test_a_killed_worker_is_started_again_and_its_stream_goes_on(server: QuireProcess) -> None:
@@ -288,3 +290,47 @@ def test_a_hub_that_does_not_answer_is_named_with_the_remedy(start_quire: StartQ
     )
     assert expected in process.stderr
     assert "connect to huggingface.co once (HF_HUB_OFFLINE must be unset), or give a folder" in process.stderr
+
+
+# --- quantized checkpoints --------------------------------------------------------------------------------------------
+# `quire serve` of quantised checkpoints: the answer over HTTP is that of Transformers on the dequantised weights.
+
+QUANTIZED_PROMPT = [1, 30, 41, 52]
+TOKENS = 24
+
+
+def greedy(folder: Path) -> list[int]:
+    """Return the tokens of Transformers in float32."""
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # min_new_tokens would forbid end tokens, which ignore_eos does not
+    ids = model.generate(torch.tensor([QUANTIZED_PROMPT]), max_new_tokens=TOKENS, do_sample=False)
+    tokens: list[int] = ids[0, len(QUANTIZED_PROMPT) :].tolist()
+    return tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param("gptq-order", torch.float16, marks=pytest.mark.soak),
+        ("awq", torch.float32),
+        pytest.param("fp8-block", torch.float32, marks=pytest.mark.soak),
+    ],
+)
+def test_an_answer_over_http(name: str, dtype: torch.dtype, tiny_model: Path, tmp_path: Path) -> None:
+    """dtype: in which Quire keeps the dequantised weights."""
+    folder = quantize_checkpoint(tiny_model, tmp_path / name, name, dtype)
+    with quire_processes() as start:
+        process = launch(start, folder, tmp_path / "state")
+        url = process.wait_ready()
+        body = {
+            "model": name,
+            "prompt": QUANTIZED_PROMPT,
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        with post(url, **body) as response:
+            [choice] = json.load(response)["choices"]
+    assert choice["token_ids"] == greedy(folder / "plain")

@@ -153,9 +153,14 @@ def services(environ: Mapping[str, str] = {}, **settings: Any) -> Services:
     return Services(ServeSettings(**{**defaults, **settings}), environ, STATE)
 
 
+def environ(program: ServiceProgram) -> Mapping[str, str]:
+    """The environment with which a program is started."""
+    return program._environ
+
+
 def given(program: ServiceProgram, *names: str) -> list[str]:
     """The values of these settings in the environment of a program."""
-    return [program._environ[f"QUIRE_{name}"] for name in names]
+    return [environ(program)[f"QUIRE_{name}"] for name in names]
 
 
 def test_a_setting_of_serve_beats_a_variable_and_the_rest_is_passed_on() -> None:
@@ -164,7 +169,7 @@ def test_a_setting_of_serve_beats_a_variable_and_the_rest_is_passed_on() -> None
     assert found.model_name == "tiny"
     assert given(gateway, "PORT", "BLOCK_SIZE", "REDIS_URL", "DRAIN_S") == ["9000", "32", "redis://r", "2.0"]
     assert given(gateway, "SHUTDOWN_DELAY_S") == ["0"], "Ctrl-C must not become slower"
-    assert "QUIRE_STATE_DIR" not in gateway._environ, "the services have no such setting"
+    assert "QUIRE_STATE_DIR" not in environ(gateway), "the services have no such setting"
     assert gateway.log_path == STATE / "logs" / "gateway.log"
 
 
@@ -189,7 +194,7 @@ def test_several_gateways_share_a_port_and_a_key_and_have_their_own_internal_por
     [key], [same] = (given(program, "USER_HASH_KEY") for program in programs)
     assert key == same != ""
     assert given(services({"QUIRE_USER_HASH_KEY": "k"}, gateways=2).gateway(1, ""), "USER_HASH_KEY") == ["k"]
-    assert "QUIRE_REUSE_PORT" not in services().gateway(0, "")._environ, "a gateway alone owns its port"
+    assert "QUIRE_REUSE_PORT" not in environ(services().gateway(0, "")), "a gateway alone owns its port"
     with pytest.raises(CommandError, match="too few ports for 1 workers and 3 gateways; give one up to 65532"):
         services({"QUIRE_INTERNAL_PORT": "65533"}, gateways=3)
 
@@ -236,7 +241,7 @@ def test_each_of_several_models_has_workers_of_its_own_and_the_gateway_discovers
     ]
     assert given(programs[3], "THREADS") == [str(max(1, (os.cpu_count() or 1) // 4))]
     assert given(found.gateway(0, ""), "DISCOVER_MODELS", "SERVED_MODEL_NAME") == ["true", ""]
-    assert "QUIRE_DISCOVER_MODELS" not in services().gateway(0, "")._environ
+    assert "QUIRE_DISCOVER_MODELS" not in environ(services().gateway(0, ""))
 
 
 def test_several_models_refuse_the_settings_of_one() -> None:
@@ -255,4 +260,4 @@ def test_files_are_in_the_state_folder_unless_a_setting_names_another_place() ->
     assert given(services({"QUIRE_FILES_DIR": "/x"}).gateway(0, ""), "FILES_DIR") == ["/x"]
     bucket = services({"QUIRE_FILES_BUCKET": "s3://x"}).gateway(0, "")
     assert given(bucket, "FILES_BUCKET") == ["s3://x"]
-    assert "QUIRE_FILES_DIR" not in bucket._environ
+    assert "QUIRE_FILES_DIR" not in environ(bucket)

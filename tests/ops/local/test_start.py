@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shlex
 import socket
@@ -12,36 +11,27 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
-from quire.ops.local.announcement import answers, local_url
+from quire.ops.local.announcement import local_url
 from quire.ops.local.first_key import first_key
 from quire.ops.local.gpus import VARIABLE, of_worker
 from quire.ops.local.ports import free_port
-from quire.ops.local.preconditions import EMBEDDED, find_redis, held_port, lock_state_dir, read_holder
+from quire.ops.local.preconditions import EMBEDDED, find_redis, held_port, read_holder
 from quire.ops.local.progress import Progress
 from quire.ops.local.served_models import LocalModel, read_models, resolve_models, split_models
+from quire.ops.local.services import Services
 from quire.shared.config.command_line import CommandError
+from quire.shared.process.kill_pipe import KILL_PIPE, WorkerKiller
 from tests.conftest import QuireProcess, StartQuire, clean_environ
 from tests.support.gateway.running import write_model
 
 # --- preconditions ----------------------------------------------------------------------------------------------------
 # The checks before `quire serve` starts: its state folder and its port must be free.
-
-
-def test_a_state_folder_has_one_holder_which_the_error_names(tmp_path: Path) -> None:
-    state = tmp_path / "new" / "state"
-    lock = lock_state_dir(state)
-    lock.write(f"{os.getpid()} http://127.0.0.1:81 redis://r")
-    try:
-        with pytest.raises(CommandError, match=rf"pid {os.getpid()}, http://127.0.0.1:81\) uses .*--state-dir"):
-            lock_state_dir(state)
-        assert find_redis(state) == "redis://r"
-    finally:
-        lock.close()
 
 
 def test_the_redis_is_unknown_if_no_process_holds_the_folder(tmp_path: Path) -> None:
@@ -51,15 +41,8 @@ def test_the_redis_is_unknown_if_no_process_holds_the_folder(tmp_path: Path) -> 
 
 
 def test_a_holder_may_have_written_only_a_part() -> None:
-    assert read_holder("") == ("", "", "")
-    assert read_holder("7 http://x") == ("7", "http://x", "")
-
-
-def test_a_port_that_is_free_is_returned_and_a_taken_one_is_refused() -> None:
-    with held_port("127.0.0.1", free_port()) as free, socket.create_server(("127.0.0.1", free)):
-        refusal = rf"^port {free} on 127.0.0.1: .*; pass --port \d+, or --port 0"
-        with pytest.raises(CommandError, match=refusal), held_port("127.0.0.1", free):
-            pass
+    assert read_holder("") == ("", "", "", "")
+    assert read_holder("7 http://x") == ("7", "http://x", "", "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shares a port until somebody listens")
@@ -82,6 +65,41 @@ def test_a_free_port_can_be_listened_on(host: str, family: int) -> None:
     assert 1024 <= port <= 65535
     with socket.create_server((host, port), family=family) as server:
         assert server.getsockname()[1] == port
+
+
+# --- kill pipe --------------------------------------------------------------------------------------------------------
+# The gateways can have workers killed only if nobody but this machine's users reaches them, and without keys.
+
+
+def kill_pipe(tmp_path: Path, environ: dict[str, str], **settings: Any) -> Any:
+    """Return the pipe of a `quire serve`, and what a gateway that it starts finds in its environment."""
+    model = write_model(tmp_path / "model")
+    services = Services(ServeSettings(model=str(model), workers=2, **settings), environ, tmp_path)
+    kills = services.kill_requests()
+    return kills, WorkerKiller.of(services.gateway(0, "redis://localhost", kills)._environ)
+
+
+def test_the_gateways_of_this_machine_alone_can_have_its_workers_killed(tmp_path: Path) -> None:
+    kills, killer = kill_pipe(tmp_path, {})
+    assert kills is not None
+    assert killer is not None
+    assert killer.workers == {"worker-1", "worker-2"}
+    assert killer.kill("worker-2")
+    assert kills.read() == ["worker-2"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ"),
+    [
+        ({}, {"QUIRE_REQUIRE_KEYS": "true"}),
+        ({"host": "0.0.0.0"}, {}),
+        ({"host": "0.0.0.0"}, {"QUIRE_ALLOW_ANONYMOUS": "true"}),
+        ({"host": "::"}, {"QUIRE_ALLOW_ANONYMOUS": "true"}),
+    ],
+)
+def test_other_gateways_cannot(tmp_path: Path, settings: dict[str, Any], environ: dict[str, str]) -> None:
+    given = {KILL_PIPE: '{"descriptor": 1, "workers": ["worker-1"]}'}  # of another program
+    assert kill_pipe(tmp_path, {**given, **environ}, **settings) == (None, None)
 
 
 # --- gpus -------------------------------------------------------------------------------------------------------------
@@ -200,10 +218,6 @@ def test_a_closed_stream_is_no_error() -> None:
 )
 def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
     assert local_url(host, 81) == url
-
-
-def test_nothing_answers_at_a_closed_port() -> None:
-    assert not answers("http://127.0.0.1:1", "/")
 
 
 # --- first key --------------------------------------------------------------------------------------------------------

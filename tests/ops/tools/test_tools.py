@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from quire.ops.paths import PROJECT_ROOT
 from quire.ops.tools import json_schema_suite, marked_tables
 from quire.ops.tools.changed_tests import ELSEWHERE, chosen
 from quire.ops.tools.env_example import render
-from quire.ops.tools.json_schema_suite import VOCABULARY, Case, cases, draw, main, run
+from quire.ops.tools.json_schema_suite import Case, cases, main, run
 from quire.ops.tools.marked_tables import update_page, with_tables
-from quire.shared.text.grammar import write
 
 # --- marked tables ----------------------------------------------------------------------------------------------------
 # Tables between markers are replaced, and the rest of the document stays as it is.
@@ -136,13 +134,6 @@ def test_refused_schemas_and_missing_values_are_counted(checkout: Path) -> None:
 
 def test_what_a_grammar_accepts_against_its_schema_is_found() -> None:
     assert run(Case("wrong", {"type": "integer"}, [(1, False)]), 0).wrong == ("1",)
-
-
-def test_drawn_answers_follow_the_grammar() -> None:
-    text = write("json_schema", {"type": "array", "items": {"type": "integer"}, "minItems": 1})
-    drawn = [draw(text, VOCABULARY.tokenizer(has_all_ids=False), random.Random(seed)) for seed in range(20)]
-    assert sum(one is not None for one in drawn) > 10
-    assert all(type(json.loads(one)) is list for one in drawn if one is not None)
 
 
 def test_the_counts_are_printed(

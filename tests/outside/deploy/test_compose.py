@@ -182,6 +182,16 @@ def test_a_password_that_would_break_a_url_is_refused(tmp_path: Path) -> None:
         assert password not in done.stderr
 
 
+def test_the_engine_gets_each_file_that_a_dockerfile_copies() -> None:
+    lines = (PROJECT_ROOT / ".dockerignore").read_text().splitlines()
+    let_in = tuple(PROJECT_ROOT / line.removeprefix("!") for line in lines if line.startswith("!"))
+    for path in DOCKERFILES:
+        copied = re.findall(r"^COPY (?!--from)(.+) \S+$", path.read_text(), re.MULTILINE)
+        assert copied
+        for source in " ".join(copied).split():
+            assert any((PROJECT_ROOT / source).is_relative_to(one) for one in let_in), f"{path}: {source}"
+
+
 def test_grafana_says_which_password_is_missing() -> None:
     shell, option, script = SERVICES["grafana"]["entrypoint"]
     environ = {"PATH": "/usr/bin:/bin", "GF_SECURITY_ADMIN_PASSWORD": ""}

@@ -18,13 +18,13 @@ from grafana_foundation_sdk.models import dashboard
 
 from quire.gateway.settings import GatewaySettings
 from quire.ops.cli.settings import ServeSettings
-from quire.ops.deploy.grafana.dashboards import boards, render
+from quire.ops.deploy.grafana.dashboards import DOCS, boards, render
 from quire.ops.deploy.grafana.panels import TOKENS_PER_SECOND
 from quire.ops.local.ports import free_port
 from quire.ops.paths import PROJECT_ROOT
 from quire.shared.config.settings import options
 from quire.shared.process.processes import dying_with_parent
-from quire.worker.settings import WorkerSettings
+from quire.worker.replay.commands import WorkerCommandSettings
 from tests.support.boards import DASHBOARDS, RULE_TESTS, RULES, alerts, metrics_of, panels, rules, targets
 from tests.test_metrics import documented
 
@@ -80,12 +80,12 @@ def test_each_alert_has_its_entry_in_the_runbook_and_each_entry_its_alert() -> N
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
 @pytest.mark.slow
-def test_an_alert_links_to_its_entry_in_the_runbook(tmp_path: Path) -> None:
-    """At the Prometheus that raises it, with the files and flags of the image; no gateway runs."""
+def test_alerts_and_panels_link_to_what_prometheus_serves(tmp_path: Path) -> None:
+    """With the files and flags of the image; no gateway runs, so an alert is raised."""
     dockerfile = (PROJECT_ROOT / "ops/deploy/prometheus/Dockerfile").read_text()
     for source, target in re.findall(r"^COPY (\S+) /etc/prometheus/(\S+)$", dockerfile, re.MULTILINE):
         copy = shutil.copytree if (PROJECT_ROOT / source).is_dir() else shutil.copy
-        (tmp_path / target).parent.mkdir(exist_ok=True)
+        (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
         copy(PROJECT_ROOT / source, tmp_path / target)
     found = re.search(r"^ENTRYPOINT (\[.*\])$", dockerfile, re.MULTILINE)
     assert found
@@ -107,10 +107,18 @@ def test_an_alert_links_to_its_entry_in_the_runbook(tmp_path: Path) -> None:
             assert process.poll() is None, (tmp_path / "log").read_text()
             assert time.monotonic() < deadline, f"no alert: {links}"
             time.sleep(0.2)
-        page, _, anchor = links["QuireNoGateway"].partition("#")
-        with urllib.request.urlopen(page, timeout=10) as response:
-            assert response.headers["Content-Type"].startswith("text/")
-            assert f"\n### {anchor}\n" in response.read().decode().lower()
+        docs = DOCS.replace("http://127.0.0.1:9090", url)
+        links |= {panel["title"]: link["url"] for _, panel in panels() for link in panel["links"]}
+        pages = defaultdict(set)
+        for link in links.values():
+            page, _, anchor = link.replace("${docs:raw}", docs).partition("#")
+            pages[page].add(anchor)
+        assert set(pages) == {f"{docs}/runbook.md", f"{docs}/how-to/slow-request.md"}
+        for page, anchors in pages.items():
+            with urllib.request.urlopen(page, timeout=10) as response:
+                assert response.headers["Content-Type"].startswith("text/")
+                text = response.read().decode().lower()
+            assert all(f"\n### {anchor}\n" in text for anchor in anchors if anchor), page
     finally:
         process.terminate()
         process.wait(20)
@@ -140,8 +148,39 @@ def test_the_committed_dashboards_are_what_the_program_makes() -> None:
 def test_grafanas_own_types_read_the_dashboards_and_write_the_same() -> None:
     for path in DASHBOARDS:
         read = json.loads(path.read_text())
+        for annotation in read["annotations"]["list"]:  # Grafana's types lack what only Prometheus' annotations have.
+            assert annotation.pop("titleFormat") == "{{alertname}}"
+            assert annotation.pop("tagKeys").split(",") == ["job", "instance", "model", "class"]
         again = json.dumps(dashboard.Dashboard.from_json(read), cls=JSONEncoder)
         assert json.loads(again) == read
+
+
+@NEEDS_PROMTOOL
+def test_prometheus_parses_each_query(tmp_path: Path) -> None:
+    """promtool checks rules, so each query of a panel or annotation becomes a recording rule."""
+    queries = {target.expr for target in targets()}
+    queries |= {one["expr"] for path in DASHBOARDS for one in json.loads(path.read_text())["annotations"]["list"]}
+    records = [
+        {"record": f"query:{i}", "expr": query.replace("$__rate_interval", "1m")} for i, query in enumerate(queries)
+    ]
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": records}]}))
+    checked = subprocess.run(["promtool", "check", "rules", path], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_board_opens_with_its_first_row_and_marks_each_alert() -> None:
+    for path in DASHBOARDS:
+        read = json.loads(path.read_text())
+        rows = [panel for panel in read["panels"] if panel["type"] == "row"]
+        assert (
+            [bool(row["panels"]) for row in rows]
+            == [row["collapsed"] for row in rows]
+            == [False] + [True] * (len(rows) - 1)
+        )
+        severities = [re.findall(r'severity="(\w+)"', one["expr"]) for one in read["annotations"]["list"]]
+        assert severities == [["page"], ["ticket"]]
+    assert {rule["labels"]["severity"] for rule in alerts().values()} == {"page", "ticket"}
 
 
 def test_each_panel_says_what_it_shows_in_which_unit_and_what_to_do() -> None:
@@ -161,7 +200,7 @@ def test_each_panel_says_what_it_shows_in_which_unit_and_what_to_do() -> None:
 
 
 def test_each_percentile_is_named_where_it_is_read() -> None:
-    """In the title of a panel that has one, and in the legend of each line of a panel that has several."""
+    """In the title of the panel, and in the legend of each line if there are several."""
     seen = 0
     for board, panel in panels():
         found = {
@@ -170,10 +209,10 @@ def test_each_percentile_is_named_where_it_is_read() -> None:
             for share in re.findall(r"histogram_quantile\(([\d.]+),", target["expr"])
         }
         seen += bool(found)
-        if len(set(found.values())) == 1:
-            assert re.search(rf"\b{min(found.values())}$", panel["title"]), f"{board} / {panel['title']}"
-        else:
-            assert all(name in legend.split() for legend, name in found.items()), f"{board} / {panel['title']}"
+        if found:
+            names = sorted(set(found.values()))
+            assert panel["title"].endswith(", " + " ".join(names)), f"{board} / {panel['title']}"
+            assert len(names) == 1 or all(name in legend.split() for legend, name in found.items()), panel["title"]
     assert seen > 10
 
 
@@ -188,12 +227,12 @@ def test_tokens_per_second_have_that_unit_and_are_on_the_first_board() -> None:
     assert {board for board, panel in rates if panel["type"] == "stat"} == {"overview"}
 
 
-def test_dashboards_do_not_overlap_and_have_ids_of_their_own() -> None:
+def test_panels_fill_each_line_without_overlap_and_have_ids_of_their_own() -> None:
     for path in DASHBOARDS:
-        read = json.loads(path.read_text())
-        assert len({panel["id"] for panel in read["panels"]}) == len(read["panels"])
+        items = [panel for item in json.loads(path.read_text())["panels"] for panel in [item, *item.get("panels", [])]]
+        assert len({panel["id"] for panel in items}) == len(items)
         cells: set[tuple[int, int]] = set()
-        for place in (panel["gridPos"] for panel in read["panels"]):
+        for place in (panel["gridPos"] for panel in items):
             mine = {
                 (x, y)
                 for x in range(place["x"], place["x"] + place["w"])
@@ -202,6 +241,7 @@ def test_dashboards_do_not_overlap_and_have_ids_of_their_own() -> None:
             assert max(x for x, _ in mine) < 24
             assert not mine & cells, path.name
             cells |= mine
+        assert len(cells) == 24 * (1 + max(y for _, y in cells)), f"{path.name}: a line of panels has a gap"
 
 
 def test_queries_use_metrics_and_labels_that_exist() -> None:
@@ -242,7 +282,7 @@ def test_the_runbook_and_the_panels_name_what_exists() -> None:
     flat = " ".join(RUNBOOK.split())
     named = set(re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", flat)) - {"page", "ticket", "Which Redis"}
     assert named
-    assert named <= {panel["title"] for _, panel in panels()}
-    flags = {item.flag for cls in (GatewaySettings, WorkerSettings, ServeSettings) for item in options(cls)}
+    assert named == {panel["title"] for _, panel in panels() if any("runbook" in one["url"] for one in panel["links"])}
+    flags = {item.flag for cls in (GatewaySettings, WorkerCommandSettings, ServeSettings) for item in options(cls)}
     text = flat.replace("redis-check-aof --fix", "") + " ".join(panel["description"] for _, panel in panels())
     assert set(re.findall(r"--[a-z][a-z-]+", text)) <= flags

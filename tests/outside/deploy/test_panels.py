@@ -2,22 +2,110 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from quire.ops.local.ports import free_port
+from quire.shared.process.processes import dying_with_parent
 from tests.conftest import QuireProcess
-from tests.support.boards import alerts, metrics_of, rules, targets
+from tests.support.boards import RULES, alerts, metrics_of, rules, targets
 from tests.support.checkpoints import make_checkpoint
 from tests.support.faults.calls import owned
 from tests.support.faults.stack import KEYS, MODEL, FaultStack, Stream
-from tests.support.monitoring import MISSING, Monitoring
+
+# --- monitoring -------------------------------------------------------------------------------------------------------
+# A real Prometheus and a real redis_exporter for a running stack, and the queries that Grafana would send.
+
+EXPORTER = "prometheus-redis-exporter"
+MISSING = [name for name in ("prometheus", EXPORTER) if shutil.which(name) is None]
+# The values that Grafana would fill in for its variables. Scrapes are a second apart.
+VARIABLES = {"$__rate_interval": "10s", "$instance": ".*", "$model": ".*"}
+
+# The points of a series: (time, value).
+Points = list[tuple[float, float]]
+
+
+class Monitoring:
+    """Prometheus scrapes `targets` (ports by job) every second and evaluates our rules; `close` ends it."""
+
+    def __init__(self, folder: Path, targets: Mapping[str, list[int]], redis_url: str) -> None:
+        folder.mkdir()
+        port, exporter_port = free_port(), free_port()
+        self._url = f"http://127.0.0.1:{port}"
+        jobs = {**targets, "redis": [exporter_port]}
+        self.num_targets = sum(map(len, jobs.values()))
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(path) for path in RULES],
+            "scrape_configs": [
+                {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}]}
+                for job, ports in jobs.items()
+            ],
+        }
+        path = folder / "prometheus.yml"
+        path.write_text(yaml.safe_dump(config))
+        commands = {
+            "exporter": [EXPORTER, "-redis.addr", redis_url, "-web.listen-address", f"127.0.0.1:{exporter_port}"],
+            "prometheus": [
+                "prometheus",
+                f"--config.file={path}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+        }
+        self.started_at = time.time()
+        self._processes = []
+        for name, command in commands.items():
+            command[0] = shutil.which(command[0]) or command[0]
+            with (folder / f"{name}.log").open("wb") as log:
+                self._processes.append(subprocess.Popen(dying_with_parent(command), stdout=log, stderr=log))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait(60)
+
+    def _get(self, path: str, **parameters: Any) -> Any:
+        query = urllib.parse.urlencode(parameters)
+        with urllib.request.urlopen(f"{self._url}/api/v1/{path}?{query}", timeout=30) as response:
+            return json.load(response)["data"]
+
+    def now(self, expr: str) -> list[float]:
+        """The value of each series now; none while Prometheus does not answer."""
+        try:
+            return [float(one["value"][1]) for one in self._get("query", query=expr)["result"]]
+        except OSError:
+            return []
+
+    def is_complete(self) -> bool:
+        """Return True if all targets answer."""
+        return self.now("sum(up)") == [self.num_targets]
+
+    def since_the_start(self, expr: str) -> list[Points]:
+        """The series of a panel's query from the start until now, a point for each second."""
+        for name, value in VARIABLES.items():
+            expr = expr.replace(name, value)
+        found = self._get("query_range", query=expr, start=self.started_at, end=time.time(), step=1)["result"]
+        return [[(at, float(value)) for at, value in one["values"]] for one in found]
+
+    def firing(self) -> set[str]:
+        """The names of alerts that fire or are about to."""
+        return {one["labels"]["alertname"] for one in self._get("alerts")["alerts"]}
+
 
 pytestmark = [
     pytest.mark.soak,
@@ -28,8 +116,10 @@ pytestmark = [
 CLASSES = ("interactive", "standard", "batch")
 DEADLY = 44
 PREFIX = "Tell me again, from the beginning, the story of the fox that was asked to guard the hens of the village. " * 2
-# Few blocks, so that requests give way to each other: some come back by swapping, others by computing again.
+# Few blocks, so that requests give way to each other: some come back by swapping, others by computing again. The host's
+# memory keeps blocks that fall out of the prefix cache.
 WORKER = ("--num-blocks", "64", "--max-model-len", "1024", "--max-num-seqs", "8", "--lease-s", "1", "--beat-s", "0.25")
+WORKER += ("--kv-host-gb", "0.001")
 
 # Panels that may show 0 and nothing else although all this happens: what must not happen, what nothing here asks for,
 # and what chance decides.
@@ -48,6 +138,10 @@ MAY_STAY_0 = {
     "redis / Slow commands / entries",
     "redis / Slow commands / last, seconds",
     "redis / State of persistence / late syncs",
+    "workers / Agreement of canaries / requests, {{instance}}",  # the canary's weights are rounded
+    "workers / Drafted tokens / accepted, {{source}}",
+    "workers / Drafted tokens / drafted, {{source}}",
+    "workers / Evicted blocks that are kept / dropped, {{reason}}",
     "workers / Overtaken attempts / fenced",  # one of the two, which `overtake` waits for
     "workers / Overtaken attempts / leases lost",
     "workers / Requests per commit, and behind / uncommitted",
@@ -63,8 +157,9 @@ class Scene:
         model = make_checkpoint(folder / "model", "llama", max_position_embeddings=2048)
         self.stack = FaultStack(folder / "redis", model)
         closing.callback(self.stack.close)
-        self.ports = {name: free_port() for name in ("g1", "g2", "a", "b")}
+        self.ports = {name: free_port() for name in ("g1", "g2", "a", "b", "c")}
         jobs = {"gateway": [self.ports["g1"], self.ports["g2"]], "worker": [self.ports["a"], self.ports["b"]]}
+        jobs["canary"] = [self.ports["c"]]
         self.monitoring = Monitoring(folder / "prometheus", jobs, self.stack.redis_server.url)
         closing.callback(self.monitoring.close)
         self.urls = [
@@ -72,6 +167,9 @@ class Scene:
             for name in ("g1", "g2")
         ]
         self.workers = {name: self.worker(name) for name in ("a", "b")}
+        # Rounds its weights, so that some of its tokens differ.
+        flags = ("--canary", "1", "--quantization", "int4", "--internal-port", str(self.ports["c"]))
+        self.stack.worker("c", *flags, ready=False, TEST_STEP_S="0").wait_for("ready: a canary")
         for worker in self.workers.values():
             worker.wait_for("ready: worker")
         self.wait(self.monitoring.is_complete)
@@ -96,7 +194,7 @@ class Scene:
         calls = [
             self.ask(i, max_tokens=120, n=1 + i % 2, temperature=1, seed=i, priority=CLASSES[i % 3]) for i in range(18)
         ]
-        calls += [self.chat(i, stream=bool(i % 2)) for i in range(4)]
+        calls += [self.chat(i, stream=bool(i % 2), logprobs=True) for i in range(4)]
         for call in calls:
             assert call.wait_end(90).status == 200, call.text_body
         self.wait(self.stack.is_drained)

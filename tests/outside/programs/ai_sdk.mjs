@@ -9,6 +9,9 @@ import { z } from "zod";
 import { run } from "./cases.mjs";
 
 const schema = z.strictObject({ city: z.enum(["Paris", "Rome"]) });
+// So long that a stream of it cannot arrive as one event.
+const days = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday", "city"];
+const longSchema = z.strictObject(Object.fromEntries(days.map((day) => [day, z.enum(["Paris", "Rome"])])));
 const common = { prompt: "How is the weather in Rome?", maxRetries: 0, maxOutputTokens: 100 };
 // Makes answers repeat themselves. Responses and Messages have a seed only as an extension, which the package lacks.
 const fetchSeeded = (url, init) => fetch(url, { ...init, body: JSON.stringify({ ...JSON.parse(init.body), seed: 1 }) });
@@ -66,11 +69,11 @@ for (const [provider, model] of Object.entries(models)) {
       return output;
     },
     [`${provider}_output_streamed`]: async (url) => {
-      const call = { ...common, ...seeded(provider), model: model(url), output: Output.object({ schema }) };
+      const call = { ...common, ...seeded(provider), model: model(url), output: Output.object({ schema: longSchema }), maxOutputTokens: 300 };
       let partial = 0;
       const result = streamText({ ...call, onError: () => {} });
       for await (const _ of result.partialOutputStream) partial += 1;
-      return { partial, output: await result.output };
+      return { partial, cities: Object.values(await result.output) };
     },
     // The first step must call the tool; in the others the model chooses between the tool and the object.
     [`${provider}_output_with_tools`]: async (url) => {

@@ -109,18 +109,6 @@ async def test_an_idempotency_key_stands_for_one_request(broker: Broker, client:
     assert await keyed(broker, "b") == "a"
 
 
-async def test_the_call_of_an_idempotency_key_is_found(broker: Broker) -> None:
-    assert await broker.call_of("key") == ("", b"")
-    await broker.submit(
-        "a",
-        b"",
-        Admission(gateway="g", cost=1, bounds=BOUNDS, metadata=b"about a", idempotency_key="key", fingerprint="f"),
-    )
-    assert await broker.call_of("key") == ("a", b"about a")
-    await broker.client.delete(KEYS.request("a"))
-    assert await broker.call_of("key") == ("a", b"")
-
-
 async def test_the_log_is_read_from_any_token_on_and_in_pages(broker: Broker) -> None:
     claim = await start(broker)
     for index in range(5):
@@ -140,7 +128,7 @@ async def test_the_logs_of_requests_are_dropped_before_their_time(broker: Broker
     assert [len(await broker.read_output(name)) for name in ("a", "b", "c")] == [0, 1, 0]
 
 
-async def test_who_looks_at_a_worker_learns_what_waits_and_who_runs_what(broker: Broker, client: Redis) -> None:
+async def test_who_looks_at_a_worker_learns_what_waits(broker: Broker, client: Redis) -> None:
     assert not await broker.is_looked_at("w")
     assert await broker.look("w") == {"handed": 0, "interactive": 0, "standard": 0, "batch": 0}
     assert (await broker.is_looked_at("w"), await broker.is_looked_at("x")) == (True, False)
@@ -150,8 +138,6 @@ async def test_who_looks_at_a_worker_learns_what_waits_and_who_runs_what(broker:
     await broker.submit("batch", b"", Admission(gateway="g", cost=1, bounds=BOUNDS, priority_class="batch"))
     await client.hset(KEYS.load, "requests:interactive", -1)  # a lost write
     assert await broker.look("w") == {"handed": 0, "interactive": 0, "standard": 1, "batch": 1}
-    found = await broker.owners(["running", "waiting", "unknown"])
-    assert found == [("running", "w"), ("queued", ""), ("", "")]
 
 
 async def test_the_cards_of_live_workers_are_seen(broker: Broker, client: Redis) -> None:
@@ -309,6 +295,23 @@ async def test_a_request_that_counts_is_looked_at_when_its_keys_may_be_gone(brok
 
 
 @pytest.mark.parametrize(
+    ("body", "more", "stays"),
+    [
+        (b"x" * (LARGE_BYTES - 1), {}, True),
+        (b"x" * LARGE_BYTES, {}, False),
+        (b"x" * LARGE_BYTES, {"retention_s": 50}, True),
+        (b"x", {"counts_stored": False}, False),
+    ],
+)
+async def test_a_request_keeps_its_body_after_its_end_if_a_bound_counts_it_or_it_is_small(
+    broker: Broker, client: Redis, body: bytes, more: dict[str, Any], stays: bool
+) -> None:
+    await broker.submit("r", body, Admission(gateway="g", cost=1, bounds=BOUNDS, owner="a", **more))
+    await broker.cancel("r")
+    assert await client.hget(KEYS.request("r"), "body") == (body if stays else None)
+
+
+@pytest.mark.parametrize(
     ("more", "counts"),
     [
         ({}, False),
@@ -322,6 +325,6 @@ async def test_only_requests_that_stay_count(broker: Broker, client: Redis, more
     size = STORED_BYTES + len(b"body") + len(more.get("metadata", b""))
     assert await client.zscore(KEYS.holders, "a") == (size if counts else None)
     await broker.cancel("r")
-    assert await client.zscore(KEYS.holders, "a") == (size - len(b"body") if counts else None)
+    assert await client.zscore(KEYS.holders, "a") == (size if counts else None)
     await broker.delete("r")
     assert await client.exists(KEYS.holders, KEYS.due, KEYS.ended("a")) == 0

@@ -65,6 +65,16 @@ async def test_after_its_retention_a_parked_request_ends_once(broker: Broker, cl
     assert await broker.parked_ids() == ["other"]
 
 
+async def test_a_parked_request_ends_when_it_is_cancelled_or_taken_up_too_late(broker: Broker, client: Redis) -> None:
+    for name in ("r", "late"):
+        await submit(broker, name)
+        await broker.park(name, retention_s=100)
+    assert (await broker.cancel("r"), await state_of(broker)) == ("cancelled", "done")
+    await client.zadd(KEYS.parked, {"late": 1})
+    assert (await broker.unpark("late"), await state_of(broker, "late")) == ("done", "done")
+    assert await broker.read_totals() == {"accepted": 2, "cancelled": 1, "deadline": 1}
+
+
 async def test_a_lost_hash_does_not_stay_among_the_parked(broker: Broker, client: Redis) -> None:
     await submit(broker, "r")
     await broker.park("r")

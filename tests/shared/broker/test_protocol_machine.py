@@ -72,6 +72,11 @@ BUGS: dict[str, Patch] = {
     ),
     "a parked request stays in its queue": (("take_off_queue(prefix, req[4], req[5])\n", ""),),
     "a parked request that ends stays in the set": (("    if own[5] == 'parked' then\n", "    if false then\n"),),
+    "a request that is withdrawn is charged again": (
+        ("        refund_prompt(prefix, share)\n        local queue, moved", "        local queue, moved"),
+    ),
+    "a request that is withdrawn stays with its worker": (("        take_off_queue(prefix, req[2], entry)\n", ""),),
+    "a request that is claimed is withdrawn": (("req[1] == 'queued' and what == 'left'", "what == 'left'"),),
     "a request is claimed without its entry": (("if not pending or pending[2] ~= worker then", "if false then"),),
 }
 # The latest of these bugs is found in the 8th walk of 200 steps (with 100 steps per walk, in the 40th).

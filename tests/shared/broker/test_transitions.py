@@ -48,6 +48,15 @@ SHOWN_BY = {
     ("expire", "parked", "done"): (
         "tests/shared/broker/test_parking.py::test_after_its_retention_a_parked_request_ends_once"
     ),
+    ("cancel", "parked", "done"): (
+        "tests/shared/broker/test_parking.py::test_a_parked_request_ends_when_it_is_cancelled_or_taken_up_too_late"
+    ),
+    ("unpark", "parked", "queued"): (
+        "tests/shared/broker/test_parking.py::test_a_deadline_stands_still_while_a_request_is_parked"
+    ),
+    ("unpark", "parked", "done"): (
+        "tests/shared/broker/test_parking.py::test_a_parked_request_ends_when_it_is_cancelled_or_taken_up_too_late"
+    ),
     ("submit", "done", ""): (
         "tests/shared/broker/test_gateway.py::test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now"
     ),

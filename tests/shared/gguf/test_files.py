@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
+from quire.shared.model.fields import read_json as read_by_worker
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.folder import is_gguf
 from quire.shared.model.gguf import cursor
@@ -24,10 +25,8 @@ from quire.shared.model.gguf.model_files import gguf_json
 from quire.shared.model.gguf.types import ARRAY, BOOL, OTHER_TENSOR_TYPES, SCALARS, STRING, TENSOR_TYPES
 from quire.shared.process.errors import CheckpointError, FileError
 from quire.worker.models.choice import choose_model
-from quire.worker.models.files.fields import read_json as read_by_worker
 from quire.worker.models.native.config import read_config
-from tests.support.gguf_bytes import gguf_bytes, tensor, text, value
-from tests.support.gguf_vocabularies import TOKENS, write_vocabulary
+from tests.support.gguf_vocabularies import TOKENS, gguf_bytes, tensor, text, value, write_vocabulary
 
 # --- cursor -----------------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,7 @@ from quire.shared.model.gguf.vocabulary import GGUFVocabulary, chat_template
 from quire.shared.process.errors import FileError
 from quire.shared.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import make_checkpoint
-from tests.support.gguf_bytes import gguf_bytes, value
-from tests.support.gguf_vocabularies import PIECES, SCORES, TOKENS, write_vocabulary
+from tests.support.gguf_vocabularies import PIECES, SCORES, TOKENS, gguf_bytes, value, write_vocabulary
 
 # --- pre tokenizers ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import struct
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -12,14 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.shared.protocol.broker.commit import PackedStep, StepCommit
 from quire.shared.protocol.messages import (
     OUTCOMES,
     POOLINGS,
     VERSION,
     Delta,
     GenerationRequest,
+    ImageRef,
     MessageError,
     Outcome,
+    PredictionCounts,
     PromptReport,
     SamplingParams,
     StepItem,
@@ -37,6 +41,9 @@ from quire.shared.protocol.sampling_params import EARLY_STOPPING, MAX_ALLOWED_TO
 
 
 REQUEST = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=3, stop=("x",)))
+FORK = dataclasses.replace(REQUEST, forked_from="o", num_kept=1, first_choice=2)
+OF_FORKS = ("forked_from", "num_kept", "first_choice")
+OPTIONAL = ("prediction", "images", *OF_FORKS)
 
 
 @given(st.binary(max_size=200))
@@ -108,6 +115,7 @@ requests = st.builds(
     ),
     cache_salt=st.text(max_size=256),
     pooling=st.sampled_from(["", *POOLINGS]),
+    prediction=st.lists(st.integers(0, 2**32 - 1), max_size=20).map(tuple),
 )
 CARD = WorkerCard("w", "1", "m", 100, 64, 50, (2,), 16, 10, 5, 0, 0, 7)
 
@@ -117,11 +125,42 @@ def test_a_request_comes_back_as_it_was(request: GenerationRequest) -> None:
     assert GenerationRequest.decode(request.encode()) == request
 
 
+def test_a_fork_comes_back_as_it_was_and_other_requests_have_none_of_its_fields() -> None:
+    assert GenerationRequest.decode(FORK.encode()) == FORK
+    assert _map(FORK).keys() - _map(REQUEST).keys() == {*OF_FORKS}
+    for name in OF_FORKS:
+        with pytest.raises(MessageError, match=name):
+            GenerationRequest.decode(msgpack.packb({**_map(FORK), name: 1.5}))
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        1.5,
+        [["0" * 64, 0]],
+        [["0" * 63, 0, 1]],
+        [["0" * 63 + "g", 0, 1]],
+        [["0" * 64, -1, 1]],
+        [["0" * 64, 0, 0]],
+        [["0" * 64, 0, 3], ["1" * 64, 2, 1]],
+    ],
+)
+def test_images_of_a_request_have_digests_and_do_not_overlap(images: Any) -> None:
+    seeing = replace(REQUEST, images=(ImageRef("0" * 64, 0, 2), ImageRef("1" * 64, 2, 1), ImageRef("0" * 64, 9, 1)))
+    assert GenerationRequest.decode(seeing.encode()) == seeing
+    assert seeing.digests == ("0" * 64, "1" * 64)
+    with pytest.raises(MessageError, match="images"):
+        GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "images": images}))
+
+
 def test_a_worker_card_comes_back_as_it_was() -> None:
     assert WorkerCard.decode(CARD.encode()) == CARD
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GenerationRequest)])
+@pytest.mark.parametrize(
+    "name",
+    sorted({field.name for field in dataclasses.fields(GenerationRequest)} - set(OPTIONAL)),
+)
 def test_every_field_of_a_request_is_required_and_typed(name: str) -> None:
     missing = _map(REQUEST)
     del missing[name]
@@ -129,6 +168,21 @@ def test_every_field_of_a_request_is_required_and_typed(name: str) -> None:
     for broken in (missing, wrong):
         with pytest.raises(MessageError, match=name):
             GenerationRequest.decode(msgpack.packb(broken))
+
+
+def test_a_request_without_a_prediction_has_no_field_for_it() -> None:
+    """Records of workers and gateways that know no predictions are the same bytes."""
+    assert "prediction" not in _map(REQUEST)
+    assert GenerationRequest.decode(msgpack.packb(_map(REQUEST))).prediction == ()
+    predicted = dataclasses.replace(REQUEST, prediction=(7, 8, 9))
+    assert _map(predicted) == {**_map(REQUEST), "prediction": pack_token_ids((7, 8, 9))}
+    assert predicted.cost == REQUEST.cost
+
+
+@pytest.mark.parametrize("value", [None, 1.5, "1234", [1], b"123", bytes(4 * 2_000_001)])
+def test_a_wrong_prediction_is_refused(value: Any) -> None:
+    with pytest.raises(MessageError, match="prediction must be packed"):
+        GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "prediction": value}))
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
@@ -265,6 +319,7 @@ items = st.builds(
         st.sampled_from(OUTCOMES),
         st.text(max_size=50),
         st.none() | st.integers(1, 20).map(lambda size: bytes(range(4 * size))),
+        st.none() | st.builds(PredictionCounts, st.integers(0, 2**53), st.integers(0, 2**53)),
     ),
     report=st.none() | reports(),
 )
@@ -363,11 +418,40 @@ def test_a_wrong_embedding_is_refused(embedding: Any) -> None:
 
 def test_an_outcome_may_leave_out_the_embedding() -> None:
     """The scripts in Redis write outcomes of two values."""
-    for outcome in (["stop", ""], ["stop", "", None]):
+    for outcome in (["stop", ""], ["stop", "", None], ["stop", "", None, None]):
         [item] = decode_items(msgpack.packb([VERSION, "r", 0, [], outcome]))
         assert item.outcome == Outcome("stop")
     with pytest.raises(MessageError, match="outcome"):
-        list(decode_items(msgpack.packb([VERSION, "r", 0, [], ["stop", "", None, None]])))
+        list(decode_items(msgpack.packb([VERSION, "r", 0, [], ["stop", "", None, None, True, None]])))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "values"),
+    [
+        (Outcome("stop"), ["stop", ""]),
+        (Outcome("stop", "why"), ["stop", "why"]),
+        (Outcome("stop", "", b"1234"), ["stop", "", b"1234"]),
+        (Outcome("stop", prediction=PredictionCounts(0, 7)), ["stop", "", None, [0, 7]]),
+        (Outcome("stop", is_exact=False), ["stop", "", None, None, False]),
+    ],
+)
+def test_an_outcome_has_no_more_values_than_it_needs(outcome: Outcome, values: list[Any]) -> None:
+    item = StepItem("r", 0, (), outcome)
+    assert msgpack.unpackb(item.encode()) == [VERSION, "r", 0, [], values]
+    assert list(decode_items(item.encode())) == [item]
+    assert PackedStep([StepCommit("a", item)]).items == [item.encode()]
+
+
+@pytest.mark.parametrize("counts", [7, [], [1], [1, 2, 3], [1, -2], [1, 2.0], [True, 2], [1, 2**53 + 1]])
+def test_wrong_counts_of_a_prediction_are_refused(counts: Any) -> None:
+    with pytest.raises(MessageError, match=r"prediction|accepted|rejected"):
+        list(decode_items(msgpack.packb([VERSION, "r", 0, [], ["stop", "", None, counts]])))
+
+
+@pytest.mark.parametrize("is_exact", [None, 0, "false"])
+def test_an_outcome_is_exact_or_not(is_exact: Any) -> None:
+    with pytest.raises(MessageError, match="exact"):
+        list(decode_items(msgpack.packb([VERSION, "r", 0, [], ["stop", "", None, None, is_exact]])))
 
 
 # --- manifest ---------------------------------------------------------------------------------------------------------

@@ -248,9 +248,15 @@ def test_a_model_is_downloaded_with_the_wanted_files_only(monkeypatch: pytest.Mo
     assert asked == {"name": "owner/model", "allow_patterns": ["*.json"], "ignore_patterns": ["*.bin"]}
 
 
+def of_http(kind: type[Exception]) -> Exception:
+    return kind.__new__(kind)  # the real constructor wants a whole HTTP response
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "remedy"),
     [
+        (of_http(errors.RepositoryNotFoundError), "is unknown or private", "check the spelling"),
+        (of_http(errors.GatedRepoError), "needs permission", "accept its licence"),
         (errors.HFValidationError("bad"), "is malformed", "give a folder"),
         (errors.LocalEntryNotFoundError("gone"), "is neither downloaded nor reachable", "HF_HUB_OFFLINE"),
         (errors.OfflineModeIsEnabled("off"), "is neither downloaded nor reachable", "HF_HUB_OFFLINE"),
@@ -269,6 +275,7 @@ def test_a_failure_names_its_reason_and_the_remedy(
     assert reason in caught.value.reason
     assert remedy in caught.value.remedy
     assert str(caught.value) == f"{caught.value.reason}; {caught.value.remedy}"
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_is_itself_and_is_not_downloaded(tmp_path: Path) -> None:

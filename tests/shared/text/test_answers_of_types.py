@@ -85,10 +85,11 @@ class Tree(BaseModel):
 
 TYPES: list[Any] = [
     int, float, str, bool, None, Any, bytes, Decimal, datetime.date, datetime.datetime, datetime.time,
-    datetime.timedelta, uuid.UUID, ipaddress.IPv4Address, ipaddress.IPv6Address, Path, re.Pattern,
+    datetime.timedelta, uuid.UUID, ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv6Network, Path,
+    pydantic.FilePath, re.Pattern,
     Colour, Size, Pair, Entry, Point, Closed, Open, Tree, Cat | Dog, Annotated[Cat | Dog, Field(discriminator="kind")],
     Literal["a", 1, None], int | None, int | str, list[int], list[Any], dict[str, int], dict[str, Any],
-    dict[Colour, int], dict[Literal["a", "b"], int], dict[int, str], tuple[int, str], tuple[int, ...],
+    dict[Path, int], dict[Colour, int], dict[Literal["a", "b"], int], dict[int, str], tuple[int, str], tuple[int, ...],
     set[Literal[1, 2, 3]], set[Size], set[Colour], set[bool], frozenset[Literal["a", "b"]], set[Literal["a", 1]],
     Annotated[int, Field(ge=-(2**63), le=2**63 - 1)], Annotated[int, Field(gt=0, lt=10)], Annotated[int, Field(ge=0)],
     Annotated[int, Field(multiple_of=7)], Annotated[float, Field(gt=0, lt=0.5)],

@@ -15,10 +15,10 @@ from quire.shared.text import chat_template
 from quire.shared.text.chat_template import ChatTemplate, TemplateFailure, load_chat_template
 from quire.shared.text.role_order import RoleOrder
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
-from quire.shared.text.tool_turns import ToolTurns, arguments_of, arguments_text, probe_tool_turns
-from tests.support.chat_templates import CHATS, STRICT_TEMPLATES, TEMPLATES, TOKENS
+from quire.shared.text.tool_arguments import arguments_of, arguments_text
+from quire.shared.text.tool_turns import ToolTurns, probe_tool_turns
+from tests.support.chat_templates import CHATS, STRICT_TEMPLATES, TEMPLATES, TOKENS, TOOL_TEMPLATES, tool_template
 from tests.support.tokenizers import byte_fallback, byte_level
-from tests.support.tool_templates import TOOL_TEMPLATES, tool_template
 
 # --- chat template ----------------------------------------------------------------------------------------------------
 # Chats render to the text, and to the token ids, that Transformers makes of them - for a dozen styles of template.

@@ -22,7 +22,7 @@ from quire.shared.text.grammar_trial import TRIAL_CPU_S, order
 from quire.shared.text.panics import faults_as, is_panic
 from quire.shared.text.structural_tag import MAX_TAGS
 from quire.shared.text.structural_tag import to_lark as tag_to_lark
-from tests.support.panicking import PANICS, panicking
+from tests.support.tokenizers import PANICS, panicking
 
 # --- grammar ----------------------------------------------------------------------------------------------------------
 # Each kind of grammar accepts the answers that it describes, and no others.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +19,58 @@ from quire.shared.model.files import ModelError
 from quire.shared.model.sentence_pieces import load_sentence_pieces
 from quire.shared.text.tekken import load_tekken
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
-from tests.support.sentence_pieces import BYTE, CONTROL, NORMAL, UNKNOWN, write_pieces
-from tests.support.sentence_pieces import join as join_pieces
 from tests.support.tokenizers import byte_fallback, byte_level
+
+# --- sentence pieces --------------------------------------------------------------------------------------------------
+# Writes files `tokenizer.model` of SentencePiece, and joins pieces as SentencePiece does.
+
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+
+
+def write_pieces(path: Path, pieces: list[tuple[str, float, int]], kind: int = 2, removes_spaces: bool = False) -> Path:
+    """Write texts, scores and types as a file of SentencePiece. kind: 1 is unigram, 2 BPE."""
+    data = b""
+    for text, score, piece_kind in pieces:
+        piece = _text(1, text.encode()) + _tag(2, 5) + struct.pack("<f", score)
+        data += _text(1, piece + (_number(3, piece_kind) if piece_kind != NORMAL else b""))
+    data += _text(2, _number(3, kind) + _number(40, 0)) + _text(3, _text(1, b"identity") + _number(4, removes_spaces))
+    path.write_bytes(data)
+    return path
+
+
+def join_pieces(text: str, pieces: list[tuple[str, float, int]]) -> list[str]:
+    """Return the pieces of a text: neighbours join_pieces by the highest score, of equal ones the leftmost first."""
+    scores = {piece: score for piece, score, kind in pieces if kind == NORMAL}
+    symbols = list("▁" + text.replace(" ", "▁"))
+    while True:
+        pairs = [symbols[at] + symbols[at + 1] for at in range(len(symbols) - 1)]
+        known = [(-scores[pair], at) for at, pair in enumerate(pairs) if pair in scores]
+        if not known:
+            return symbols
+        _, at = min(known)
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+
+
+def _tag(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
+def _number(number: int, value: int) -> bytes:
+    return _tag(number, 0) + _varint(value)
+
+
+def _text(number: int, value: bytes) -> bytes:
+    return _tag(number, 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    groups = []
+    while True:
+        value, low = value >> 7, value & 0x7F
+        groups.append(low | (0x80 if value else 0))
+        if not value:
+            return bytes(groups)
+
 
 # --- tokenizer --------------------------------------------------------------------------------------------------------
 
@@ -88,25 +138,6 @@ def test_a_tokenizer_neither_cuts_nor_pads_and_adds_what_its_post_processor_says
     ids = load_tokenizer(tmp_path, {}).encode("hello there").ids
     assert len(ids) > 2
     assert ids[0] == 1
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"extra_special_tokens": ["<tool>"]},
-        {"additional_special_tokens": ["<tool>"]},
-        {"extra_special_tokens": {"image_token": "<img>"}, "additional_special_tokens": ["<tool>"]},
-    ],
-)
-def test_tokens_that_the_configuration_calls_special_are_never_part_of_a_text(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
-    byte_level().save(str(tmp_path / "tokenizer.json"))
-    write(tmp_path, tokenizer_config=config)
-    tokenizer = load_tokenizer(tmp_path, {"eos_token": "<end>"})
-    ids = tokenizer.encode("a<tool>b<end>").ids
-    assert {tokenizer.token_to_id("<tool>"), tokenizer.token_to_id("<end>")} <= set(ids)
-    assert tokenizer.decode(ids) == "ab"
 
 
 def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ def line(number: int, **body: Any) -> dict[str, Any]:
     return {"custom_id": f"line-{number}", "method": "POST", "url": URL, "body": call}
 
 
-def create(url: str, lines: Sequence[dict[str, Any]], key: str = "none") -> str:
+def create(url: str, lines: Sequence[dict[str, Any]], key: str = "none", endpoint: str = URL) -> str:
     """Upload the lines, and create a batch of them. Returns its id."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         content = b"".join(json.dumps(one).encode() + b"\n" for one in lines)
         file = client.files.create(file=("lines.jsonl", content), purpose="batch")
-        return client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h").id
+        return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h").id
 
 
 def models(url: str) -> set[str]:

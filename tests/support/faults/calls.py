@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import urllib.error
 import urllib.request
 from typing import Any
+from uuid import uuid4
 
+from quire.shared.accounts.limits import AccountLimits
+from quire.shared.accounts.store import AccountStore
+from quire.shared.protocol.keys import ACCOUNTS_TAG
+from quire.shared.redis.clients import command_client
 from tests.conftest import QuireProcess
 from tests.support.faults.stack import KEYS, FaultStack, Stream, said
 
@@ -67,10 +73,15 @@ def start_streams(url: str) -> dict[str, Stream]:
 
 
 def owner(stack: FaultStack, workers: dict[str, QuireProcess]) -> QuireProcess:
-    """Return a worker that owns some of the running requests."""
-    owners = [stack.redis.hget(key, "owner") for key in stack.redis.scan_iter(KEYS.prefix + "req:*")]
-    running = [name.decode() for name in owners if name is not None]
-    assert running, "nothing runs"
+    """Return a worker that owns some of the running requests, once a request runs."""
+    running: list[str] = []
+
+    def some_run() -> bool:
+        owners = [stack.redis.hmget(key, "owner", "state") for key in stack.redis.scan_iter(KEYS.prefix + "req:*")]
+        running[:] = [name.decode() for name, state in owners if name is not None and state == b"running"]
+        return bool(running)
+
+    stack.wait(some_run)
     return workers[max(workers, key=running.count)]
 
 
@@ -83,3 +94,38 @@ def assert_same(streams: dict[str, Stream], expected: dict[str, list[str]]) -> N
 
 def longest_pause(streams: dict[str, Stream]) -> float:
     return max(stream.longest_pause_s for stream in streams.values())
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+# API keys of the fault tests.
+
+
+def make_keys(url: str, *tenants: str, life_s: int = 0, **limits: int) -> list[tuple[str, str]]:
+    """Make an API key with these limits for each tenant, an organisation and a project with a slash between them.
+
+    life_s: seconds of Redis' clock after which the keys expire; 0 for never. Returns id and secret of each.
+    """
+
+    async def make() -> list[tuple[str, str]]:
+        client = command_client(url, ACCOUNTS_TAG, connections=1)
+        try:
+            store = AccountStore(client, "test")
+            expires = int(await store.now()) + life_s if life_s else 0
+            asked = AccountLimits.of(limits)
+            made = [await store.create(*one.split("/"), uuid4().hex, asked, expires) for one in tenants]
+            return [(account.id, secret) for account, secret in made]
+        finally:
+            await client.aclose()
+
+    return asyncio.run(make())
+
+
+def make_key(url: str, project: str = "web", life_s: int = 86_400, **limits: int) -> str:
+    """Make an API key of a project. Returns its secret."""
+    [(_, secret)] = make_keys(url, f"acme/{project}", life_s=life_s, **limits)
+    return secret
+
+
+def bearers(keys: list[tuple[str, str]]) -> list[dict[str, str]]:
+    """Return the headers of calls with these keys."""
+    return [{"Authorization": f"Bearer {secret}"} for _, secret in keys]

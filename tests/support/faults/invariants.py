@@ -16,9 +16,8 @@ from tokenizers import Tokenizer
 
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.protocol.keys import GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
-from quire.shared.protocol.logprobs import read_records
+from quire.shared.protocol.logprobs import read_prompt_records, read_records
 from quire.shared.protocol.messages import OUTCOMES, PromptReport, StepItem, WorkerCard, decode_items
-from quire.shared.protocol.prompt_logprobs import read_prompt_records
 from quire.shared.text.detokenizer import IncrementalDetokenizer, context_of
 
 if TYPE_CHECKING:

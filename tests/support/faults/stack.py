@@ -263,10 +263,17 @@ class FaultStack:
     def worker(
         self, name: str, *flags: str, ready: bool = True, via: Way | None = None, **environ: str
     ) -> QuireProcess:
-        """Start a worker whose steps take STEP_S; `broken_worker` lists the other faults."""
+        """Start a worker whose steps take STEP_S; `broken_worker` lists the other faults.
+
+        Without --speculation it drafts nothing, so that each token takes a step.
+        """
         arguments = ("worker", str(self.model), "--worker-id", name, "--dtype", "float32", "--threads", "1")
+        drafting = () if "--speculation" in flags else ("--speculation", "off")
         process = self._start(
-            "tests.support.faults.broken_worker", (*arguments, *flags), {"TEST_STEP_S": str(STEP_S)} | environ, via
+            "tests.support.faults.broken_worker",
+            (*arguments, *drafting, *flags),
+            {"TEST_STEP_S": str(STEP_S)} | environ,
+            via,
         )
         if "--served-model-name" not in flags or MODEL in flags:  # other models have their own lanes
             self._workers[name] = process

@@ -8,6 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from quire.shared.accounts.limits import AccountLimits
+from quire.shared.accounts.store import AccountStore
 from tests.support.gateway.running import MODEL, RunningGateway
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -89,3 +91,14 @@ class BatchClient:
     async def outputs(self, batch: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the lines of the output file and those of the error file."""
         return await self.content(batch["output_file_id"]), await self.content(batch["error_file_id"])
+
+
+# --- batch keys -------------------------------------------------------------------------------------------------------
+# API keys for tests of files and batches.
+
+
+async def with_key(gateway: RunningGateway, project: str = "web", **limits: Any) -> tuple[BatchClient, str]:
+    """Make a key; returns a client with it, and the id of the key."""
+    store = AccountStore(gateway.gateway.process.keys.client, "test")
+    account, secret = await store.create("acme", project, "test", AccountLimits.of(limits))
+    return BatchClient(gateway, secret), account.id

@@ -57,7 +57,7 @@ class FakeWorker:
         await self.broker.beat(
             WorkerCard(
                 worker_id=self.worker_id,
-                incarnation="1",
+                incarnation=self.worker_id,
                 model=self.lane,
                 max_model_len=self.max_model_len,
                 max_num_seqs=self.max_num_seqs,

@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,8 +38,8 @@ class Trials:
         self._lock = threading.Lock()
         self._start()
 
-    def grammar(self, grammar: str, vocabulary: GrammarVocabulary) -> str:
-        order = grammar_trial.order(grammar, vocabulary).decode()
+    def grammar(self, grammar: str, vocabulary: GrammarVocabulary, output: Sequence[int | str] = ()) -> str:
+        order = grammar_trial.order(grammar, vocabulary, output).decode()
         failed, said = self._run(["grammar", "", order], grammar_check.TIMEOUT_S)
         return grammar_check.TOO_LARGE if failed else said
 

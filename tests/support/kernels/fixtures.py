@@ -1,6 +1,8 @@
 """Fixtures of kernel tests. The conftest.py of each folder with kernel tests imports them."""
 
+import ctypes
 import os
+import weakref
 
 import pytest
 import torch
@@ -8,7 +10,6 @@ import torch
 from quire import kernels
 from quire.kernels.cpu.levels import LEVELS
 from quire.kernels.cpu.memory import Arena
-from tests.support.kernels.guarded import guarded
 from tests.support.kernels.implementations import (
     ON_CUDA,
     TRITON_DTYPES,
@@ -17,6 +18,35 @@ from tests.support.kernels.implementations import (
     make_triton_ops,
     of_narrow_caches,
 )
+
+# --- guarded ----------------------------------------------------------------------------------------------------------
+# Memory for weights and caches between two inaccessible pages.
+#
+# A kernel that reads or writes outside ends the process with a segmentation fault. pytest prints the test.
+
+PAGE = 4096
+_LINE = 64  # alignment that kernels may rely on
+_NO_ACCESS, _READ_WRITE, _PRIVATE_ANONYMOUS = 0, 3, 0x22
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def guarded(size: int) -> torch.Tensor:
+    """Return zeroed [size] uint8 that begins at a multiple of 64 and ends less than 64 bytes before a guard page."""
+    used = -(-size // _LINE) * _LINE
+    pages = -(-used // PAGE) * PAGE
+    whole = pages + 2 * PAGE
+    base = _libc.mmap(None, whole, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
+    for guard in (base, base + PAGE + pages):
+        if _libc.mprotect(guard, PAGE, _NO_ACCESS) != 0:
+            raise OSError(ctypes.get_errno(), "mprotect")
+    memory = (ctypes.c_uint8 * size).from_address(base + PAGE + pages - used)
+    weakref.finalize(memory, _libc.munmap, base, whole)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 @pytest.fixture(params=TRITON_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))

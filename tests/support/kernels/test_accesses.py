@@ -1,8 +1,13 @@
 """The recorder of accesses finds each kind of wrong access. All kernel tests run with it."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 import torch
 
+from tests.support.kernels.fixtures import PAGE, guarded
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA
 
 if not HAS_TRITON or ON_CUDA:
@@ -116,3 +121,34 @@ def test_atomic_operations_may_meet_but_no_other_access_may_meet_them() -> None:
     assert torch.equal(counts, torch.bincount(values).int())
     with pytest.raises(AssertionError, match="count_kernel: an atomic operation meets another access"):
         count_kernel[(2,)](values, counts, out, 1, WIDTH=WIDTH)
+
+
+# --- guarded ----------------------------------------------------------------------------------------------------------
+# The guards around the memory that kernel tests use (conftest.py) are there.
+
+# Touches a byte in a process of its own, and prints how that ends.
+TOUCH = """
+import ctypes, os
+from tests.support.kernels.fixtures import guarded
+for size, offset in ((64, 63), (64, 64), (4096, -1)):
+    child = os.fork()
+    if not child:
+        x = guarded(size)
+        ctypes.string_at(x.data_ptr() + offset, 1)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_touch_outside_ends_the_process():
+    done = subprocess.run([sys.executable, "-c", TOUCH], capture_output=True, text=True, check=True)
+    assert [int(code) for code in done.stdout.split()] == [0, -signal.SIGSEGV, -signal.SIGSEGV]
+
+
+def test_weights_and_caches_lie_in_it(cpu_ops):
+    weight = cpu_ops.pack_linear(torch.ones(32, 100).to(cpu_ops.dtype)).weight
+    k_cache, v_cache = cpu_ops.alloc_kv_cache(3, 1, 8, 16)
+    for tensor in (weight, k_cache, v_cache):
+        assert (tensor.data_ptr() + tensor.nbytes) % PAGE == 0
+    assert guarded(100).sum() == 0

@@ -31,7 +31,7 @@ class Call:
         self.body = body
         self.is_over = asyncio.Event()
         self._response: web.StreamResponse | None = None
-        self._refusal: web.Response | None = None
+        self._refusal: web.Response | None = None  # or another answer without a stream
 
     @property
     def key(self) -> str | None:
@@ -46,6 +46,11 @@ class Call:
         error = {"message": message, "type": "server_error", "param": None, "code": code}
         names = {name.replace("_", "-"): text for name, text in headers.items()}
         self._refusal = web.json_response({"error": error}, status=status, headers=names)
+        self.is_over.set()
+
+    def answer(self, body: dict[str, Any]) -> None:
+        """Answer a call that streams nothing."""
+        self._refusal = web.json_response(body)
         self.is_over.set()
 
     async def accept(self, request_id: str) -> None:
@@ -84,6 +89,10 @@ class Stub:
         self.url = ""
         # Further fields of the model's entry in /v1/models.
         self.card: dict[str, Any] = {}
+        # Entries of further models.
+        self.more_models: list[dict[str, Any]] = []
+        # What the key of the page has used, by day and model; None without a key.
+        self.usage: list[dict[str, Any]] | None = None
         self.status = {"redis": True, "workers": 1, "responding": 1, "silent_s": 0.5}
 
     async def call(self) -> Call:
@@ -99,7 +108,11 @@ class Stub:
         return web.json_response({"cancelled": True})
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "max_model_len": 512, **self.card}]})
+        cards = [{"id": MODEL, "max_model_len": 512, **self.card}, *self.more_models]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": self.usage}, status=401 if self.usage is None else 200)
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.json_response(self.status)
@@ -112,7 +125,9 @@ class Stub:
                 *static_files.routes(),
                 web.post(CHAT, self._chat),
                 web.get(CHAT + "/{id}/stream", self._chat),
+                web.post(CHAT + "/{id}/fork", self._chat),
                 web.post(CHAT + "/{id}/cancel", self._cancel),
+                web.get("/v1/usage", self._usage),
                 web.get("/v1/models", self._models),
                 web.get("/status", self._status),
             ]

@@ -15,12 +15,38 @@ import torch.cuda.graphs
 from torch.overrides import TorchFunctionMode
 
 from quire.worker.lean_torch import complete_torch
+
+# Imports Triton so that it interprets kernels, and corrects the interpreter, if no device was simulated before.
+from tests.support.kernels.implementations import HAS_TRITON
 from tests.support.simulated_cuda.devices import SimulatedDevice, cuda_error
 from tests.support.simulated_cuda.graphs import Capture, SimulatedGraph, pool_handle
 from tests.support.simulated_cuda.process_groups import replace_collectives
 from tests.support.simulated_cuda.streams import Operation, SimulatedEvent, SimulatedStream
 from tests.support.simulated_cuda.tensors import SimulatedTensor, fill, leaves_of, mapped, memory_of
-from tests.support.simulated_cuda.triton_launches import replace_launches
+
+# --- triton launches --------------------------------------------------------------------------------------------------
+# Launches of Triton kernels on simulated devices: Triton's interpreter computes them, in the order of the stream.
+
+
+def replace_launches(driver: Driver, patch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter run kernels on simulated tensors when their stream reaches them."""
+    if not HAS_TRITON:
+        return
+    from triton.runtime.interpreter import GridExecutor
+
+    patch.setenv("TRITON_INTERPRET", "1")  # Triton reads it again at a launch
+    call = GridExecutor.__call__
+
+    def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, SimulatedTensor)]
+        if not tensors:
+            call(executor, *args, **kwargs)
+            return
+        within, options = [memory_of(one) for one in args], {name: memory_of(one) for name, one in kwargs.items()}
+        driver.stream_of(tensors[0].allocation.device).submit(lambda: call(executor, *within, **options))
+
+    patch.setattr(GridExecutor, "__call__", launch)
+
 
 GIB = 1 << 30
 CUDA = torch.device("cuda", 0)

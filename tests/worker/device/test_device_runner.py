@@ -38,7 +38,6 @@ from tests.support.mock_model import (
     text,
 )
 from tests.support.simulated_cuda.driver import CUDA, Driver, simulated_cuda
-from tests.worker.engine.features.test_pooling import embed, embedding, expected
 from tests.worker.engine.test_engine_random import EngineUnderLoad, Interrupted
 from tests.worker.engine.test_in_flight import FEATURES, SCARCE, add_mixed, long_text, results
 
@@ -169,22 +168,6 @@ def test_changes_of_block_tables_go_with_the_inputs_of_a_decode(
     assert bool(sent) is many
     assert max(staged) == (0 if many else 2)
     assert all(entries >= 16 for entries in sent)
-
-
-@pytest.mark.parametrize("runner", [DeviceRunner, graphed], ids=["launched", "replayed"])
-def test_prompts_are_embedded_next_to_answers(runner: Callable[..., Runner]) -> None:
-    prompts = {f"e{length}": tuple(range(3, 3 + length)) for length in (1, 5, 16, 60)}
-    for pooling in ("last", "mean"):
-        with simulated_cuda() as late:
-            engine = make_late_engine(LateModel(late), runner)
-            engine.add(request("before", (5, 6), max_tokens=40, ignore_eos=True))
-            items = [item for _ in range(5) for item in engine.step()]
-            for name, prompt in prompts.items():
-                engine.add(embed(name, prompt, pooling))
-            items += run(engine)
-        assert text(items, "before") == continuation((5, 6), 40, ignore_eos=True)
-        for name, prompt in prompts.items():
-            assert embedding(items, name) == expected(prompt, pooling), (name, pooling)
 
 
 # Requests with all features are always tried. CI tries each alone, too, and `make test-all` also without graphs.

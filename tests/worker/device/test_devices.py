@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from quire import kernels
+from quire.shared.model.fields import Fields
 from quire.shared.process.errors import StartError
 from quire.worker.device import devices
 from quire.worker.device.cache_range import warn_of_saturation
-from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized.config import parse_quantization
 from quire.worker.models.native.config import ModelConfig, read_config
 from quire.worker.models.native.decoder import Decoder

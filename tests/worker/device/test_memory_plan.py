@@ -168,7 +168,8 @@ def test_swapped_blocks_pin_the_memory_that_the_log_says(tmp_path: Path, monkeyp
 
 
 def limits(**settings: object) -> EngineLimits:
-    return choose_limits(WorkerSettings(gpu_memory_utilization=0.9, **settings), MODEL, CUDA)  # type: ignore[arg-type]
+    asked = WorkerSettings(gpu_memory_utilization=0.9, **settings)  # type: ignore[arg-type]
+    return choose_limits(asked, MODEL, CUDA, memory_plan.plan_cuda_memory(asked, MODEL, MODEL.max_model_len))
 
 
 @pytest.mark.usefixtures("card")

@@ -20,6 +20,7 @@ from quire.worker import build
 from quire.worker.device.cuda import memory_plan, runner
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.spill import start
 from quire.worker.engine.offline import complete, generate
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
@@ -107,6 +108,37 @@ def test_fp8_products_with_rounded_activations_are_captured_in_graphs(checkpoint
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_file", [False, True])
+def test_evicted_blocks_that_come_back_do_not_depend_on_when_operations_run(
+    has_file: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks leave the device and come back by copies for which the host does not wait."""
+    monkeypatch.setattr(start, "measure_read", lambda file, pool: 0.0)
+    monkeypatch.setattr(start, "measure_compute", lambda engine: 30.0)
+    prompts = [tuple((first + 3 * at) % 200 for at in range(41)) for first in (2, 30, 60, 2)]
+    sizes = {"num_blocks": 8, "cuda_graphs": False, "swap_gb": 0.0}
+    plain = make_engine(checkpoint, "cpu", num_blocks=8)
+    expected = [generate(plain, [prompt], GREEDY) for prompt in prompts]
+    options = {"kv_spill_dir": str(tmp_path), "kv_spill_gb": 0.01} if has_file else {"kv_host_gb": 0.001}
+    with simulated_cuda(draw=random.Random(1)):
+        engine = make_engine(checkpoint, **sizes, **options)
+        found = [generate(engine, [prompt], GREEDY) for prompt in prompts]
+        assert found == expected
+        assert engine.groups.blocks.counters.prefix_hits >= 40
+        spill = engine.scheduler.spill
+        assert spill is not None
+        read = spill.figures().read
+        assert read["host"] + read["disk"] >= 5
+        engine.close()
+    if has_file:
+        with simulated_cuda():
+            engine = make_engine(checkpoint, **sizes, **options)
+            assert generate(engine, prompts[:1], GREEDY) == expected[0]
+            assert engine.groups.blocks.counters.prefix_hits == 40
+            engine.close()
+
+
 @pytest.mark.soak
 def test_swapped_blocks_and_drawn_tokens_do_not_depend_on_when_operations_run(checkpoint: Path) -> None:
     prompts = [tuple(range(first, first + 17)) for first in (2, 30)]
@@ -152,56 +184,6 @@ def test_host_memory_that_cannot_be_pinned_is_refused_in_one_line(checkpoint: Pa
             StartError, match=r"--swap-gb 0.001: .* cannot be pinned \(cudaHostRegister returns error 2"
         ):
             make_engine(checkpoint, swap_gb=0.001, cuda_graphs=False)
-
-
-@pytest.mark.soak
-def test_a_largest_step_that_does_not_fit_is_halved(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with simulated_cuda() as driver:
-        failed = fail_once(driver, least=1024 * 64 * 4)  # activations of 1,024 tokens
-        engine = make_engine(checkpoint, max_num_batched_tokens=1024, cuda_graphs=False)
-    assert failed
-    assert engine.limits.max_num_batched_tokens == 512
-    assert "out of device memory: the token budget of a step is now 512" in caplog.text
-
-
-@pytest.mark.soak
-def test_a_capture_without_memory_costs_one_graph(
-    checkpoint: Path, texts: list[list[list[int]]], caplog: pytest.LogCaptureFixture
-) -> None:
-    with simulated_cuda() as driver:
-        device = driver.devices[0]
-        failed: list[int] = []
-
-        def fails(size: int) -> bool:
-            if failed or not device.capturing:
-                return False
-            failed.append(size)
-            return True
-
-        device.fails_allocation = fails
-        engine = make_engine(checkpoint)
-        assert failed
-        assert generate(engine, PROMPTS, GREEDY) == texts
-    assert "out of device memory for the CUDA graph of 16 tokens: such steps go without" in caplog.text
-
-
-@pytest.mark.soak
-def test_a_device_that_refuses_captures_serves_without_graphs(
-    checkpoint: Path, texts: list[list[list[int]]], caplog: pytest.LogCaptureFixture
-) -> None:
-    with simulated_cuda() as driver, pytest.MonkeyPatch.context() as patch:
-        end = driver.Graph.capture_end
-
-        def refuse(graph: object) -> None:
-            driver.fail_capture("the driver's own reason")
-            end(graph)
-
-        patch.setattr(driver.Graph, "capture_end", refuse)
-        engine = make_engine(checkpoint)
-        assert runner_of(engine).graphs.num_captured == 0
-        assert generate(engine, PROMPTS, GREEDY) == texts
-        torch.cuda.empty_cache()
-    assert "cannot be captured: no more are" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,37 @@ from quire.worker import host_memory as memory
 from quire.worker.device.placement import Placement, default_ranks, place
 from quire.worker.device.topology import Core, Topology, format_cpus, parse_cpus, read_topology
 from quire.worker.host_memory import available_memory, of_container
-from tests.support.cpu_trees import make_tree, numbered, write
+
+# --- cpu trees --------------------------------------------------------------------------------------------------------
+# Made-up /sys and /proc trees that describe processors.
+
+
+def write(root: Path, path: str, text: object) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{text}\n")
+
+
+def make_tree(root: Path, nodes: list[list[list[int]]], name: str = "core_cpus_list") -> Path:
+    """Describe NUMA nodes of cores of logical CPUs."""
+    for number, cores in enumerate(nodes):
+        cpus = sorted(cpu for core in cores for cpu in core)
+        write(root, f"sys/devices/system/node/node{number}/cpulist", ",".join(map(str, cpus)))
+        for core in cores:
+            for cpu in core:
+                place = f"sys/devices/system/cpu/cpu{cpu}/topology/{name}"
+                write(root, place, ",".join(map(str, core)))
+    return root
+
+
+def numbered(nodes: int, cores: int, threads: int) -> list[list[list[int]]]:
+    """Nodes in the usual numbering: the first hyper-threads of all cores, then the second ones."""
+    total = nodes * cores
+    return [
+        [[node * cores + core + total * thread for thread in range(threads)] for core in range(cores)]
+        for node in range(nodes)
+    ]
+
 
 # --- topologies of made-up machines and containers, and of this machine -----------------------------------------------
 

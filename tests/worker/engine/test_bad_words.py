@@ -13,8 +13,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sampler import bad_word_tokens
 from tests.support.mock_model import Letters, MockModel, MockOps, continuation, make_engine, request, run, text
-from tests.support.panicking import PANICS, panicking
-from tests.support.tokenizers import byte_level
+from tests.support.tokenizers import PANICS, byte_level, panicking
 
 PROMPT = (3, 1, 4)
 LENGTH = 16

@@ -65,15 +65,24 @@ class Blocks(RuleBasedStateMachine):
             self.counted.copies += 1
             self.device[copy.target] = self.device[copy.source].copy()
 
+    def cached(self) -> list[int]:
+        """Return the cached blocks without owner, in the order of eviction."""
+        return list(self.blocks._cached)
+
+    def hashed(self) -> set[int]:
+        """Return the blocks that a prefix is found by."""
+        return set(self.blocks._hash_of)
+
     def note_idle(self) -> None:
         """Track the cached blocks without owner; an evicted block must have been one for the longest time."""
-        now = list(self.blocks._cached)
+        now = self.cached()
         kept = [block for block in self.idle if block in now]
         assert now[: len(kept)] == kept, "the order of eviction is not that of use"
         self.idle = now
 
     def evicted(self, before: list[int]) -> list[int]:
-        return [block for block in before if block not in self.blocks._hash_of]
+        hashed = self.hashed()
+        return [block for block in before if block not in hashed]
 
     # --- rules ----------------------------------------------------------------------------------------------------
 
@@ -88,7 +97,7 @@ class Blocks(RuleBasedStateMachine):
         free, needed = self.blocks.num_free, self.blocks.blocks_to_start(prefix, len(tokens))
         if not self.blocks.can_start(prefix, len(tokens), 0):
             return
-        idle, num_unused = list(self.blocks._cached), self.num_unused()
+        idle, num_unused = self.cached(), self.num_unused()
         self.blocks.start(sequence, prefix, len(tokens))
         taken_from_cache = [block for block in idle if block in prefix.blocks]
         gone = self.evicted(idle)
@@ -144,9 +153,9 @@ class Blocks(RuleBasedStateMachine):
     @rule(which=WHICH)
     def free(self, which: int) -> None:
         sequence = self.running.pop(which % len(self.running))
-        table, idle = [*sequence.block_table], list(self.blocks._cached)
+        table, idle = [*sequence.block_table], self.cached()
         self.blocks.free(sequence)
-        fresh = [block for block in self.blocks._cached if block not in idle]
+        fresh = [block for block in self.cached() if block not in idle]
         assert fresh == [block for block in reversed(table) if block in fresh], "ends go before beginnings"
 
     @precondition(lambda self: self.running and len(self.blocks.pinned) < 2)
@@ -230,7 +239,7 @@ class Blocks(RuleBasedStateMachine):
     def what_the_cache_knows_has_one_content_and_pinned_blocks_stay(self) -> None:
         if not hasattr(self, "blocks"):
             return
-        contents = [tuple(self.device[block]) for block in self.blocks._hash_of]
+        contents = [tuple(self.device[block]) for block in self.hashed()]
         assert len(set(contents)) == len(contents), "two hashes for the same tokens"
         for prefix, expected in self.pinned:
             for at, content in enumerate(expected):

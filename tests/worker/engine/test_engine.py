@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from scipy import stats
 
-from quire.shared.protocol.messages import Delta, Outcome, StepItem
+from quire.shared.protocol.messages import Delta, Outcome, SamplingParams, StepItem
 from quire.worker.engine.blocks import BlockError
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
-from tests.support.mock_model import EOS, Letters, continuation, make_engine, request, run, text
+from quire.worker.engine.offline import complete, generate
+from quire.worker.engine.randomness import uniform
+from quire.worker.engine.seen_tokens import SeenTokens
+from quire.worker.engine.sequence import Sequence, SequenceGroup
+from quire.worker.engine.stop_strings import StopStringMatcher
+from tests.support.mock_model import EOS, Letters, continuation, final, make_engine, request, run, text
+from tests.support.tokenizers import byte_fallback, byte_level
 
 
 def test_computed_tokens_are_counted_as_those_of_prompts_and_of_decodes() -> None:
@@ -148,89 +156,6 @@ def test_an_engine_that_checks_itself_finds_a_contradiction() -> None:
         engine.step()
 
 
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.integers(1, 40), st.integers(1, 30), st.integers(1, 3)),
-        st.tuples(st.just("step"), st.integers(1, 6)),
-        st.tuples(st.just("cancel"), st.integers(0, 50)),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=400, deadline=None)
-@given(
-    ACTIONS,
-    st.integers(18, 60),
-    st.sampled_from([1, 2, 4, 8]),
-    st.integers(1, 6),
-    st.integers(0, 20),
-)
-@pytest.mark.slow
-def test_random_arrivals_lengths_cancels_and_shortages_leak_nothing_and_starve_no_request(
-    actions: list[tuple], num_blocks: int, block_size: int, max_num_seqs: int, extra_budget: int
-) -> None:
-    engine = make_engine(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + extra_budget,
-        max_model_len=70,
-    )
-    expected: dict[str, list[int]] = {}
-    cancelled: set[str] = set()
-    items: list[StepItem] = []
-
-    def step() -> None:
-        oldest = min(
-            (s.group.arrival, s.choice, len(s.token_ids) - s.num_computed)
-            for g in engine.requests.values()
-            for s in g.unfinished
-        )
-        items.extend(engine.step())
-        engine.check_integrity()
-        # The oldest sequence is never passed over: it has fewer tokens to compute, or it has drawn one, or it has
-        # ended.
-        for group in engine.requests.values():
-            for sequence in group.unfinished:
-                if (group.arrival, sequence.choice) == oldest[:2]:
-                    assert sequence.num_computed > 0
-
-    for action in actions:
-        if action[0] == "add":
-            _, length, max_tokens, n = action
-            name = f"r{len(expected)}"
-            prompt = tuple((len(expected) * 7 + i) % 96 + 1 for i in range(length))
-            try:
-                engine.add(request(name, prompt, max_tokens=max_tokens, n=n))
-            except RequestRefused:
-                continue
-            expected[name] = continuation(prompt, max_tokens)
-        elif action[0] == "cancel" and engine.requests:
-            name = sorted(engine.requests)[action[1] % len(engine.requests)]
-            item = engine.finish(name, "cancelled")
-            assert item is not None
-            items.append(item)
-            cancelled.add(name)
-        elif action[0] == "step":
-            for _ in range(action[1]):
-                if engine.has_work:
-                    step()
-        engine.check_integrity()
-    for _ in range(20_000):
-        if not engine.has_work:
-            break
-        step()
-    assert not engine.has_work
-    assert engine.scheduler.blocks.num_free == num_blocks
-    for name, tokens in expected.items():
-        if name in cancelled:
-            assert text(items, name) == tokens[: len(text(items, name))]
-        else:
-            n = 1 + max(d.choice for i in items if i.request_id == name for d in i.deltas)
-            assert all(text(items, name, choice) == tokens for choice in range(n))
-
-
 @pytest.mark.parametrize("prompt", [(), (1, 97), (2**32 - 1,)])
 def test_tokens_that_the_model_does_not_have_are_refused_alone(prompt: tuple[int, ...]) -> None:
     engine = make_engine()
@@ -238,3 +163,123 @@ def test_tokens_that_the_model_does_not_have_are_refused_alone(prompt: tuple[int
     with pytest.raises(RequestRefused):
         engine.add(request("bad", prompt))
     assert text(run(engine), "good") == continuation((1, 2), 8)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+# Stop strings in texts with special tokens and leading spaces.
+
+
+def test_a_stop_string_may_begin_with_the_space_between_the_prompt_and_the_first_word() -> None:
+    words = byte_fallback().encode("the way", add_special_tokens=False).ids
+    assert StopStringMatcher(byte_fallback(), (" the",)).push(words) == " the"
+
+
+def test_a_stop_string_may_be_in_a_special_token_if_these_are_text() -> None:
+    tokenizer = byte_level()
+    token_ids = tokenizer.encode("a<|im_end|>b", add_special_tokens=False).ids
+    assert StopStringMatcher(tokenizer, ("im_end",)).push(token_ids) is None
+    assert StopStringMatcher(tokenizer, ("im_end",), skip_special_tokens=False).push(token_ids) == "im_end"
+
+
+@pytest.mark.parametrize(("skips", "expected"), [(True, "length"), (False, "stop")])
+def test_sequences_are_watched_in_the_text_that_their_request_asks_for(skips: bool, expected: str) -> None:
+    end = byte_level().token_to_id("<|im_end|>")
+    engine = make_engine(tokenizer=byte_level)
+    engine.add(request("a", (1, 2), stop=("_end",), skip_special_tokens=skips, allowed_token_ids=(end,)))
+    assert run(engine)[-1].deltas[-1].finish_reason == expected
+
+
+# --- sequence ---------------------------------------------------------------------------------------------------------
+# Counts of tokens, random numbers, limits, and completions without a queue.
+
+
+def group(**params: Any) -> SequenceGroup:
+    return SequenceGroup("r", (1, 2, 3), SamplingParams(**({"max_tokens": 4} | params)))
+
+
+def test_a_request_that_computes_a_pinned_prefix_is_synchronous() -> None:
+    made = group()
+    made.pin_as = "system"
+    made.start()
+    assert made.is_synchronous
+
+
+def counted(seen: SeenTokens) -> dict[int, int]:
+    assert len(seen) == len(seen.ids) == len(set(seen.ids.tolist()))
+    return dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True))
+
+
+def test_counts_are_those_of_all_tokens_however_many_are_added() -> None:
+    draw = random.Random(1)
+    seen, expected = SeenTokens((1, 2), (2,)), Counter({1: 0, 2: 1})
+    for _ in range(500):
+        token = draw.randrange(200)
+        seen.add(token)
+        expected[token] += 1
+        assert counted(seen) == expected
+
+
+# A stream that moves to a worker of another version must draw on in the same way.
+FROZEN = (0.13870941014555427, 0.9880658192551784)
+
+
+def test_random_numbers_depend_on_seed_choice_and_position_and_on_nothing_else() -> None:
+    keys = [(s, c, p) for s in range(20) for c in range(10) for p in range(20)]
+    numbers = uniform(*np.array(keys, dtype=np.uint64).T)
+    assert len(set(numbers.tolist())) == len(numbers)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    assert stats.kstest(numbers, "uniform").pvalue > 1e-4
+    shuffled = np.random.default_rng(0).permutation(len(keys))
+    assert (uniform(*np.array(keys, dtype=np.uint64)[shuffled].T) == numbers[shuffled]).all()
+    ends = np.array([(0, 0, 0), (2**64 - 1, 3, 1000)], dtype=np.uint64)
+    assert tuple(uniform(*ends.T).tolist()) == FROZEN
+
+
+@pytest.mark.parametrize("params", [{"n": 9}, {"best_of": 9, "temperature": 1.0}, {"beam_width": 9}])
+def test_more_sequences_than_there_are_rows_are_refused_alone(params: dict[str, Any]) -> None:
+    engine = make_engine()
+    engine.add(request("good", (1, 2)))
+    with pytest.raises(RequestRefused, match=r"9 sequences at once are more than the 8 that run here"):
+        engine.add(request("wide", (1, 2), **params))
+    assert text(run(engine), "good") == continuation((1, 2), 8)
+
+
+def test_a_request_that_can_never_fit_with_all_its_sequences_is_refused_alone() -> None:
+    engine = make_engine(num_blocks=13)
+    engine.add(request("three", (1,) * 6, n=3, max_tokens=10))
+    with pytest.raises(RequestRefused, match=r"16 tokens in 5 sequences need 16 KV blocks and the cache has 13"):
+        engine.add(request("five", (1,) * 6, n=5, max_tokens=10))
+    assert [list(one.token_ids) for one in final(run(engine), "three")] == [continuation((1,) * 6, 10)] * 3
+
+
+GREEDY = SamplingParams(6, temperature=0.0)
+
+
+def test_each_prompt_may_have_its_own_parameters() -> None:
+    long = SamplingParams(9, temperature=0.0, n=2, ignore_eos=True)
+    short, both = generate(make_engine(), [(1, 2), (1, 2)], [GREEDY, long])
+    assert short == [continuation((1, 2), 6)]
+    assert both == [continuation((1, 2), 9, ignore_eos=True)] * 2
+    with pytest.raises(ValueError, match="zip"):
+        generate(make_engine(), [(1, 2)], [GREEDY, long])
+
+
+def test_a_completion_says_how_it_ended_and_how_probable_it_was() -> None:
+    params = SamplingParams(4, temperature=1.0, seed=1, best_of=3, n=2, logprobs=True, ignore_eos=True)
+    [[best, second]] = complete(make_engine(branches=True), [(5, 6)], params)
+    assert best.finish_reason == second.finish_reason == "length"
+    assert best.score is not None
+    assert second.score is not None
+    assert best.score >= second.score
+    assert best.score == pytest.approx(sum(one.logprob for one in best.logprobs) / 4, abs=1e-5)
+    [[plain]] = complete(make_engine(), [(5, 6)], GREEDY)
+    assert (plain.score, plain.logprobs) == (None, [])
+
+
+def sequences(count: int, **params: object) -> list[Sequence]:
+    group = SequenceGroup("r", (1, 2), SamplingParams(4, n=count, **params))  # type: ignore[arg-type]
+    group.start()
+    for row, sequence in enumerate(group.sequences):
+        sequence.row = 10 + row
+    return group.sequences

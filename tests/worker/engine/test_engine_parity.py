@@ -22,7 +22,6 @@ from tests.support.parity import (
     GREEDY,
     MAX_TOKENS,
     Family,
-    by_hugging_face,
     load,
     load_own,
     make_engine,
@@ -83,15 +82,6 @@ def test_greedy_outputs_equal_those_of_hugging_face(name: str, prefer: str, fami
     one.assert_equal(one.generate(engine))
     assert engine.groups.num_preemptions > 0
     assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
-
-
-@pytest.mark.slow
-def test_many_prompts_and_a_checkpoint_of_several_files_equal_generate_with_padding(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path, "llama", sharded=True)
-    assert len(list(path.glob("*.safetensors"))) > 1
-    engine = make_engine(load_own(path))
-    assert [choices[0] for choices in generate(engine, prompts(), GREEDY)] == by_hugging_face(path)
-    assert engine.groups.num_preemptions > 0
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])

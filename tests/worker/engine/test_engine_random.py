@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,13 +21,17 @@ from quire.kernels import StepInterrupted
 from quire.shared.protocol.messages import POOLINGS, Delta, GenerationRequest, SamplingParams, StepItem
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.drafts.drafter import Drafter
+from quire.worker.engine.features.drafts.drafts import AnyDrafter, Drafts
+from quire.worker.engine.features.spill.block_file import ENTRY, PAGE
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.runner import Runner, StepOutput
-from quire.worker.engine.sequence import GroupState
+from quire.worker.engine.sequence import GroupState, Sequence
 from quire.worker.engine.step import Step
 from quire.worker.pinned_prefixes import pin
-from tests.support.mock_grammars import DEAD_ENDS, ENDLESS
-from tests.support.mock_model import alone, assert_idle, final, graphed, make_engine, request
+from tests.support.guesses import knowing
+from tests.support.mock_model import DEAD_ENDS, ENDLESS, alone, assert_idle, final, graphed, make_engine, request
+from tests.support.spills import assert_no_place_lost, attach
 from tests.worker.engine.features.test_pooling import embed, embedding
 from tests.worker.engine.features.test_pooling import expected as vector
 
@@ -105,8 +112,21 @@ class Interrupted(Runner):
         raise StepInterrupted
 
 
+def answer_of(sequence: Sequence) -> tuple[int, ...]:
+    answers = undisturbed(sequence.group.prompt, sequence.group.sampling)
+    return answers[sequence.choice % len(answers)].token_ids if answers else ()
+
+
+class SpillKind(NamedTuple):
+    """Places of the pool in host memory, and blocks of the file; 0: no file."""
+
+    num_places: int
+    num_blocks: int
+
+
 class EngineUnderLoad(RuleBasedStateMachine):
     engine: Engine
+    has_states = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,6 +135,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
         self.ended: set[str] = set()  # from outside
         self.num_asked = 0
         self.num_pinned = 0
+        self.folder = TemporaryDirectory(prefix="quire-spill-")
 
     @initialize(
         slots=st.integers(40, 90),
@@ -127,6 +148,10 @@ class EngineUnderLoad(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         pinned=st.sampled_from([(), (), (5,), (8, 11)]),
         runner=st.sampled_from([Runner, DeviceRunner, graphed, Stumbling, Interrupted]),
+        drafter=st.sampled_from([None, Drafter, knowing(answer_of), knowing(answer_of)]),
+        spill=st.sampled_from(
+            [None, SpillKind(3, 0), SpillKind(40, 0), SpillKind(3, 12), SpillKind(40, 4), SpillKind(40, 200)]
+        ),
     )
     def start(
         self,
@@ -140,7 +165,10 @@ class EngineUnderLoad(RuleBasedStateMachine):
         prefix_caching: bool,
         pinned: tuple[int, ...],
         runner: Callable[..., Runner],
+        drafter: Callable[..., AnyDrafter] | None,
+        spill: SpillKind | None,
     ) -> None:
+        spills = {"spills": True} if spill is not None and prefix_caching and not self.has_states else {}
         self.engine = self.make_engine(
             runner,
             num_blocks=-(-slots // block_size),
@@ -152,7 +180,13 @@ class EngineUnderLoad(RuleBasedStateMachine):
             max_prefill_tokens=max_prefill_tokens,
             preemption=preemption,
             prefix_caching=prefix_caching,
+            **spills,
         )
+        if spill is not None and spills:
+            folder = Path(self.folder.name) if spill.num_blocks else None
+            attach(self.engine, folder, spill.num_places, max_bytes=4 * PAGE + spill.num_blocks * (PAGE + ENTRY.size))
+        if drafter is not None and not self.engine.runner.model.state_bytes:
+            self.engine.drafts = Drafts(self.engine.groups, None, drafter)
         for i, length in enumerate(pinned):
             try:
                 pin(self.engine, f"p{i}", BEGINNINGS[i][:length])
@@ -160,7 +194,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
                 continue
             self.num_pinned += 1
 
-    def make_engine(self, runner: Callable[..., Runner], **limits: object) -> Engine:
+    def make_engine(self, runner: Callable[..., Runner], **limits: Any) -> Engine:
         return make_engine(True, runner, **limits)
 
     @rule(
@@ -247,8 +281,16 @@ class EngineUnderLoad(RuleBasedStateMachine):
             assert progress(self.engine, first.request_id) > had, "the first in line had no turn"
 
     def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
+        try:
+            if hasattr(self, "engine"):
+                self.check_end()
+                if self.engine.scheduler.spill is not None:
+                    self.engine.scheduler.spill.close()
+                    assert_no_place_lost(self.engine.scheduler.spill)
+        finally:
+            self.folder.cleanup()
+
+    def check_end(self) -> None:
         # One token of one sequence per step at the very least.
         for _ in range(3_000):
             if not self.engine.has_work:

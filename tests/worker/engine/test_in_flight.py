@@ -16,8 +16,9 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.transfers import SampledTokens
 from quire.worker.inspect.snapshot import take_snapshot
 from quire.worker.pinned_prefixes import pin
-from tests.support.mock_grammars import DEAD_ENDS, ENDLESS
 from tests.support.mock_model import (
+    DEAD_ENDS,
+    ENDLESS,
     EOS,
     MockModel,
     assert_idle,

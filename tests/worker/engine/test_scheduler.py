@@ -233,24 +233,6 @@ def test_the_prompt_budget_bounds_steps_with_decodes_and_no_others() -> None:
     run(engine)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("state", ["waiting", "prefilling", "running", "swapped"])
-def test_a_cancelled_request_frees_everything_at_once(method: str, state: str) -> None:
-    engine = make_engine(num_blocks=40, max_num_seqs=4, num_host_blocks=40, preemption="swap")
-    if state == "waiting":
-        engine.add(request("other", (1, 2), n=4, ignore_eos=True, max_tokens=30))
-        engine.step()
-    engine.add(request("a", range(1, 21), max_tokens=20, ignore_eos=True, **METHODS[method]), priority=1)
-    steps(engine, {"waiting": 1, "prefilling": 1, "running": 6, "swapped": 6}[state])
-    if state == "swapped":
-        engine.add(request("other", (1, 2), n=4, ignore_eos=True, max_tokens=30), priority=0)
-        engine.step()
-        assert states(engine)["a"] is GroupState.SWAPPED
-    engine.finish("a", "cancelled")
-    engine.finish("other", "cancelled")
-    assert_idle(engine)
-
-
 @pytest.mark.parametrize(("stop_after", "finished"), [(1, 0), (3, 0), (4, 1), (7, 2), (9, 2), (10, 3), (11, 3)])
 def test_choices_continue_an_earlier_attempt_in_which_some_have_finished(stop_after: int, finished: int) -> None:
     """One choice ends with a stop string, two with the end token, the last with its token number max_tokens."""

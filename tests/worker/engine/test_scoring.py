@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from quire import kernels
-from quire.shared.protocol.logprobs import TokenLogprobs, read_records
+from quire.shared.protocol.logprobs import TokenLogprobs, read_prompt_records, read_records
 from quire.shared.protocol.messages import Delta, GenerationRequest, SamplingParams, StepItem
-from quire.shared.protocol.prompt_logprobs import read_prompt_records
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits

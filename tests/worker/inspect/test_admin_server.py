@@ -26,6 +26,7 @@ from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineGone, EngineThread
+from quire.worker.queue.metrics import QueueMetrics
 from tests.support.mock_model import EOS, MockModel
 
 LIMITS = EngineLimits(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
@@ -83,7 +84,7 @@ async def serving(model: MockModel | None = None) -> AsyncIterator[Operator]:
     broker = Broker(Redis(), "mock")
     committer = Committer(broker, "w1", on_lost=lambda: None)
     info = {"model": "mock", "dtype": "float32"}
-    metrics = WorkerMetrics(loop, broker, ClaimCounts(), committer, LoopLag(), info)
+    metrics = WorkerMetrics(loop, QueueMetrics(broker, ClaimCounts(), committer, LoopLag()), info)
     server = WorkerAdminServer(loop, bind("127.0.0.1", 0), metrics).server
     loop.start()
     await server.start()

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from quire.shared.protocol.views import CACHED, MAX_NAME_LENGTH, NOBODY, PINNED, View, unpack_table
+from quire.shared.protocol.views import (
+    CACHED,
+    MAX_NAME_LENGTH,
+    NOBODY,
+    PINNED,
+    Member,
+    Row,
+    StepView,
+    View,
+    unpack_table,
+)
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect import engine_view
 from quire.worker.inspect.block_report import read_blocks
@@ -25,7 +35,7 @@ def read(engine: Engine, log: StepLog) -> View:
 
 def look(engine: Engine, log: StepLog | None = None) -> View:
     """Encode and decode the current view of the engine, and check that it agrees with the block map."""
-    made = read(engine, log or StepLog())
+    made = read(engine, log or StepLog(engine.groups))
     view, told = View.decode(made.encode()), read_blocks(engine).render()
     assert view == made
     usage = told["usage"]
@@ -72,8 +82,7 @@ def test_a_view_agrees_with_the_block_map_whatever_runs() -> None:
     pin(engine, "house", tuple(range(50, 60)))
     number = 0
     seen = dict.fromkeys(("shared", "swapped", "pinned", "prefill"), 0)
-    log = StepLog()
-    engine.observer = log
+    engine.observer = log = StepLog(engine.groups)
     for _ in range(400):
         if len(engine.requests) < 5 and random.random() < 0.3:
             number += 1
@@ -87,35 +96,32 @@ def test_a_view_agrees_with_the_block_map_whatever_runs() -> None:
         seen["shared"] += view.figures["blocks_shared"] > 0
         seen["swapped"] += view.figures["sequences_swapped"] > 0
         seen["pinned"] += any(flags & PINNED for flags in view.cells.flags)
-        seen["prefill"] += any(row.is_prefill for row in view.batch)
+        seen["prefill"] += any(row.kind == "prefill" for step in view.steps for row in step.rows)
     assert min(seen.values()) > 0, seen
 
 
 def test_what_steps_did_is_told_once() -> None:
-    engine, log = make_engine(), StepLog()
-    engine.observer = log
+    engine = make_engine()
+    engine.observer = log = StepLog(engine.groups)
     add(engine, "0123456789", tuple(range(1, 11)), n=4, temperature=1.0)
     engine.step()
     engine.step()
     view = look(engine, log)
-    assert view.steps == ((0, 10), (4, 0))
-    assert [(row.request, row.choice, row.tokens, row.is_prefill) for row in view.batch] == [("01234567", 0, 10, True)]
-    assert len(view.moves) == 3, "all but one write into a copy of the last block"
-    assert {move.kind for move in view.moves} == {"copy"}
-    assert len({move.source for move in view.moves}) == 1
+    assert view.members == tuple(Member("01234567", choice, 10) for choice in range(4))
+    assert [[(row.member, row.kind, row.computed) for row in step.rows] for step in view.steps] == [
+        [(0, "prefill", 10)],
+        [(choice, "decode", 1) for choice in range(4)],
+    ]
     tables = [unpack_table(one.table) for one in view.sequences]
-    assert {move.target for move in view.moves} < {table[2] for table in tables}
+    assert {move.target for move in view.steps[1].moves} < {table[2] for table in tables}
     again = look(engine, log)
-    assert (again.steps, again.batch, again.moves) == ((), (), ())
-    engine.step()
-    assert [row.is_prefill for row in look(engine, log).batch] == [False] * 4
+    assert (again.members, again.steps) == ((), ())
 
 
 def test_what_is_too_much_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_view, "MAX_CELLS", 1000)
     engine = make_engine(num_blocks=3000, max_num_seqs=304, max_num_batched_tokens=8000, max_model_len=256)
-    log = StepLog()
-    engine.observer = log
+    engine.observer = log = StepLog(engine.groups)
     for number in range(38):
         add(engine, f"{number:04}", (number, *[7] * 199), n=8, temperature=1.0)
     engine.step()
@@ -128,16 +134,18 @@ def test_what_is_too_much_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatc
     assert {(len(unpack_table(one.table)), one.num_blocks) for one in view.sequences} == {(32, 51)}
     engine.step()
     view = View.decode(read(engine, log).encode())
-    assert (len(view.batch), view.hidden_rows) == (256, 48)
+    assert [len(step.rows) for step in view.steps] == [256]
 
 
 def test_neither_prompts_nor_tokens_are_in_a_view() -> None:
-    engine, log = make_engine(max_model_len=128), StepLog()
-    engine.observer = log
+    engine = make_engine(max_model_len=128)
+    engine.observer = log = StepLog(engine.groups)
     add(engine, "r", (81, 82, 83), max_tokens=5)
     engine.step()
-    fields = [field for one in read(engine, log).sequences for field in one]
-    assert fields == ["r", 0, "running", 1, 3, 4, 3, 1, 0, b"\0\0\0\0"]
+    view = read(engine, log)
+    assert [field for one in view.sequences for field in one] == ["r", 0, "running", 1, 3, 4, 3, 1, 0, b"\0\0\0\0"]
+    assert view.members == (Member("r", 0, 3),)
+    assert view.steps == (StepView((Row(0, "prefill", 3, 3, 3, 0, 0, b"\0\0\0\0"),)),)
 
 
 def test_the_requests_of_one_call_have_different_names() -> None:

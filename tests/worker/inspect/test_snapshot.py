@@ -14,21 +14,20 @@ from redis.asyncio import Redis
 
 from quire.shared.protocol.broker import Broker
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
-from quire.shared.protocol.views import MAX_MOVES, MAX_STEPS, Move
 from quire.shared.telemetry.loop_lag import LoopLag
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.drafts.drafts import Drafts
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.step import Step
+from quire.worker.engine.speculation import SOURCES
 from quire.worker.inspect.block_report import read_blocks
 from quire.worker.inspect.metrics import WorkerMetrics
 from quire.worker.inspect.snapshot import EngineUsage, take_snapshot
-from quire.worker.inspect.step_log import StepLog
 from quire.worker.pinned_prefixes import pin
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.counts import ClaimCounts
 from quire.worker.queue.engine_thread import EngineThread
-from tests.support.mock_model import EOS, MockModel
-from tests.support.stateful_model import StatefulModel
+from quire.worker.queue.metrics import QueueMetrics
+from tests.support.mock_model import EOS, MockModel, StatefulModel, continuation
 
 SIZE = 4
 
@@ -146,40 +145,6 @@ def test_the_slots_of_states_are_counted_by_use() -> None:
     assert now.state_snapshots == 3, "after 8 and 16 tokens of the prompt, and 24 with the answer"
 
 
-def steps_of(log: StepLog, **params: int) -> list[Step]:
-    """The steps of one request with a log as the engine's observer."""
-    seen: list[Step] = []
-    engine = make_engine()
-
-    def observe(step: Step) -> None:
-        seen.append(step)
-        log(step)
-
-    engine.observer = observe
-    add(engine, "a", tuple(range(1, 21)), **params)
-    while engine.has_work:
-        engine.step()
-    return seen
-
-
-def test_only_the_latest_steps_are_kept() -> None:
-    log = StepLog()
-    steps_of(log, max_tokens=MAX_STEPS + 20)
-    assert log.take().steps == ((1, 0),) * MAX_STEPS
-
-
-def test_moves_beyond_the_limit_are_counted() -> None:
-    log = StepLog()
-    engine = make_engine()
-    add(engine, "a", (1, 2, 3))
-    step = engine.scheduler.schedule()
-    step.copies = [(block, block + 1) for block in range(MAX_MOVES + 3)]
-    log(step)
-    found = log.take()
-    assert (len(found.moves), found.hidden_moves) == (MAX_MOVES, 3)
-    assert found.moves[-1] == Move("copy", MAX_MOVES + 2, MAX_MOVES + 3)
-
-
 def expected_blocks(engine: Engine) -> dict[int, tuple[list[str], int]]:
     """Owners and filled slots of each block that is not free, from the bookkeeping of the engine."""
     blocks = engine.scheduler.blocks
@@ -216,26 +181,30 @@ def test_each_block_has_its_owners_and_slots_whatever_runs() -> None:
     assert [one["id"] for one in report["blocks"] if one["pinned"]] == engine.scheduler.blocks.pinned[0].blocks
 
 
-def families() -> Iterator[Metric]:
-    """The metrics of a worker whose engine has taken two steps."""
-    engine = make_engine(host := 64, num_host_blocks=host // 8)
-    add(engine, "a", tuple(range(1, 11)), n=4, temperature=1.0)
-    engine.step()
-    engine.step()
+def families(engine: Engine) -> Iterator[Metric]:
+    """The metrics of a worker with this engine."""
     broker = Broker(Redis(), "mock")
     thread = EngineThread(engine, lambda commits, computed: None, lambda: None)
     committer = Committer(broker, "w1", on_lost=lambda: None)
-    metrics = WorkerMetrics(thread, broker, ClaimCounts(), committer, LoopLag(), {"model": "mock"}, 2)
+    metrics = WorkerMetrics(thread, QueueMetrics(broker, ClaimCounts(), committer, LoopLag()), {"model": "mock"}, 2)
     text = metrics.render(take_snapshot(engine).usage(), engine.times.read())
     yield from (one for one in text_string_to_metric_families(text.decode()) if one.name.startswith("quire_"))
 
 
-def test_metrics_show_the_figures_of_the_engine() -> None:
-    found = {
+def samples(engine: Engine) -> dict[str, float]:
+    return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
-        for family in families()
+        for family in families(engine)
         for sample in family.samples
     }
+
+
+def test_metrics_show_the_figures_of_the_engine() -> None:
+    engine = make_engine(host := 64, num_host_blocks=host // 8)
+    add(engine, "a", tuple(range(1, 11)), n=4, temperature=1.0)
+    engine.step()
+    engine.step()
+    found = samples(engine)
     expected = {
         "quire_kv_block_size_slots": 4,
         "quire_kv_capacity_blocks": 64,
@@ -249,10 +218,41 @@ def test_metrics_show_the_figures_of_the_engine() -> None:
         "quire_engine_tokens_total prefill": 10,
         "quire_engine_tokens_total decode": 4,
         "quire_prefix_cache_query_tokens_total": 10,
+        "quire_saved_steps_total": 0,
         "quire_block_copies_total": 3,
         "quire_forks_total": 3,
         "quire_step_seconds_count decode": 1,
         "quire_worker_info mock": 1,
         "quire_replaced_kernels": 2,
+    }
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_metrics_count_drafted_tokens_by_source() -> None:
+    engine = make_engine(max_num_batched_tokens=64)
+    engine.drafts = Drafts(engine.groups, None)
+    answer = continuation((1, 2, 3), 30, ignore_eos=True)
+    prediction = (*answer[:8], answer[8] + 1, *answer[9:20])
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    engine.add(GenerationRequest("a", "mock", (1, 2, 3), params, prediction=prediction))
+    items = []
+    while engine.has_work:
+        items += engine.step()
+    [outcome] = [item.outcome for item in items if item.outcome]
+    assert outcome.prediction is not None
+    accepted, rejected = outcome.prediction
+    assert accepted >= 7
+    assert rejected >= 11
+    found = samples(engine)
+    expected = {f"quire_{kind}_tokens_total {source}": 0 for kind in ("drafted", "accepted") for source in SOURCES}
+    expected |= {
+        "quire_drafted_tokens_total prediction": accepted + rejected,
+        "quire_accepted_tokens_total prediction": accepted,
+        "quire_saved_steps_total": accepted,
+        "quire_engine_steps_total": 30 - accepted,
+        # All tokens but the one of the prompt's step are decoded.
+        "quire_engine_tokens_total decode": 29,
+        "quire_step_tokens_sum decode": 29,
+        "quire_step_sequences_sum": 30 - accepted,
     }
     assert {name: found[name] for name in expected} == expected

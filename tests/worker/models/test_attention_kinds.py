@@ -16,22 +16,20 @@ from quire.shared.process.errors import NotSupported
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.offline import generate
 from quire.worker.models.transformers import latent_attention, trial
-from quire.worker.models.transformers.alibi import AlibiBias, mpt_slopes_of, slopes_of, split
-from quire.worker.models.transformers.attention import AttentionProbe, UnsupportedAttention
+from quire.worker.models.transformers.alibi import AlibiBias, mpt_slopes_of, slopes_of
 from quire.worker.models.transformers.attention_chunks import tables_in_chunks
 from quire.worker.models.transformers.bridge import TransformersModel
 from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.models.transformers.latent_attention import find_latent_layers
 from quire.worker.models.transformers.linear import PackedLinearModule
-from quire.worker.models.transformers.query_scales import LogQueryScale, scaled, take_query_scales
+from quire.worker.models.transformers.query_scales import LogQueryScale, take_query_scales
 from quire.worker.models.transformers.shapes import AttentionShape
 from quire.worker.models.transformers.sparse_attention import compressed_keys
 from quire.worker.models.transformers.trial import by_transformers, over_pages, texts
 from tests.support.architectures import ARCHITECTURES
 from tests.support.parity import GREEDY, MAX_TOKENS, assert_greedy, load, load_reference, make_engine, prompts, refusal
 from tests.support.served_models import reference
-from tests.support.transformers_checkpoints import make_other
-from tests.support.written_checkpoints import WRITTEN
+from tests.support.transformers_checkpoints import WRITTEN, make_other
 
 
 def make_written(folder: Path, kind: str, **fields: Any) -> Path:
@@ -66,10 +64,6 @@ def test_linear_layers_of_all_families_are_packed(tmp_path: Path) -> None:
         model = load(make_written(tmp_path, kind))
         assert sum(isinstance(one, PackedLinearModule) for one in model._model.modules()) == 3 * 4 + 1
         assert model.is_row_invariant
-
-
-def test_embeddings_are_the_hidden_states(tmp_path: Path) -> None:
-    assert load(make_written(tmp_path, "bloom")).hidden_size == 64
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -132,12 +126,6 @@ def test_biases_of_falcon_are_rounded_as_it_was_trained() -> None:
     assert torch.equal((q @ k.transpose(2, 3))[0, :, :1], expected)
 
 
-def test_three_parts_are_a_whole_number_of_24_bits() -> None:
-    values = torch.tensor([0.0, 1 / 3, 1234.5678, 2.0**-20])
-    assert torch.equal(split(values).sum(-1), values)
-    assert torch.equal(split(values).bfloat16().float(), split(values))
-
-
 def int32(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
@@ -159,36 +147,6 @@ def test_a_sequence_is_cut_where_chunks_begin() -> None:
         [5],
         [10],
     ]
-
-
-@pytest.mark.parametrize("prefer", ["cpu", "reference"])
-def test_kernels_over_the_new_tables_give_dense_attention_in_chunks(prefer: str) -> None:
-    ops, heads, d, chunk = kernels.select_ops("cpu", torch.float32, prefer), 2, 16, 32
-    lengths, queries = [70, 33, 64, 12], [41, 1, 64, 2]
-    torch.manual_seed(0)
-    k_cache, v_cache = ops.alloc_kv_cache(24, 1, 8, d)
-    blocks = torch.randperm(24, dtype=torch.int32)
-    tables = torch.zeros((4, 10), dtype=torch.int32)
-    rows, at = [], 0
-    for s, length in enumerate(lengths):
-        count = -(-length // 8)
-        tables[s, :count], at = blocks[at : at + count], at + count
-        rows.append(torch.randn(length, (heads + 2) * d))
-        places = torch.arange(length)
-        slots = tables[s, places // 8] * 8 + places % 8
-        identity = torch.cat([torch.ones(1, d // 2), torch.zeros(1, d // 2)], dim=1)
-        ops.rope_and_cache(rows[s], torch.zeros(length).int(), identity, slots, k_cache, v_cache, heads, 1)
-    q = torch.cat([part[-n:, : heads * d] for part, n in zip(rows, queries, strict=True)]).view(-1, heads, d)
-    starts = int32(0, *torch.tensor(queries).cumsum(0).tolist())
-    step = tables_in_chunks((tables, int32(*lengths), starts), chunk, 8)
-    found = ops.paged_attention(q.contiguous(), k_cache, v_cache, *step, 0.3).view(-1, heads, d).split(queries)
-    for s, (length, count) in enumerate(zip(lengths, queries, strict=True)):
-        keys, values = rows[s][:, heads * d :].split(d, dim=1)
-        position, key = torch.arange(length - count, length)[:, None], torch.arange(length)
-        seen = (key <= position) & (key // chunk == position // chunk)
-        scores = torch.einsum("qhd,kd->hqk", rows[s][-count:, : heads * d].view(count, heads, d), keys) * 0.3
-        expected = torch.einsum("hqk,kd->qhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), values)
-        torch.testing.assert_close(found[s], expected, atol=1e-5, rtol=1e-4)
 
 
 def make(folder: Path, kind: str, **changes: Any) -> Path:
@@ -225,33 +183,6 @@ def test_compressed_keys_are_refused_by_name(tmp_path: Path) -> None:
     both = ["full_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
     assert "compressed_sparse_attention, heavily" in compressed_keys(SimpleNamespace(layer_types=both))
     assert compressed_keys(SimpleNamespace(layer_types=None)) == compressed_keys(SimpleNamespace()) == ""
-
-
-@pytest.mark.slow
-def test_indices_of_keys_are_not_taken_for_none() -> None:
-    parts = [torch.zeros(1, 4, 2, 16) for _ in range(3)]
-    call = {"module": object(), "attention_mask": torch.zeros(1, 1, 2, 2)}
-    AttentionProbe(torch.float32, 64).attend(q=parts[0], k=parts[1], v=parts[2], indices=torch.zeros(0), **call)
-    with pytest.raises(UnsupportedAttention, match="its attention takes indices"):
-        AttentionProbe(torch.float32, 64).attend(q=parts[0], k=parts[1], v=parts[2], indices=torch.zeros(1), **call)
-
-
-@pytest.mark.slow
-def test_a_factor_grows_with_each_period() -> None:
-    factors = LogQueryScale(0.5, 8.0)(torch.tensor([0, 6, 7, 14, 15, 1_000_000]))
-    expected = 1 + 0.5 * torch.log(1 + torch.tensor([0.0, 0, 1, 1, 2, 125_000]))
-    torch.testing.assert_close(factors, expected)
-
-
-@pytest.mark.slow
-def test_each_query_gets_the_factor_of_its_position() -> None:
-    q = torch.ones(1, 2, 3, 4, dtype=torch.bfloat16)
-    module = SimpleNamespace(query_scale=LogQueryScale(1.0, 1.0))
-    found = scaled(module, q, torch.tensor([3, 0, 100], dtype=torch.int32))
-    assert found.dtype is torch.bfloat16
-    factors = 1 + torch.log(torch.tensor([5.0, 2.0, 102.0]))
-    torch.testing.assert_close(found[0, 1, :, 2], factors.bfloat16())
-    assert scaled(SimpleNamespace(), q, torch.arange(3)) is q
 
 
 @pytest.mark.slow

@@ -222,7 +222,7 @@ def test_swapping_without_host_memory_is_a_mistake_of_the_caller(checkpoints):
     ],
 )
 def test_a_model_says_why_it_takes_no_adapters(family, ranks, reason, tmp_path):
-    model = SimpleNamespace(config=read_config(make_checkpoint(tmp_path, family)), _ranks=ranks)
+    model = SimpleNamespace(config=read_config(make_checkpoint(tmp_path, family)), _ranks=ranks, tower=None)
     found = Decoder.why_no_adapters.fget(model)
     assert reason in found
     assert bool(found) == bool(reason)

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from quire import kernels
 from quire.kernels.moe import Routing
 from quire.kernels.quantization import quantize
+from quire.shared.model.fields import Fields
 from quire.shared.process.errors import CheckpointError
-from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.loader import Weights
 from quire.worker.models.files.weight_reader import WeightReader
 from quire.worker.models.native.config import read_config

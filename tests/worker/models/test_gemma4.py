@@ -20,7 +20,6 @@ from quire.worker.models.native.rope import RopeConfig
 from quire.worker.models.native.sharding import NotDivisible, Shard
 from quire.worker.models.transformers.config import TransformersConfig
 from tests.support.checkpoints import COMMON, GEMMA4, make_checkpoint
-from tests.support.quantized import edit_config
 from tests.worker.models.test_decoder import TOLERANCE, WHOLE, Stepper, draw_prompts, transformers_logits
 
 transformers = pytest.importorskip("transformers")
@@ -275,39 +274,31 @@ def test_the_text_of_the_wrapper_is_that_of_the_text_model(tmp_path: Path) -> No
         torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
 
 
-def test_a_checkpoint_without_inputs_and_with_one_head_width_is_computed(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path, "gemma4-full", global_head_dim=16, num_global_key_value_heads=None)
-    assert json.loads((path / "config.json").read_text())["per_layer_config"] == {}
+ROPES = {
+    "full_attention": {
+        "rope_type": "proportional", "rope_theta": 5e5, "partial_rotary_factor": 0.5, "factor": 2.0,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("gemma4-full", {"global_head_dim": 16, "num_global_key_value_heads": None}),  # one width, no inputs
+        ("gemma4-full", {"attention_bias": True}),
+        ("gemma4", {"rope_parameters": ROPES, "initializer_range": 0.2}),
+    ],
+)
+def test_variants_give_the_logits_of_transformers(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, family, **fields)
     prompts = draw_prompts(1)
     found = Stepper(load(path), prompts).run(WHOLE)
     for one, other in zip(found, transformers_logits(path, prompts, torch.float32), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
 
 
-def test_attention_biases_are_computed(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path, "gemma4-full", attention_bias=True)
-    assert read_config(path).o_bias
-    prompts = draw_prompts(1)
-    found = Stepper(load(path), prompts).run(WHOLE)
-    for one, other in zip(found, transformers_logits(path, prompts, torch.float32), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
-
-
-def test_factors_of_rope_are_read(tmp_path: Path) -> None:
-    ropes = {
-        "full_attention": {
-            "rope_type": "proportional", "rope_theta": 5e5, "partial_rotary_factor": 0.5, "factor": 2.0,
-        },
-        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
-    }  # fmt: skip
-    path = make_checkpoint(tmp_path, "gemma4", rope_parameters=ropes, initializer_range=0.2)
-    assert read_config(path).rope == RopeConfig("proportional", 5e5, 2.0, rotated=0.5)
-    prompts = draw_prompts(1)
-    found = Stepper(load(path), prompts).run(WHOLE)
-    for one, other in zip(found, transformers_logits(path, prompts, torch.float32), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
-    edit_config(
-        path, rope_parameters=ropes | {"full_attention": ropes["full_attention"] | {"partial_rotary_factor": 2}}
-    )
+def test_wrong_factors_of_rope_are_refused(tmp_path: Path) -> None:
+    wrong = ROPES | {"full_attention": ROPES["full_attention"] | {"partial_rotary_factor": 2}}
     with pytest.raises(CheckpointError, match="partial_rotary_factor is 2"):
-        read_config(path)
+        read_config(write(tmp_path, rope_parameters=wrong))

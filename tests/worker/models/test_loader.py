@@ -65,43 +65,6 @@ def edit_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -
 # Finding a model
 
 
-@pytest.mark.parametrize("name", ["./missing", "/missing/folder", "~/missing-folder", "a/b/c", ""])
-def test_a_path_that_is_no_folder_is_refused_without_asking_the_network(name):
-    with pytest.raises(CheckpointError, match=r"there is no folder .*; give a folder with config\.json"):
-        loader.resolve(name)
-
-
-def test_a_file_is_not_a_model(originals):
-    with pytest.raises(CheckpointError, match=r"is a file; give a GGUF file, or the folder"):
-        loader.resolve(str(originals["llama"] / WEIGHTS))
-
-
-def test_a_name_that_cannot_be_downloaded_says_why_and_what_to_do(monkeypatch):
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    def failing(error: Exception) -> str:
-        def snapshot_download(*_: Any, **__: Any) -> str:
-            raise error
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-        with pytest.raises(CheckpointError) as caught:
-            loader.resolve("owner/model")
-        assert "\n" not in str(caught.value)
-        assert "'owner/model' is not a folder" in str(caught.value)
-        return str(caught.value)
-
-    def http(kind: type[Exception]) -> Exception:
-        return kind.__new__(kind)  # the real constructor wants a whole HTTP response
-
-    assert "unknown or private; check the spelling" in failing(http(errors.RepositoryNotFoundError))
-    assert "needs permission; accept its licence" in failing(http(errors.GatedRepoError))
-    assert "neither downloaded nor reachable; connect" in failing(errors.LocalEntryNotFoundError("offline"))
-    assert "HF_HUB_OFFLINE must be unset" in failing(errors.OfflineModeIsEnabled("offline"))
-    assert "is malformed; give a folder" in failing(errors.HFValidationError("bad"))
-    assert "No space left on device" in failing(OSError(28, "No space left on device"))
-
-
 def test_a_name_is_downloaded_without_pickles_and_code(monkeypatch, tmp_path):
     import fnmatch
 
@@ -265,10 +228,6 @@ def logits(path: Path) -> torch.Tensor:
     batch = ForwardBatch(count, count, count, torch.zeros((1, 1), dtype=torch.int32), ends[1:], ends, count.long())
     with torch.inference_mode():
         return decoder.forward(batch, decoder.alloc_kv_cache(1, 8))
-
-
-def test_shards_are_the_same_model_as_one_file(originals):
-    assert torch.equal(logits(originals["sharded"]), logits(originals["llama"]))
 
 
 def test_a_checkpoint_of_the_body_alone_has_names_without_a_prefix(copy, originals):

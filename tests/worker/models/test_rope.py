@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from quire.shared.model.fields import Fields
 from quire.shared.process.errors import NotSupported
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.offline import generate
-from quire.worker.models.files.fields import Fields
 from quire.worker.models.native.rope import RopeConfig, cos_sin_table, inverse_frequencies, parse_rope
 from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import VOCAB_SIZE

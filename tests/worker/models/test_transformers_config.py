@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.shared.model.fields import Fields
 from quire.shared.model.folder import WEIGHTS
 from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.engine.offline import generate
 from quire.worker.models.choice import choose_model
-from quire.worker.models.files.fields import Fields
 from quire.worker.models.native.config import ModelConfig
 from quire.worker.models.native.families import (
     FAMILIES,
@@ -23,6 +23,7 @@ from quire.worker.models.native.families import (
     is_unknown_to_transformers,
     refuse_unsupported,
 )
+from quire.worker.models.transformers.bridge import TransformersModel
 from quire.worker.models.transformers.config import TransformersConfig, read_transformers_config
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE, make_checkpoint
 from tests.support.parity import GREEDY, by_hugging_face, load, load_own, make_engine, prompts, refusal
@@ -60,6 +61,10 @@ def test_end_tokens_are_those_of_the_generation_config_then_of_the_config(tmp_pa
     assert read_transformers_config(path).eos_token_ids == (1,)  # the default of the model's configuration class
 
 
+def rope_types(model: TransformersModel) -> list[Any]:
+    return [module.rope_type for module in model._model.modules() if hasattr(module, "rope_type")]
+
+
 def test_contexts_end_where_rope_would_change_for_all_tokens_at_once(tmp_path: Path) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     path = make_kind(tmp_path / "phi3", "phi3", rope_parameters=rope, original_max_position_embeddings=64)
@@ -70,8 +75,7 @@ def test_contexts_end_where_rope_would_change_for_all_tokens_at_once(tmp_path: P
     path = make_kind(tmp_path / "llama", "llama-yarn", rope_parameters=dynamic)
     model = load(path)
     assert model.max_model_len == 256
-    kinds = [module.rope_type for module in model._model.modules() if hasattr(module, "rope_type")]
-    assert kinds == ["default"]
+    assert rope_types(model) == ["default"]
 
 
 def test_each_kind_of_layer_may_have_a_rope_of_its_own(tmp_path: Path) -> None:
@@ -80,8 +84,7 @@ def test_each_kind_of_layer_may_have_a_rope_of_its_own(tmp_path: Path) -> None:
     parameters = {"full_attention": long, "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
     model = load(make_kind(tmp_path / "gemma3", "gemma3", rope_parameters=parameters))
     assert model.max_model_len == 64
-    kinds = [module.rope_type for module in model._model.modules() if hasattr(module, "rope_type")]
-    assert kinds == [dict.fromkeys(parameters, "default")]
+    assert rope_types(model) == [dict.fromkeys(parameters, "default")]
 
 
 def test_a_context_that_is_too_long_says_which_field_makes_it_longer(tmp_path: Path) -> None:

@@ -18,9 +18,7 @@ from quire.worker.models.transformers.examine import examine
 from quire.worker.models.transformers.state_pool import StateKey, StateLayout, StatePool
 from quire.worker.models.transformers.states import StateProbe, StateStep
 from quire.worker.models.transformers.trial import texts
-from tests.support.architectures import ARCHITECTURES
 from tests.support.checkpoints import VOCAB_SIZE
-from tests.support.transformers_checkpoints import make_other
 
 
 def asked(**changes: Any) -> AttentionProbe:
@@ -119,19 +117,6 @@ def examined(path: Path, max_model_len: int = 64) -> Any:
     return model, examine(model, read_transformers_config(path), text, torch.float32, max_model_len)
 
 
-def test_states_of_other_layers_are_found(tmp_path: Path) -> None:
-    model_type, fields = ARCHITECTURES["lfm2"]
-    _, (shapes, states, _) = examined(make_other(tmp_path / "lfm2", model_type, **fields))
-    assert len(shapes) == 1
-    assert states is not None
-
-
-def test_positions_that_are_counted_in_a_cache_are_refused(tmp_path: Path) -> None:
-    model_type, fields = ARCHITECTURES["llama4_text-tuned"]
-    with pytest.raises(UnsupportedAttention, match="it takes positions from the cache of Transformers"):
-        examined(make_other(tmp_path / "llama4", model_type, **fields))
-
-
 WIDTH = 3
 
 
@@ -195,13 +180,6 @@ def wrapped(num_slots: int = 6) -> tuple[nn.Module, StatePool]:
     pool = StatePool(probed(layer), num_slots, "cpu")
     states.wrap(layer)
     return layer, pool
-
-
-def test_a_probe_finds_the_modules_and_the_shapes_of_their_states() -> None:
-    assert probed(Memory()).shapes == {
-        StateKey(4, "conv", 0): ((1, WIDTH), torch.float32),
-        StateKey(4, "recurrent", 0): ((1,), torch.float32),
-    }
 
 
 def test_chunks_and_decodes_of_several_sequences_continue_their_own_states() -> None:

@@ -30,8 +30,27 @@ from quire.worker.models.transformers.split import CannotSplit, split
 from quire.worker.models.transformers.weights import load_weights
 from tests.support.architectures import ARCHITECTURES
 from tests.support.hybrid_checkpoints import make_hybrid
-from tests.support.idle_ranks import IdleRanks
 from tests.support.transformers_checkpoints import LLAMA_LIKE, make_kind, make_other
+
+# --- idle ranks -------------------------------------------------------------------------------------------------------
+# One rank of several whose other ranks do nothing.
+
+
+class IdleRanks:
+    """A `GatheringGroup`: the other ranks add zeros."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.num_sums = 0
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        self.num_sums += 1
+        return values
+
+    def all_gather(self, columns: torch.Tensor, width: int) -> torch.Tensor:
+        found = columns.new_zeros(len(columns), self.size * columns.shape[1])
+        found[:, self.rank * columns.shape[1] :][:, : columns.shape[1]] = columns
+        return found[:, :width]
 
 
 def split_for(path: Path, rank: int = 0, size: int = 2, **changes: Any) -> tuple[Any, Parts]:

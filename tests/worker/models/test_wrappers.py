@@ -82,21 +82,6 @@ def test_gemma_3_as_published_leaves_sizes_to_the_defaults_of_transformers(tmp_p
         assert read_config(tmp_path).eos_token_ids == (1, 106)
 
 
-@pytest.mark.parametrize(
-    ("name", "plain"),
-    [
-        ("language_model.model.norm.weight", "model.norm.weight"),
-        ("language_model.lm_head.weight", "lm_head.weight"),
-        ("model.language_model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
-        ("model.text_model.norm.weight", "model.norm.weight"),
-        ("model.visual.norm.weight", "model.visual.norm.weight"),
-        ("lm_head.weight", "lm_head.weight"),
-    ],
-)
-def test_names_of_tensors(name: str, plain: str) -> None:
-    assert text_tensor_name(name) == plain
-
-
 def test_all_prefixes_of_tensors_are_found(tmp_path: Path) -> None:
     path = make_vision(tmp_path / "llava", "llava")
     found = answers(path)

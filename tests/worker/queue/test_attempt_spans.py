@@ -12,6 +12,7 @@ from quire.shared.protocol.broker import Claim
 from quire.shared.telemetry.spans import Tracer
 from quire.shared.telemetry.trace_context import TraceContext
 from quire.worker.queue.attempt_spans import span_id_of, spans_of
+from quire.worker.queue.counts import ClaimCounts
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -113,3 +114,21 @@ def test_an_attempt_that_fails_is_marked(outcome: str) -> None:
 
 def test_an_attempt_token_that_is_not_hexadecimal_gives_no_id() -> None:
     assert span_id_of("not hexadecimal at all") == 0
+
+
+def test_the_queue_span_tells_how_a_request_came_to_the_holder_of_its_prefix() -> None:
+    tracer = RecordingTracer()
+    assert spans_of(cast(Tracer, tracer), claim(placement="waited", holder="w7"), "w1")
+    queue = tracer.spans[0]
+    assert queue.attributes["quire.prefix.placement"] == "waited"
+    assert queue.attributes["quire.prefix.holder"] == "w7"
+    assert spans_of(cast(Tracer, tracer), claim(), "w1")
+    assert not any(name.startswith("quire.prefix") for name in tracer.spans[2].attributes)
+
+
+def test_first_claims_are_counted_by_placement() -> None:
+    counts = ClaimCounts()
+    for placement in ("holder", "holder", "waited", "busy", ""):
+        counts.note(claim(placement=placement))
+    counts.note(claim(placement="holder", deliveries=2))
+    assert counts.placed == {"holder": 2, "waited": 1, "busy": 1}

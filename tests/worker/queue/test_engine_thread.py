@@ -90,15 +90,16 @@ def test_what_is_on_its_way_into_a_step_can_no_longer_be_displaced() -> None:
 def test_a_request_of_a_higher_class_interrupts_a_step_of_batches_and_one_of_their_class_does_not() -> None:
     model = Gated()
     with running(model) as loop:
+        interrupt = loop._engine.interrupt
         loop.add(REQUEST, "attempt", (), priority=2)
         assert model.entered.acquire(timeout=60)
         loop.add(replace(REQUEST, id="line"), "attempt", (), priority=2)
-        assert not loop._engine.interrupt.is_requested
+        assert not interrupt.is_requested
         loop.add(replace(REQUEST, id="call"), "attempt", (), priority=1)
-        assert loop._engine.interrupt.is_requested
+        assert interrupt.is_requested
         model.go_on.release()
         assert model.entered.acquire(timeout=60)
-        assert not loop._engine.interrupt.is_requested, "the next step has the prompt of the call"
+        assert not interrupt.is_requested, "the next step has the prompt of the call"
 
 
 def test_one_slow_step_is_forgotten_in_time() -> None:

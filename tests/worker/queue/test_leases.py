@@ -17,6 +17,7 @@ import pytest
 from quire.shared.protocol.broker import Broker, new_id
 from quire.shared.redis.clients import command_client
 from quire.worker.engine.engine import Engine
+from quire.worker.engine_runtime import EngineRuntime
 from quire.worker.interpreter import FAILED
 from quire.worker.queue.engine_thread import EngineThread
 from quire.worker.queue.leases import NameTaken, check_name, home, is_gone, take_name
@@ -37,7 +38,7 @@ def short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 def service(redis_url: str, model: MockModel | None = None) -> WorkerService:
     engine = Engine(model or MockModel(), LIMITS, (EOS,), None)
     leases = LeaseTimes(lease_s=0.5, beat_s=BEAT_S)
-    return WorkerService(engine, model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases)
+    return WorkerService(EngineRuntime(engine), model_name=MODEL, worker_id="w1", redis_url=redis_url, leases=leases)
 
 
 def homes() -> list[str]:

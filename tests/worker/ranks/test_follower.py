@@ -98,7 +98,10 @@ class LoggedLeader(LeadingDecoder, Logged):
 
 
 @contextmanager
-def a_leader_and_a_follower(path: Path) -> Iterator[tuple[LeadingDecoder, Follower, list[str], list[Tape]]]:
+def a_leader_and_a_follower(
+    path: Path, *recorders: Callable[..., Any]
+) -> Iterator[tuple[LeadingDecoder, Follower, list[str], list[Tape]]]:
+    """The follower records its graphs by these, one for each order; then, as without them, to tapes."""
     wire = Wire()
     load = path, kernels.ReferenceOps("cpu", torch.float32), torch.float32, "cpu"
     leader = LoggedLeader.lead(wire, *load)
@@ -106,8 +109,11 @@ def a_leader_and_a_follower(path: Path) -> Iterator[tuple[LeadingDecoder, Follow
     leader.log, part.log = [], []
     wire.is_asked = True
     tapes: list[Tape] = []
+    own = iter(recorders)
 
     def record(launch: Callable[[], None], pool: Any) -> tuple[Tape, Any]:
+        if (recorder := next(own, None)) is not None:
+            return recorder(launch, pool)
         tape = Tape(part.log)
         launch()
         tapes.append(tape.finish())
@@ -122,6 +128,15 @@ def a_leader_and_a_follower(path: Path) -> Iterator[tuple[LeadingDecoder, Follow
         wire.tell("end")
         thread.join(60)
         assert not thread.is_alive()
+
+
+def graphs(follower: Follower) -> list[Any]:
+    return list(follower._graphs.values())
+
+
+def cache_sizes(follower: Follower) -> list[int]:
+    """Return the number of blocks of each cache that a follower keeps."""
+    return [cache.layers[0][0].shape[0] for cache in follower._caches.values()]
 
 
 def batch(tokens: int) -> ForwardBatch:
@@ -147,7 +162,7 @@ def test_a_graph_is_recorded_and_replayed_on_all_ranks(path: Path) -> None:
         assert own.replays == 3
     assert log == ["forward 5", "forward 7", "forward 6"]
     assert [(tape.recorded, tape.replays) for tape in tapes] == [(["forward 7"], 3)]
-    assert list(follower._graphs.values()) == tapes
+    assert graphs(follower) == tapes
 
 
 def test_a_graph_that_the_leader_cannot_record_is_forgotten_everywhere(path: Path) -> None:
@@ -164,35 +179,34 @@ def test_a_graph_that_the_leader_cannot_record_is_forgotten_everywhere(path: Pat
         leader.check()
     assert log == ["forward 7", "forward 6"]
     assert len(tapes) == 1
-    assert follower._graphs == {}
+    assert graphs(follower) == []
 
 
 @pytest.mark.parametrize("is_launched", [True, False])
 def test_a_graph_that_another_rank_cannot_record_is_none_anywhere(path: Path, is_launched: bool) -> None:
-    with a_leader_and_a_follower(path) as (leader, follower, log, _):
-        cache = leader.alloc_kv_cache(4, 8)
-        replays: list[None] = []
+    replays: list[None] = []
 
-        def fails(launch: Callable[[], None], pool: Any) -> Any:
-            if is_launched:
-                launch()
-            raise RuntimeError("the driver says no")
+    def fails(launch: Callable[[], None], pool: Any) -> Any:
+        if is_launched:
+            launch()
+        raise RuntimeError("the driver says no")
+
+    with a_leader_and_a_follower(path, fails) as (leader, follower, log, _):
+        cache = leader.alloc_kv_cache(4, 8)
 
         def record(launch: Callable[[], None], pool: Any) -> tuple[Any, Any]:
             launch()
             return SimpleNamespace(replay=lambda: replays.append(None)), pool
 
-        kept, follower._record = follower._record, fails
         with pytest.raises(RuntimeError, match="another rank"):
             leader.record(lambda: leader.forward(batch(7), cache), None, record)
         if not is_launched:
             leader.followers.batches.get(timeout=60)  # the batch that the follower did not take
-        follower._record = kept
         leader.forward(batch(6), cache)  # ranks are still in step
         graph, _ = leader.record(lambda: None, None, record)
         graph.replay()
     assert log == (["forward 7"] if is_launched else []) + ["forward 6"]
-    assert len(follower._graphs) == len(replays) == 1
+    assert len(graphs(follower)) == len(replays) == 1
 
 
 def test_what_the_leader_no_longer_refers_to_is_gone_everywhere(path: Path) -> None:
@@ -202,23 +216,22 @@ def test_what_the_leader_no_longer_refers_to_is_gone_everywhere(path: Path) -> N
         second = leader.alloc_kv_cache(9, 8)
         del first, graph
         leader.forward(batch(1), second)
-    assert [cache.layers[0][0].shape[0] for cache in follower._caches.values()] == [9]
-    assert follower._graphs == {}
+    assert cache_sizes(follower) == [9]
+    assert graphs(follower) == []
 
 
 def test_graphs_share_a_pool_where_those_of_the_leader_do(path: Path) -> None:
-    with a_leader_and_a_follower(path) as (leader, follower, _, _):
-        pools: list[int | None] = []
+    pools: list[int | None] = []
 
-        def noted(launch: Callable[[], None], pool: int | None) -> tuple[Tape, int]:
-            launch()
-            pools.append(pool)
-            return Tape([]), pool or len(pools)
+    def noted(launch: Callable[[], None], pool: int | None) -> tuple[Tape, int]:
+        launch()
+        pools.append(pool)
+        return Tape([]), pool or len(pools)
 
-        def fails(*_: Any) -> Any:
-            raise torch.OutOfMemoryError("no more memory")
+    def fails(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no more memory")
 
-        follower._record = noted
+    with a_leader_and_a_follower(path, *[noted] * 6) as (leader, _, _, _):
         of_runners = []
         for _ in range(2):  # a graph to measure memory, and the graph that stays
             with pytest.raises(torch.OutOfMemoryError):
@@ -252,7 +265,7 @@ def test_nothing_is_dropped_elsewhere_while_a_graph_is_recorded(path: Path, fail
             leader.record(lambda: leader.forward(batch(7), caches[-1]), None, record)
         leader.forward(batch(6), caches[0])
     assert orders[:3] == ["capture", "forward", "captured"]
-    assert [cache.layers[0][0].shape[0] for cache in follower._caches.values()] == [9]
+    assert cache_sizes(follower) == [9]
 
 
 def test_the_cache_is_as_large_as_the_rank_with_least_memory_allows(
@@ -296,7 +309,7 @@ def test_a_replay_that_fails_on_one_rank_ends_all(path: Path) -> None:
         with pytest.raises(OutOfStep):
             graph.replay()
     assert [tape.replays for tape in tapes] == [1]
-    assert list(follower._graphs.values()) == tapes
+    assert graphs(follower) == tapes
 
 
 class Replaceable(kernels.ReferenceOps):

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from quire import kernels
 from quire.shared.protocol.messages import SamplingParams
+from quire.worker.device.cuda import record_on_cuda
 from quire.worker.device.out_of_step import OutOfStep
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
@@ -55,7 +56,7 @@ def ranks_of(
     )
     deaths: list[tuple[int, int]] = []
     died = on_death or (lambda rank, code, said: deaths.append((rank, code)))
-    followers = Followers(settings, path, ops, died)
+    followers = Followers(settings, path, ops, record_on_cuda, died)
     try:
         yield LeadingDecoder.lead(followers, path, ops, torch.float32, "cpu")
     finally:
@@ -255,7 +256,7 @@ def test_followers_may_use_the_cpus_of_all_ranks(path: Path) -> None:
     settings = WorkerSettings(model=str(path), tensor_parallel_size=2, threads=2)
     os.sched_setaffinity(0, {min(cpus)})
     try:
-        followers = Followers(settings, path, ops, cpus=cpus)
+        followers = Followers(settings, path, ops, record_on_cuda, cpus=cpus)
         try:
             LeadingDecoder.lead(followers, path, ops, torch.float32, "cpu")
             assert os.sched_getaffinity(followers._processes[0].pid) == cpus

@@ -77,7 +77,7 @@ found = {}
 for mode, file in modes.items():
     lines.clear()
     ranks = collectives.DistributedCollectives(rank, 2, file, device, keeps_order=False)
-    chosen = symmetric_memory.symmetric_all_reduce(rank, 2, device, Buffer, lambda launch, pool: (Graph(launch), pool))
+    chosen = symmetric_memory.symmetric_all_reduce(rank, 2, device, lambda launch, pool: (Graph(launch), pool), Buffer)
     ranks._symmetric = chosen
     shots.clear()
     sums = [ranks.all_reduce(torch.full((n,), rank + 1.5)).sum().item() / n for n in (8, 7, 70000, 2**21)]
@@ -159,11 +159,11 @@ def test_a_fault_of_one_rank_makes_all_ranks_use_nccl_with_one_line(
 
 
 def test_numbers_of_ranks_that_torch_adds_in_another_order_are_left_to_nccl() -> None:
-    def fail(device: torch.device) -> Any:
+    def fail(*_: object) -> Any:
         raise AssertionError("nothing is allocated")
 
     for size in (3, 5, 6, 16):
-        assert symmetric_memory.symmetric_all_reduce(0, size, torch.device("cpu"), fail) is None
+        assert symmetric_memory.symmetric_all_reduce(0, size, torch.device("cpu"), fail, fail) is None
 
 
 def test_only_aligned_tensors_of_the_right_types_and_sizes_are_taken() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from quire import kernels
 from quire.shared.protocol.messages import SamplingParams
+from quire.worker.device.cuda import record_on_cuda
 from quire.worker.engine.offline import generate
 from quire.worker.models.transformers.config import read_transformers_config
 from quire.worker.ranks.leader import Followers, LeadingTransformersModel
@@ -42,7 +43,7 @@ def ranks_of(path: Path, size: int = 2, prefer: str = "auto") -> Iterator[Leadin
         model=str(path), tensor_parallel_size=size, kernels=prefer, threads=1, model_impl="transformers"
     )
     deaths: list[tuple[int, int, str]] = []
-    followers = Followers(settings, path, ops, lambda *death: deaths.append(death))
+    followers = Followers(settings, path, ops, record_on_cuda, lambda *death: deaths.append(death))
     try:
         yield LeadingTransformersModel.lead(followers, read_transformers_config(path), ops, "cpu")
     finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -45,9 +46,9 @@ Record = Callable[[Callable[[], None], Any], tuple[Graph, Any]]
 
 @runtime_checkable
 class Recorder(Protocol):
-    """A model that records graphs itself, on all of its ranks."""
+    """A model that records graphs itself, on all of its ranks. record: records those of one rank."""
 
-    def record(self, launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]: ...
+    def record(self, launch: Callable[[], None], pool: Any, record: Record) -> tuple[Graph, Any]: ...
 
 
 # Graphs whose capture failed. Torch's allocator of pinned memory later asks these graphs if they are still capturing,
@@ -80,7 +81,7 @@ def record_on_cuda(launch: Callable[[], None], pool: Any) -> tuple[Graph, Any]:
 
 def recorder(model: object) -> Record:
     """Return the function that records CUDA graphs of a model."""
-    return model.record if isinstance(model, Recorder) else record_on_cuda
+    return partial(model.record, record=record_on_cuda) if isinstance(model, Recorder) else record_on_cuda
 
 
 def in_capture_order(buckets: Iterable[GraphBucket]) -> list[GraphBucket]:

@@ -22,7 +22,7 @@ import torch
 from quire.kernels.ops import AdapterBatch
 from quire.worker.device.cuda.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
 from quire.worker.device.cuda.staging import Number, Staging, StagingField, padded, pinned_buffers
-from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.forward_batch import ForwardBatch, TokenEmbeddings
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits
 from quire.worker.engine.paged_model import PagedModel
@@ -151,7 +151,7 @@ class DeviceRunner(Runner):
         """
         lengths = self.input_batch.lengths[rows]
         positions = lengths - 1
-        columns = {"rows": rows, "lengths": lengths, "positions": positions}
+        columns = {"rows": rows, "lengths": lengths, "positions": positions + self.input_batch.offsets[rows]}
         columns |= {"slots": self._decode_slots(rows, positions), "changed_cells": cells, "changed_blocks": blocks}
         if draws:
             columns |= self._draw_columns(rows)
@@ -214,8 +214,8 @@ class DeviceRunner(Runner):
     # --- any step -----------------------------------------------------------------------------------------------------
 
     def execute(self, step: Step) -> StepOutput | None:
-        """Launch a step of any kind. A step with adapters, or whose hidden states are wanted, is launched
-        without a graph.
+        """Launch a step of any kind. A step with adapters or images, or whose hidden states are wanted, is
+        launched without a graph.
 
         The output is on the device, and valid until the next step. Returns None if the step does not fit into device
         memory; then only the blocks have moved.
@@ -226,27 +226,28 @@ class DeviceRunner(Runner):
         tokens, sequences, sampled = len(inputs.token_ids), len(inputs.rows), len(inputs.sampled)
         graph_rows = max(sequences, sampled)
         adapters = self._adapters(inputs)
-        if not len(inputs.pooled) and adapters is None and (captured := self.graphs.find(MIXED, tokens, graph_rows)):
+        is_plain = not len(inputs.pooled) and adapters is None and step.embeddings is None
+        if is_plain and (captured := self.graphs.find(MIXED, tokens, graph_rows)):
             bucket, graph = captured
             self._stage(inputs, bucket)
             with torch.inference_mode():
                 graph.replay()
             return StepOutput(self._logits[:sampled])
         try:
-            return self._forward(inputs, adapters)
+            return self._forward(inputs, adapters, step.embeddings)
         except torch.OutOfMemoryError:
             if step.num_tokens <= self.limits.max_num_seqs:
                 raise
         torch.cuda.empty_cache()  # not in the except block: the error's traceback still holds activations
         return None
 
-    def _forward(self, inputs: Inputs, adapters: AdapterBatch | None) -> StepOutput:
+    def _forward(self, inputs: Inputs, adapters: AdapterBatch | None, embeddings: TokenEmbeddings | None) -> StepOutput:
         tokens, sequences = len(inputs.token_ids), len(inputs.rows)
         self._stage(inputs, GraphBucket(MIXED, tokens, sequences))
         pooled_rows = self._send(inputs.pooled) if len(inputs.pooled) else None
         with torch.inference_mode():
             batch = self._mixed_batch(tokens, sequences, len(inputs.sampled))
-        return self._run_model(replace(batch, pooled_rows=pooled_rows, adapters=adapters))
+        return self._run_model(replace(batch, pooled_rows=pooled_rows, adapters=adapters, embeddings=embeddings))
 
     def _stage(self, inputs: Inputs, bucket: GraphBucket) -> None:
         """Send the inputs of a step, padded to a bucket.

@@ -16,6 +16,7 @@ import numpy as np
 
 from quire.shared.protocol.messages import SamplingParams
 from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.sequence import DEAD_END
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -25,7 +26,6 @@ log = logging.getLogger(__name__)
 
 # Maximum number of grammars whose matchers or errors are cached.
 KEPT = 64
-DEAD_END = "the answer cannot follow its grammar any more"
 
 
 class Matcher:
@@ -46,6 +46,10 @@ class Matcher:
         mask = np.zeros(self._words, dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return mask
+
+    def forced(self) -> list[int]:
+        """Return the tokens that any answer continues with, as far as the tokenizer would write them in one way."""
+        return [] if self._matcher.is_error() else self._matcher.compute_ff_tokens()
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Advance by these tokens; an end token may only be the last."""

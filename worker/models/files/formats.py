@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 
 from quire.kernels.ops import Ops
+from quire.shared.model.fields import Fields
 from quire.shared.model.folder import is_gguf
 from quire.shared.model.gguf.file import open_gguf
 from quire.shared.process.errors import CheckpointError
-from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.gguf.quantization import GGUFQuantization, quantization_of
 from quire.worker.models.files.gguf.weights import GGUFWeights, read_rope_divisors
 from quire.worker.models.files.loader import Progress, Weights

@@ -16,10 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quire.kernels.cpu.convert import copy_finite
+from quire.shared.model.fields import read_json
 from quire.shared.model.folder import INDEX, WEIGHTS, weights_fault
 from quire.shared.model.hub import HubError, find_folder
 from quire.shared.process.errors import CheckpointError
-from quire.worker.models.files.fields import read_json
 from quire.worker.models.files.mapped_files import MappedFiles
 from quire.worker.models.files.tensor_names import text_tensor_name
 

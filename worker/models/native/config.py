@@ -15,15 +15,15 @@ import torch
 
 from quire.kernels.ops import SILU
 from quire.shared.model.config import longer_context
+from quire.shared.model.fields import Fields, config_fields, read_json, special_token_ids
 from quire.shared.model.folder import CONFIG
 from quire.shared.process.errors import NotSupported
-from quire.worker.models.files.fields import Fields, config_fields, read_json, special_token_ids
 from quire.worker.models.files.formats import Quantization, read_quantization, rope_divisors
 from quire.worker.models.native.experts import ExpertsConfig, parse_experts
 from quire.worker.models.native.families import Family, family_of, refuse_unsupported
 from quire.worker.models.native.gemma4 import DEFAULT_ROPES, parse_gemma4
 from quire.worker.models.native.rope import DEFAULT_THETA, RopeConfig, parse_rope
-from quire.worker.models.native.wrappers import is_wrapper, text_fields
+from quire.worker.models.native.wrappers import is_wrapper, rope_axes, text_fields
 
 # Names of tensors in a checkpoint.
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -81,6 +81,7 @@ class ModelConfig:
     input_vocab_size: int = 0
     placeholders: tuple[int, ...] = ()  # tokens that are computed as pad_token_id
     pad_token_id: int = 0
+    rope_axes: tuple[int, ...] = ()  # of each pair of dimensions, for image tokens (M-RoPE)
     is_wrapped: bool = False  # the checkpoint is a vision-language model around this text model
 
     @property
@@ -246,6 +247,7 @@ def read_config(folder: Path) -> ModelConfig:
         sinks=family.sinks,
         gate=family.gate,
         local_rope=local_rope,
+        rope_axes=rope_axes(whole, head_dim),
         is_wrapped=is_wrapper(whole),
         **(_gemma(fields, family, hidden_size) if family.is_gemma else {}),
         **gemma4,

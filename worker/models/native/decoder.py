@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import quire.kernels.ops
-from quire.kernels.ops import SILU, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
+from quire.kernels.ops import SILU, AddedRows, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
 from quire.kernels.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.shared.process.errors import CheckpointError
 from quire.worker.engine.forward_batch import ForwardBatch
@@ -38,6 +38,7 @@ from quire.worker.models.native.config import (
 )
 from quire.worker.models.native.expert_weights import load_expert_norms, load_experts
 from quire.worker.models.native.gemma4_layers import PerLayerEmbeddings, computed_as, load_layer_input, scaled
+from quire.worker.models.native.image_rope import MAX_TOKENS, ImageRope
 from quire.worker.models.native.mixed_cache import KVShape, MixedKVCache, alloc_layers, bytes_per_block
 from quire.worker.models.native.rope import cos_sin_table
 from quire.worker.models.native.sharding import Shard
@@ -113,7 +114,10 @@ class Decoder(PagedModel):
         self._layers = layers
         self._norm = norm  # [H]
         self._head = head
-        self._cos_sin = cos_sin  # float32 [max_model_len, D]
+        axes = shard.config.rope_axes
+        self._image_rope = ImageRope(cos_sin, axes) if axes else None
+        self.max_image_tokens = MAX_TOKENS if axes else 0
+        self._cos_sin = self._image_rope.table if self._image_rope else cos_sin  # float32 [max_model_len, D]
         self._layer_inputs = layer_inputs
         self._computed_as = computed_as(shard.config).to(embedding.device) if shard.config.placeholders else None
         self.hidden_size = shard.local.hidden_size
@@ -194,6 +198,11 @@ class Decoder(PagedModel):
                 f"LoRA adapters are not computed for layers of several shapes, which {self.config.architecture} has; "
                 "merge the adapter into the model (merge_and_unload() of peft) and serve that folder"
             )
+        if self.tower is not None and self.tower.is_deep:
+            return (
+                "LoRA adapters are not computed next to images that go to several layers, as those of "
+                f"{self.config.architecture}; serve the model merged with the adapter (merge_and_unload() of peft)"
+            )
         if self._ranks is not None:
             return "LoRA adapters are not served with --tensor-parallel-size above 1; set it to 1, or merge the adapter"
         return ""
@@ -249,7 +258,7 @@ class Decoder(PagedModel):
 
     def tables(self) -> Iterable[torch.Tensor]:
         own = {id(layer.cos_sin): layer.cos_sin for layer in self._layers if layer.cos_sin is not None}
-        return (self._cos_sin, *own.values())
+        return (self._cos_sin[: self.max_model_len], *own.values())
 
     @property
     def weight_bytes(self) -> int:
@@ -302,16 +311,23 @@ class Decoder(PagedModel):
     def _hidden(self, batch: ForwardBatch, kv_cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
         """Compute all layers, and return the hidden states of these tokens [R, H]."""
         token_ids = batch.token_ids if self._computed_as is None else self._computed_as[batch.token_ids]
-        residual = self.ops.embed(token_ids, self._embedding)  # [T, H]
+        residual, positions = self.ops.embed(token_ids, self._embedding), batch.positions  # [T, H], [T]
         if self.config.embedding_scale != 1.0:
             residual = scaled(residual, self.config.embedding_scale)
+        added = None
+        if batch.embeddings is not None:
+            own, *deep = torch.split(batch.embeddings.values, self.hidden_size, dim=1)
+            residual.index_copy_(0, batch.embeddings.rows, own)
+            added = AddedRows(batch.embeddings.rows, deep) if deep else None
+            if self._image_rope is not None:
+                positions = self._image_rope.place(positions, batch.embeddings)
         inputs = None
         if self._layer_inputs is not None:
             inputs = self._layer_inputs.compute(self.ops, token_ids, residual)
         return self.ops.decoder_layers(
             residual,
             kv_cache.stack,
-            batch.positions,
+            positions,
             batch.slot_mapping,
             batch.block_tables,
             batch.seq_lens,
@@ -320,6 +336,7 @@ class Decoder(PagedModel):
             batch.adapters,
             batch.interrupt if self._ranks is None else None,
             inputs,
+            added,
         )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

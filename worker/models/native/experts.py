@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.kernels.ops import CLAMPED, GELU, Routing
-from quire.worker.models.files.fields import REQUIRED, Fields
+from quire.shared.model.fields import REQUIRED, Fields
 from quire.worker.models.native.families import Family
 
 MAX_EXPERTS = 1024

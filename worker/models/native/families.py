@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.kernels.ops import CLAMPED_ALPHA, CLAMPED_LIMIT, GELU, SILU
-from quire.worker.models.files.fields import Fields
+from quire.shared.model.fields import Fields
 
 log = logging.getLogger(__name__)
 

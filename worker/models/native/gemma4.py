@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.shared.model.fields import Fields
 from quire.shared.process.errors import NotSupported
-from quire.worker.models.files.fields import Fields
 
 MAX_HEAD_DIM = 512
 DEFAULT_HEAD_DIM, DEFAULT_FULL_HEAD_DIM = 256, 512

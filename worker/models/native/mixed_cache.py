@@ -43,6 +43,10 @@ class MixedKVCache(KVCache):
 
     parts: tuple[KVCache, ...] = ()
 
+    @property
+    def uniform_parts(self) -> tuple[KVCache, ...]:
+        return self.parts
+
     def copy_blocks(self, src: list[int], dst: list[int]) -> None:
         for part in self.parts:
             part.copy_blocks(src, dst)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.worker.models.files.fields import Fields
+from quire.shared.model.fields import Fields
 
 SUPPORTED = "default, linear, llama3"
 DEFAULT_THETA = 10_000.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.worker.models.files.fields import Fields
+from quire.shared.model.fields import Fields
 
 # Wrappers whose text model computes text as its family does, and the type of a text model that does not name its own.
 WRAPPERS: dict[str, str | None] = {
@@ -27,6 +27,8 @@ WRAPPERS: dict[str, str | None] = {
     "SmolVLMForConditionalGeneration": None,
     "VipLlavaForConditionalGeneration": None,
 }
+# Text models whose positions have three axes, in sections of the dimensions (`mrope_section`).
+WITH_AXES = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
 # Type of a text model to the architecture and the type that the decoder knows.
 TEXT_MODELS = {
     "gemma3_text": ("Gemma3ForCausalLM", "gemma3_text"),
@@ -123,6 +125,21 @@ def text_fields(fields: Fields) -> Fields:
         if isinstance(values.get(key), dict):
             values[key] = _one_axis(values[key])
     return Fields(values, inner.where)
+
+
+def rope_axes(fields: Fields, head_dim: int) -> tuple[int, ...]:
+    """Return the axis of the positions of image tokens by which each pair of dimensions turns; empty for one axis."""
+    if not is_wrapper(fields) or WRAPPERS[fields.get("architectures")[0]] not in WITH_AXES:
+        return ()
+    inner = fields.section("text_config") if fields.get("text_config") else fields
+    for key in ("rope_parameters", "rope_scaling"):
+        sections = inner.section(key).get("mrope_section")
+        if isinstance(sections, list) and len(sections) == 3 and sum(sections) == head_dim // 2:
+            if WRAPPERS[fields.get("architectures")[0]] != "qwen3_vl_text":
+                return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+            # The axes take turns, and the first one has the pairs that are left.
+            return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(head_dim // 2))
+    return ()
 
 
 def _one_axis(rope: dict[str, Any]) -> dict[str, Any]:

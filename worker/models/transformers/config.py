@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from quire.shared.model.config import context_length, longest_context
+from quire.shared.model.fields import Fields, config_fields, special_token_ids
 from quire.shared.model.folder import CONFIG
 from quire.shared.process.errors import NotSupported
 from quire.worker.lean_torch import complete_torch
-from quire.worker.models.files.fields import Fields, config_fields, special_token_ids
 from quire.worker.models.files.formats import (
     QUANTIZED,
     DequantizedCheckpoint,
@@ -64,6 +64,11 @@ class TransformersConfig:
     may_keep_states: bool = False  # layers may keep recurrent states besides keys and values
     quantization: QuantizedLayers | None = None
     longest_context: int = 0  # that --max-model-len may ask for, with longrope; 0: max_position_embeddings
+
+    @property
+    def is_wrapped(self) -> bool:
+        """True if the model has a text model inside."""
+        return self.loaded.get_text_config() is not self.loaded
 
     @property
     def has_rope(self) -> bool:

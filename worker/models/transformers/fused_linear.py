@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from quire.kernels.latent import PackedGroups
+from quire.kernels import PackedGroups
 from quire.kernels.ops import Ops, PackedLinear
 from quire.worker.models.transformers.layer_weights import AS_THEY_ARE, LayerWeights
 from quire.worker.models.transformers.parts import ModulePart, Parts

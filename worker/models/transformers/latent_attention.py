@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.kernels import latent_ops
-from quire.kernels.latent import LARGEST_VALUE, LARGEST_WIDTH, LatentOps
+from quire.kernels import MAX_LATENT_VALUE, MAX_LATENT_WIDTH, LatentOps, latent_ops
 from quire.kernels.ops import Ops
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.models.transformers.fused_linear import PackedPart
@@ -169,7 +168,7 @@ def _recognise(module: Any, shape: AttentionShape, ops: LatentOps, left: set[nn.
     rank, positional, plain = (int(size) for size in sizes if size is not None)
     row, outputs = LatentRow(rank, positional), shape.num_heads * (plain + shape.value_dim)
     others = shape.softcap, shape.has_sinks, shape.chunk, shape.shared_with is not None
-    fits = row.width <= LARGEST_WIDTH and row.value_dim <= LARGEST_VALUE and shape.head_dim == plain + positional
+    fits = row.width <= MAX_LATENT_WIDTH and row.value_dim <= MAX_LATENT_VALUE and shape.head_dim == plain + positional
     if any(others) or shape.num_kv_heads != shape.num_heads or not fits:
         return None
     if (projection.in_features, projection.out_features) != (rank, outputs):

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from quire.worker.engine.forward_batch import TokenEmbeddings
 from quire.worker.models.transformers import trial
 from quire.worker.models.transformers.config import TransformersConfig
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def replaced_embeddings(model: Any, embeddings: TokenEmbeddings | None) -> Iterator[None]:
+    """Let the model compute these embeddings in place of those of its tokens. None changes nothing."""
+    if embeddings is None:
+        yield
+        return
+
+    def replace(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        return output.index_copy(1, embeddings.rows, embeddings.values[None])
+
+    hook = model.get_input_embeddings().register_forward_hook(replace)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def drop_unused(model: Any, config: TransformersConfig, text: torch.Tensor) -> None:

@@ -12,8 +12,8 @@ from urllib.parse import quote
 from aiohttp import hdrs, web
 
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.paging import read_page_query
 from quire.gateway.errors.api_errors import ApiError, FileInUse, StorageDown, StorageIsFull, refused
+from quire.gateway.features.batches.batch_parameters import FILES_QUERY
 from quire.gateway.features.batches.files.file_service import FileService, not_found
 from quire.gateway.features.batches.files.file_store import (
     PREFIX,
@@ -32,7 +32,6 @@ from quire.shared.config.validators import shown
 T = TypeVar("T")
 
 PATH = "/v1/files"
-DEFAULT_PAGE, MAX_PAGE = 100, 1000
 
 
 class FileRoutes:
@@ -81,17 +80,15 @@ class FileRoutes:
     async def all(self, request: web.Request) -> web.Response:
         """GET /v1/files: the files of the caller in pages, the newest first."""
         store, owner = self._files.store, caller_of(request).owner
-        query = read_page_query(request, DEFAULT_PAGE, MAX_PAGE, more=("purpose", "order"))
-        purpose, order = query.more.get("purpose", ""), query.more.get("order", "desc")
+        query = FILES_QUERY.read(request)
+        purpose = query.more.get("purpose", "")
         if purpose and purpose not in PURPOSES:
             raise refused("purpose", f"purpose must be {' or '.join(PURPOSES)}, not {shown(purpose)}.")
-        if order not in ("asc", "desc"):
-            raise refused("order", f"order must be asc or desc, not {shown(order)}.")
         after, has_more = read_id(query.after, PREFIX) or "-" if query.after else "", True
         data: list[dict[str, Any]] = []
         while has_more and len(data) <= query.limit:
             page = await self._files.retry(
-                partial(store.page, owner, query.limit + 1, after, oldest_first=order == "asc")
+                partial(store.page, owner, query.limit + 1, after, oldest_first=query.order == "asc")
             )
             if page is None:
                 raise refused("after", f"after names no file: {shown(query.after)}.")

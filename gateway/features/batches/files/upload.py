@@ -19,7 +19,7 @@ from quire.gateway.errors.api_errors import (
     of_check,
     refused,
 )
-from quire.gateway.features.batches.batch_parameters import MAX_EXPIRY_S, MIN_EXPIRY_S, expiry_s
+from quire.gateway.features.batches.batch_parameters import ANCHOR, MAX_EXPIRY_S, MIN_EXPIRY_S, SECONDS, expiry_s
 from quire.gateway.features.batches.files.file_store import BATCH
 from quire.gateway.features.batches.files.storage import CHUNK, ObjectWriter
 from quire.shared.config.validators import InvalidValue, shown
@@ -30,7 +30,6 @@ MAX_FILENAME = 255
 # Bytes of the value of a field that is no file, and bytes around the content that a body may have.
 MAX_FIELD_BYTES = 256
 OVERHEAD_BYTES = 64 * 1024
-ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 FIELDS = ("purpose", ANCHOR, SECONDS)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")

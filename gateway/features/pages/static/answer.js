@@ -14,12 +14,11 @@ const HOLDS = {
   redis: ["Redis does not answer. Your message waits for it.", "Redis does not answer. The answer waits for it and will resume."],
 };
 const TOO_LONG = "context_length_exceeded";
-const FINISHES = { stop: "", length: "reached its maximum length", cancelled: "was stopped" };
+const FINISHES = { __proto__: null, stop: "", length: "reached its maximum length", cancelled: "was stopped" };
 
 export class AnswerCard {
-  #drawn = 0;
   #meterAt = 0;
-  #parts = new AnswerParts();
+  #parts = new AnswerParts(() => redraw(this));
   #sparkline = new Sparkline();
   #run = null; // the run that fills the answer; null when it has ended
 
@@ -29,7 +28,7 @@ export class AnswerCard {
     this.record = record;
     this.answer = record.answers[index];
     this.index = index;
-    this.text = el("div", { className: "text" });
+    this.text = el("div", { className: "text markdown" });
     this.state = el("p", { className: "state quiet" });
     this.numbers = el("span", { className: "numbers" });
     this.retry = el("button", { type: "button", textContent: "Retry", onclick: retry });
@@ -52,7 +51,7 @@ export class AnswerCard {
     const parts = [title, this.#parts.thinking, this.text, this.#parts.calls, this.state, this.trouble, this.meter].filter(Boolean);
     this.element = el("article", { className: "answer" }, ...parts);
     this.element.setAttribute("aria-label", choice ? `Answer: ${choice}` : "Answer");
-    this.markdown = new Markdown(this.text);
+    this.markdown = new Markdown(this.text, () => redraw(this));
     this.draw();
   }
 
@@ -64,11 +63,8 @@ export class AnswerCard {
 
   draw() {
     const { record, answer } = this;
-    if (answer.text.length > this.#drawn) {
-      this.markdown.append(answer.text.slice(this.#drawn));
-      this.#drawn = answer.text.length;
-    }
     const isLive = LIVE.has(record.state) && answer.finish === null;
+    this.markdown.draw(answer.text, !isLive);
     this.#parts.draw(answer, isLive);
     this.element.classList.toggle("live", isLive);
     put(this.state, this.#stateText(isLive));
@@ -92,7 +88,7 @@ export class AnswerCard {
     if (isLive && this.#run?.held) return holdText(this.#run, answer);
     if (isLive) return answer.tokens ? "" : record.state === "waiting" ? "Waiting for its turn…" : "Thinking…";
     if (record.state === "stopped") return "Stopped.";
-    if (answer.calls) return "This page does not run tools.";
+    if (answer.calls) return answer.calls.every(({ result }) => result !== undefined) ? "" : "This page does not run tools.";
     const finish = FINISHES[answer.finish] ?? "";
     if (finish) return `This answer ${finish}.`;
     return record.state === "done" && !answer.text ? "The model ended its answer without a text." : "";

@@ -60,6 +60,7 @@ export async function models() {
   if (!response.ok) throw await refusalOf(response);
   return (await response.json()).data.map((card) => ({
     id: String(card.id),
+    parent: card.parent ?? null, // of an adapter
     context: Number(card.max_model_len),
     defaults: card.sampling_defaults ?? null,
   }));

@@ -2,10 +2,15 @@
 
 import { el } from "/dom.js";
 import { notice } from "/notice.js";
-import { exportAll } from "/shelf.js";
 import { saveConversation } from "/store.js";
+import { exportAll } from "/transfer.js";
 
 const SAVE_MS = 400;
+const FORBIDDEN = "This browser does not let the page store conversations: they end with this tab.";
+const REASONS = {
+  BlockedError: "An older version of this page keeps it from storing conversations: close the other tabs of this page.",
+  VersionError: "A newer version of this page is in use: reload this one, because it cannot store conversations.",
+};
 let timer = null;
 let changed = null; // the conversation with changes that are not stored yet
 
@@ -14,22 +19,19 @@ export function saveSoon(conversation) {
   timer ??= setTimeout(saveChanges, SAVE_MS);
 }
 
-export async function save(conversation) {
+export async function save(conversation, isClosing = false) {
   dropChanges();
   try {
-    await saveConversation(conversation);
+    await saveConversation(conversation, isClosing);
   } catch (error) {
-    if (error?.name !== "QuotaExceededError") {
-      return notice("This browser does not let the page store conversations: they end with this tab.");
-    }
+    if (error?.name !== "QuotaExceededError") return notice(REASONS[error?.name] ?? FORBIDDEN);
     const button = el("button", { type: "button", textContent: "Export all as JSON", onclick: exportAll });
     notice("This browser has no room for this conversation: it is not stored. Export what you need, and remove some.", button);
   }
 }
 
-// Saves only what this tab has changed: another tab may have added turns to the conversation that both show.
-export function saveChanges() {
-  if (changed) save(changed);
+export function saveChanges(isClosing = false) {
+  if (changed) save(changed, isClosing);
 }
 
 export const hasChanges = () => changed !== null;

@@ -7,10 +7,11 @@ const narrow = matchMedia("(max-width: 60rem)");
 const drawers = [];
 
 export class Drawer {
-  constructor(panelId, buttonId, { onOpen = () => {} } = {}) {
+  // `onToggle(isOpen)` is called after the user opens or closes it.
+  constructor(panelId, buttonId, { onToggle = () => {} } = {}) {
     this.panel = $(panelId);
     this.button = $(buttonId);
-    this.onOpen = onOpen;
+    this.onToggle = onToggle;
     this.button.addEventListener("click", () => this.toggle(this.panel.hidden));
     this.panel.querySelector(".close").addEventListener("click", () => this.toggle(false));
     this.panel.addEventListener("keydown", (event) => {
@@ -25,16 +26,29 @@ export class Drawer {
     return !this.panel.hidden;
   }
 
+  // True if the open panel covers the chat.
+  get isCovering() {
+    return this.isOpen && narrow.matches;
+  }
+
   toggle(isOpen) {
-    if (isOpen) for (const other of drawers) if (other !== this && other.isOpen) other.toggle(false);
+    if (isOpen && narrow.matches) for (const other of drawers) if (other !== this && other.isOpen) other.toggle(false);
     const hadFocus = this.panel.contains(document.activeElement);
     this.panel.hidden = !isOpen;
     this.button.setAttribute("aria-expanded", String(isOpen));
     cover();
+    this.onToggle(isOpen);
     if (isOpen) {
-      this.onOpen();
       this.panel.querySelector("h2").focus();
     } else if (hadFocus || document.activeElement === document.body) this.button.focus();
+  }
+
+  // Opens the panel next to the chat at the start of the page, if there is room.
+  show() {
+    if (narrow.matches) return;
+    this.panel.hidden = false;
+    this.button.setAttribute("aria-expanded", "true");
+    this.onToggle(true);
   }
 }
 

@@ -1,285 +1,275 @@
-// The block map: one canvas for the squares, and one above it for the arcs of copies.
-import { colourOf } from "/engine-view.js";
-import { fit } from "/engine-paint.js";
+// The map of the blocks of one worker: one canvas for the blocks, and one above it for the moves of the step.
+import { arc, colourOf, fit, hatch, writeLines } from "/engine-paint.js";
 
-const SIZES = [30, 24, 20, 16, 13, 10, 8, 6];
-const MAX_HEIGHT = 460;
+// Numbers of columns, and from which width and height on a block shows the text of its tokens.
+const COLUMNS = [6, 8, 12, 16, 24, 32, 48, 64, 96];
+const TEXT = { width: 56, height: 27 };
+const TALLEST = 64;
 const GAP = 13;
-const KEEP_MS = 4000; // how long a row stays after it has become empty
-const ARC_MS = 1400;
-const VIEW_MS = 100; // between two views
+// In a larger pool, rows without a block in use are left out.
+const WHOLE = 192;
+const HOST_TITLE = 20;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class BlockMap {
-  constructor(box, base, overlay, onBlock) {
-    Object.assign(this, { box, base, overlay, onBlock });
-    this.size = SIZES[0];
+  /** `onBlock(block | null)`: the pointer or the keys are on a block. `maxHeight()`: of the map, in pixels. */
+  constructor(box, { onBlock, maxHeight }) {
+    Object.assign(this, { box, onBlock, maxHeight });
+    [this.base, this.overlay] = box.querySelectorAll("canvas");
     this.rows = [];
-    this.usedAt = new Map();
-    this.arcs = [];
     this.block = null;
-    this.sequence = null;
-    this.showsAll = false;
-    this.isPast = false; // an earlier view is shown: rows that are empty in it are left out
+    this.sequence = null; // the one whose blocks are joined
+    this.columns = 0;
+    this.began = 0;
     box.addEventListener("pointermove", (event) => this.point(event, false));
     box.addEventListener("pointerdown", (event) => this.point(event, true));
     box.addEventListener("pointerleave", () => this.choose(this.kept ?? null));
     box.addEventListener("keydown", (event) => this.key(event));
-    new ResizeObserver(() => this.view && this.draw()).observe(box);
+    // The width is kept, because reading it after a change of the page would compute the layout at once.
+    this.width = 0;
+    new ResizeObserver(([{ contentRect }]) => {
+      if (contentRect.width === this.width) return;
+      this.width = contentRect.width;
+      if (this.state) this.draw();
+    }).observe(box);
   }
 
-  /** Forgets the copies and the rows of a worker, because the views of another one follow. */
-  clear() {
-    this.arcs = [];
-    this.usedAt.clear();
-    if (this.view) this.drawArcs(0);
-  }
-
-  show(view, colours) {
-    this.view = view;
-    this.colours = colours;
-    if (!view.figures.blocks_used) this.arcs = []; // what was copied is over
+  /** `reserve`: by sequence, the first block of the memory reserved for it; null: the blocks as they are. */
+  show(state, colours, texts, reserve = null) {
+    const isNew = state !== this.state;
+    Object.assign(this, { state, colours, texts, reserve });
     this.draw();
+    if (isNew) this.began = performance.now();
+    this.animate();
   }
 
-  /** Shows the copies of all views since the last call, one after the other until the next view arrives. */
-  animate(moves, limit = 40) {
-    const now = performance.now();
-    const copies = moves.filter((move) => move.kind === "copy").slice(-limit);
-    this.arcs.push(...copies.map((move, index) => ({ ...move, at: now + (still.matches ? 0 : (index * VIEW_MS) / copies.length) })));
-    this.arcs = this.arcs.slice(-2 * limit);
-    this.tick();
-  }
-
+  /** Chooses the columns: blocks as large as the height allows. */
   layout(width) {
-    const { view } = this;
-    const now = performance.now();
-    const place = (size) => {
-      let cols = Math.max(8, Math.floor(width / size));
-      if (cols > 16) cols -= cols % 8;
-      const rows = [];
-      const last = Math.ceil(view.limits.num_blocks / cols);
-      const used = new Set();
-      view.ids.forEach((id, index) => {
-        if (view.isUsed(index)) used.add(Math.floor(id / cols));
-      });
-      for (const row of used) this.usedAt.set(`${cols}:${row}`, now);
+    const { num_blocks: count, num_host_blocks: host } = this.state.limits;
+    const room = this.maxHeight();
+    const used = count > WHOLE ? new Set([0]) : null;
+    const place = (cols) => {
+      const w = width / cols;
+      const last = Math.ceil(count / cols);
+      const hosts = host && host <= WHOLE ? { y: 0, count: host, rows: Math.ceil(host / cols) } : null;
+      let rows = [...Array(last).keys()];
+      if (used) rows = [...new Set([0, ...[...this.state.blocks.keys()].map((block) => Math.floor(block / cols))])].sort((a, b) => a - b);
+      const fitting = (room - (hosts ? HOST_TITLE : 0)) / (rows.length + (hosts?.rows ?? 0));
+      const h = w >= TEXT.width ? Math.min(TALLEST, w * 0.6, Math.max(TEXT.height, fitting)) : Math.max(6, Math.min(w, 34, Math.max(14, fitting)));
       let y = 0;
       let before = -1;
-      for (let row = 0; row < last; row++) {
-        const seen = this.usedAt.get(`${cols}:${row}`);
-        if (!this.showsAll && row > 0 && !(seen && now - seen < (this.isPast ? 1 : KEEP_MS))) continue;
+      rows = rows.map((row) => {
         if (row > before + 1) y += GAP;
-        rows.push({ row, y });
-        y += size;
         before = row;
-      }
+        y += h;
+        return { row, y: y - h };
+      });
       if (before < last - 1) y += GAP;
-      return { size, cols, rows, last, height: y };
+      if (hosts) {
+        hosts.y = y + HOST_TITLE;
+        y = hosts.y + hosts.rows * h;
+      }
+      return { cols, w, h, rows, last, height: y, hosts };
     };
-    if (this.usedAt.size > 20000) this.usedAt.clear();
-    const start = SIZES.indexOf(this.size);
-    let found = place(this.size);
-    for (let i = start + 1; i < SIZES.length && found.height > MAX_HEIGHT; i++) found = place(SIZES[i]);
-    for (let i = start - 1; i >= 0 && found.size === this.size; i--) {
-      const larger = place(SIZES[i]);
-      if (larger.height > 0.6 * MAX_HEIGHT) break;
-      found = larger;
-      this.size = found.size;
+    let found = null;
+    for (const cols of COLUMNS) {
+      if (cols > count && found) break;
+      found = place(Math.min(cols, count));
+      if (found.height <= room + 1 || found.w < 8) break;
     }
-    this.size = found.size;
-    Object.assign(this, { cols: found.cols, rows: found.rows, last: found.last });
+    Object.assign(this, found);
     this.rowAt = new Map(found.rows.map(({ row, y }) => [row, y]));
-    return found.height;
   }
 
-  where(block) {
+  where(block, isHost = false) {
+    if (isHost) return this.hosts && { x: (block % this.cols) * this.w, y: this.hosts.y + Math.floor(block / this.cols) * this.h };
     const y = this.rowAt.get(Math.floor(block / this.cols));
-    return y === undefined ? null : { x: (block % this.cols) * this.size, y };
+    return y === undefined ? null : { x: (block % this.cols) * this.w, y };
   }
 
   draw() {
-    const { view, colours } = this;
-    const width = this.box.clientWidth;
+    const { state, colours, width } = this;
     if (!width) return;
-    const height = Math.max(this.size, this.layout(width));
-    this.base.style.height = `${height}px`;
-    const paint = fit(this.base, width, height);
-    const { size, cols } = this;
-    const inner = size - (size > 9 ? 2 : 1);
-    const chosen = this.sequence && view.sequences.find((one) => one.name === this.sequence);
-    const mine = chosen ? new Map([...chosen.blocks].map((block, logical) => [block, logical])) : null;
-    paint.font = `${Math.max(8, Math.round(size * 0.42))}px ${colours.font}`;
-    paint.textAlign = "center";
+    this.layout(width);
+    this.base.style.height = `${this.height}px`;
+    const paint = fit(this.base, width, this.height);
     paint.textBaseline = "middle";
+    const chosen = this.sequence && !this.reserve && state.rows.find((row) => row.name === this.sequence);
+    this.mine = chosen ? new Map(chosen.blocks.map((block, logical) => [block, logical])) : null;
     let before = -1;
     for (const { row, y } of this.rows) {
-      if (row > before + 1) this.gap(paint, (row - before - 1) * cols, y - GAP, width);
+      if (row > before + 1) this.gap(paint, (row - before - 1) * this.cols, y - GAP);
       before = row;
-      for (let col = 0; col < cols; col++) {
-        const block = row * cols + col;
-        if (block >= view.limits.num_blocks) break;
-        this.cell(paint, block, col * size, y, inner, mine);
+      for (let block = row * this.cols; block < Math.min((row + 1) * this.cols, state.limits.num_blocks); block++) {
+        this.cell(paint, block, (block % this.cols) * this.w, y);
       }
     }
-    if (before < this.last - 1) {
-      this.gap(paint, view.limits.num_blocks - (before + 1) * cols, height - GAP, width);
-    }
-    this.drawArcs(performance.now());
+    if (before < this.last - 1) this.gap(paint, state.limits.num_blocks - (before + 1) * this.cols, this.height - GAP);
+    if (this.hosts) this.drawHost(paint);
+    if (state.isGone) this.cross(paint, width);
+    this.drawMoves(1);
   }
 
-  gap(paint, count, y, width) {
-    paint.globalAlpha = 1;
+  gap(paint, count, y) {
     paint.fillStyle = this.colours.quiet;
-    paint.save();
     paint.font = `10px ${this.colours.font}`;
     paint.textAlign = "left";
-    paint.fillText(`⋯ ${count} unused blocks`, 2, y + GAP / 2, width);
-    paint.restore();
+    paint.fillText(`⋯ ${count} unused blocks`, 2, y + GAP / 2);
   }
 
-  cell(paint, block, x, y, inner, mine) {
-    const { view, colours, size } = this;
-    const index = view.indexOf.get(block);
+  drawHost(paint) {
+    paint.fillStyle = this.colours.quiet;
+    paint.font = `12px ${this.colours.font}`;
+    paint.textAlign = "left";
+    paint.fillText("Host memory", 1, this.hosts.y - HOST_TITLE / 2);
+    for (let block = 0; block < this.hosts.count; block++) {
+      const { x, y } = this.where(block, true);
+      const name = this.state.host.get(block);
+      this.frame(paint, x, y, name ? this.colours.control : this.colours.line);
+      if (name) this.fill(paint, x, y, [colourOf(name)], 1, 0.5);
+    }
+  }
+
+  cross(paint, width) {
+    paint.fillStyle = this.colours.back;
+    paint.fillRect(width / 2 - 90, this.height / 2 - 32, 180, 64);
+    paint.fillStyle = this.colours.error;
+    paint.textAlign = "center";
+    paint.font = `700 34px ${this.colours.font}`;
+    paint.fillText("killed", width / 2, this.height / 2);
+  }
+
+  frame(paint, x, y, colour, lineWidth = 1) {
     paint.globalAlpha = 1;
-    if (index === undefined) {
-      paint.strokeStyle = colours.line;
-      paint.lineWidth = 1;
-      paint.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1);
-    } else if (!view.isUsed(index)) {
-      paint.strokeStyle = colours.control;
-      paint.lineWidth = 0.7;
-      paint.globalAlpha = mine ? 0.3 : 0.75;
-      paint.beginPath();
-      for (let at = 4; at < 2 * inner; at += 5) {
-        paint.moveTo(x + Math.min(at, inner), y + Math.max(0, at - inner));
-        paint.lineTo(x + Math.max(0, at - inner), y + Math.min(at, inner));
-      }
-      paint.stroke();
-      paint.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1);
-    } else {
-      const found = view.colours(index);
-      const owners = found.length ? found : [colours.quiet];
-      const logical = mine?.get(block);
-      const alpha = mine && logical === undefined ? 0.3 : 1;
-      const share = view.filled[index] / view.limits.block_size;
-      owners.forEach((colour, band) => {
-        paint.fillStyle = colour;
-        const top = y + (inner * band) / owners.length;
-        const tall = inner / owners.length;
-        paint.globalAlpha = 0.22 * alpha;
-        paint.fillRect(x, top, inner, tall);
-        paint.globalAlpha = alpha;
-        paint.fillRect(x, top, inner * share, tall);
-      });
-      if (view.isPinned(index)) {
-        paint.strokeStyle = colours.text;
-        paint.lineWidth = 2;
-        paint.strokeRect(x + 1, y + 1, inner - 2, inner - 2);
-      }
-      const count = view.counts[index];
-      const text = logical !== undefined ? `${logical}` : count > 1 ? `×${count}` : "";
-      if (text && size >= 16) {
-        paint.fillStyle = share > 0.5 && alpha === 1 ? "#000" : colours.text;
-        paint.fillText(text, x + inner / 2, y + inner / 2 + 0.5);
-      } else if (count > 1 && size >= 8) {
-        paint.fillStyle = colours.text;
-        paint.fillRect(x + inner / 2 - 1.5, y + inner / 2 - 1.5, 3, 3);
-      }
-    }
-    if (block === this.block) {
-      paint.globalAlpha = 1;
-      paint.strokeStyle = colours.text;
-      paint.lineWidth = 2;
-      paint.strokeRect(x - 0.5, y - 0.5, inner + 1, inner + 1);
-    }
+    paint.strokeStyle = colour;
+    paint.lineWidth = lineWidth;
+    paint.strokeRect(x + 0.5, y + 0.5, this.inner - 1, this.tall - 1);
   }
 
-  tick() {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame((now) => {
-      this.frame = 0;
-      this.arcs = this.arcs.filter((arc) => now - arc.at < ARC_MS);
-      this.drawArcs(now);
-      if (this.arcs.length) this.tick();
+  get inner() {
+    return this.w - (this.w > 10 ? 3 : 1);
+  }
+
+  get tall() {
+    return this.h - (this.h > 10 ? 3 : 1);
+  }
+
+  /** Fills a share of a block, with a band for each owner. */
+  fill(paint, x, y, owners, share, alpha = 1) {
+    const hasText = this.w >= TEXT.width;
+    owners.forEach((colour, band) => {
+      paint.fillStyle = colour;
+      const top = y + (this.tall * band) / owners.length;
+      const height = this.tall / owners.length;
+      paint.globalAlpha = 0.16 * alpha;
+      paint.fillRect(x, top, this.inner, height);
+      paint.globalAlpha = (hasText ? 0.42 : 1) * alpha;
+      paint.fillRect(x, top, this.inner * share, height);
+      paint.globalAlpha = alpha;
+      if (hasText) paint.fillRect(x, top, 3, height);
     });
+    paint.globalAlpha = 1;
   }
 
-  drawArcs(now) {
-    const width = this.box.clientWidth;
-    const paint = fit(this.overlay, width, this.base.clientHeight);
-    if (!this.view) return;
-    this.drawPath(paint);
-    paint.lineWidth = 2;
-    paint.strokeStyle = paint.fillStyle = this.colours.error;
-    const half = this.size / 2 - 1;
-    for (const arc of this.arcs) {
-      const [from, to] = [this.where(arc.source), this.where(arc.target)];
-      if (!from || !to || now < arc.at) continue;
-      const age = (now - arc.at) / ARC_MS;
-      const part = still.matches ? 1 : Math.min(1, age * 3);
-      const [ax, ay, bx, by] = [from.x + half, from.y + half, to.x + half, to.y + half];
-      const cx = (ax + bx) / 2;
-      const cy = Math.max(2, Math.min(ay, by) - 14 - Math.abs(bx - ax) * 0.15);
-      paint.globalAlpha = age < 0.6 ? 1 : Math.max(0, (1 - age) / 0.4);
-      paint.beginPath();
-      paint.moveTo(ax, ay);
-      let [x, y] = [ax, ay];
-      for (let i = 1; i <= 20; i++) {
-        const t = (i / 20) * part;
-        x = (1 - t) * (1 - t) * ax + 2 * t * (1 - t) * cx + t * t * bx;
-        y = (1 - t) * (1 - t) * ay + 2 * t * (1 - t) * cy + t * t * by;
-        paint.lineTo(x, y);
-      }
-      paint.stroke();
-      paint.beginPath();
-      paint.arc(x, y, 3.5, 0, 7);
-      paint.fill();
+  cell(paint, block, x, y) {
+    const { state, colours } = this;
+    if (this.reserve) this.reservedCell(paint, block, x, y);
+    else {
+      const one = state.isGone ? undefined : state.blocks.get(block);
+      if (!one) {
+        this.frame(paint, x, y, colours.line);
+        if (!state.isGone && state.isCached(block)) hatch(paint, { x, y, width: this.inner, height: this.tall }, colours.control, this.mine ? 0.2 : 0.5);
+      } else this.used(paint, block, one, x, y);
+    }
+    if (block === this.block) this.frame(paint, x - 0.5, y - 0.5, colours.text, 2);
+  }
+
+  used(paint, block, one, x, y) {
+    const { state, colours } = this;
+    const names = one.users.slice(0, 4).map(([row]) => colourOf(row.name));
+    const logical = this.mine?.get(block);
+    const alpha = this.mine && logical === undefined ? 0.3 : 1;
+    this.fill(paint, x, y, names.length ? names : [colours.quiet], one.filled / state.limits.block_size, alpha);
+    if (state.base.pinned.has(block)) this.frame(paint, x, y, colours.text, 2);
+    const text = state.textOf(one, this.texts);
+    const label = logical !== undefined ? `${logical}` : one.users.length > 1 ? `×${one.users.length}` : "";
+    paint.globalAlpha = alpha;
+    if (text && this.w >= TEXT.width) writeLines(paint, text, { x, y, width: this.inner, height: this.tall, corner: label ? 20 : 0 }, this.colours);
+    if (label && this.h >= 14) {
+      paint.fillStyle = colours.text;
+      paint.font = `600 ${this.w >= TEXT.width ? 11 : Math.max(8, this.h * 0.45)}px ${colours.font}`;
+      paint.textAlign = this.w >= TEXT.width ? "right" : "center";
+      paint.fillText(label, this.w >= TEXT.width ? x + this.inner - 4 : x + this.inner / 2, this.w >= TEXT.width ? y + 8 : y + this.tall / 2);
     }
     paint.globalAlpha = 1;
+  }
+
+  /** A block of memory that is reserved for one sequence at its maximum length. */
+  reservedCell(paint, block, x, y) {
+    const size = this.state.limits.block_size;
+    const each = Math.floor(this.state.limits.max_model_len / size);
+    const found = [...this.reserve].find(([, first]) => block >= first && block < first + each);
+    if (!found) return this.frame(paint, x, y, this.colours.line);
+    const row = this.state.rows.find((one) => one.name === found[0]);
+    const filled = row ? Math.min(size, Math.max(0, row.filled - (block - found[1]) * size)) : 0;
+    this.fill(paint, x, y, [colourOf(found[0])], filled / size);
+    const text = (this.texts.get(found[0]) ?? []).slice((block - found[1]) * size, (block - found[1]) * size + filled).join("");
+    if (text && this.w >= TEXT.width) writeLines(paint, text, { x, y, width: this.inner, height: this.tall, corner: 0 }, this.colours);
+  }
+
+  /** Draws the moves of the step from their beginning to their end. */
+  animate() {
+    cancelAnimationFrame(this.ticking);
+    if (!this.state.moves.length || still.matches) return;
+    const tick = (now) => {
+      const part = Math.min(1, Math.max(0.02, (now - this.began) / 320));
+      this.drawMoves(part);
+      if (part < 1) this.ticking = requestAnimationFrame(tick);
+    };
+    tick(performance.now());
+  }
+
+  drawMoves(part) {
+    if (!this.width) return;
+    const paint = fit(this.overlay, this.width, this.height);
+    if (this.reserve || this.state.isGone) return;
+    this.drawPath(paint);
+    for (const [kind, source, target] of this.state.moves.slice(0, 48)) {
+      const [from, to] = [this.where(source, kind === "swap_in"), this.where(target, kind === "swap_out")];
+      if (!from || !to) continue;
+      const owner = kind === "swap_out" ? this.state.host.get(target) : this.state.blocks.get(target)?.users[0]?.[0].name;
+      const centre = ({ x, y }) => [x + this.w / 2, y + this.h / 2];
+      arc(paint, centre(from), centre(to), owner ? colourOf(owner) : this.colours.quiet, this.colours.raised, part);
+    }
   }
 
   /** Joins the blocks of the selected sequence in its own order. */
   drawPath(paint) {
-    const one = this.sequence && this.view.sequences.find((found) => found.name === this.sequence);
-    if (!one || this.size < 10) return;
+    const one = this.sequence && this.state.rows.find((row) => row.name === this.sequence);
+    if (!one || this.h < 10) return;
     paint.strokeStyle = colourOf(one.name);
-    paint.lineWidth = 1.5;
-    paint.globalAlpha = 0.8;
+    paint.lineWidth = 2;
     paint.beginPath();
-    let isDown = false;
-    for (const block of one.blocks) {
-      const at = this.where(block);
-      if (at && isDown) paint.lineTo(at.x + this.size / 2 - 1, at.y + this.size - 3);
-      else if (at) paint.moveTo(at.x + this.size / 2 - 1, at.y + this.size - 3);
-      isDown = Boolean(at);
-    }
+    one.blocks.map((block) => this.where(block)).filter(Boolean).forEach(({ x, y }) => paint.lineTo(x + this.w / 2, y + this.h - 4));
     paint.stroke();
-    paint.globalAlpha = 1;
   }
 
   point(event, isKept) {
-    if (!this.view || !this.rows.length) return;
+    if (!this.state || this.reserve) return;
     const box = this.base.getBoundingClientRect();
-    const y = event.clientY - box.top;
-    const col = Math.floor((event.clientX - box.left) / this.size);
-    const row = this.rows.find((one) => y >= one.y && y < one.y + this.size);
-    const block = row && col < this.cols ? row.row * this.cols + col : null;
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const row = this.rows.find((one) => y >= one.y && y < one.y + this.h);
+    const block = row && x < this.cols * this.w ? row.row * this.cols + Math.floor(x / this.w) : null;
     if (isKept) this.kept = block;
     this.choose(block);
   }
 
   key(event) {
-    const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.cols, ArrowUp: -this.cols };
-    if (!this.view || !(event.key in steps)) return;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.cols, ArrowUp: -this.cols }[event.key];
+    if (!step || !this.state || this.reserve) return;
     event.preventDefault();
-    const step = steps[event.key];
-    const used = [...this.view.ids].filter((_, index) => this.view.isUsed(index));
-    const there = Math.abs(step) === 1 && used.length ? used : null;
-    const from = this.block ?? (step > 0 ? -1 : this.view.limits.num_blocks);
-    let block = from + step;
-    if (there) block = step > 0 ? there.find((id) => id > from) : there.findLast((id) => id < from);
-    if (block === undefined || block < 0 || block >= this.view.limits.num_blocks) return;
+    const block = (this.block ?? (step > 0 ? -1 : this.state.limits.num_blocks)) + step;
+    if (block < 0 || block >= this.state.limits.num_blocks) return;
     this.kept = block;
     this.choose(block);
   }
@@ -287,7 +277,7 @@ export class BlockMap {
   choose(block) {
     if (block === this.block) return;
     this.block = block;
-    this.draw();
+    if (this.state) this.draw();
     this.onBlock(block);
   }
 }

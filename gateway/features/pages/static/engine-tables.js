@@ -1,8 +1,8 @@
-// Figures, the sequences, the block table of one sequence, and the map as a table.
-import { colourOf } from "/engine-view.js";
+// The sequences, the block table of one of them, and the map as a table.
+import { colourOf } from "/engine-paint.js";
 
-const MAX_CHIPS = 48;
-const MAX_ROWS = 256;
+const MAX_ROWS = 16;
+const MAX_TABLE = 256;
 const SVG = "http://www.w3.org/2000/svg";
 
 export function element(name, text, attributes = {}) {
@@ -14,42 +14,6 @@ export function element(name, text, attributes = {}) {
 
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
-}
-
-export const percent = (share) => `${(100 * share).toFixed(share && share < 0.0995 ? 1 : 0)} %`;
-
-const FIGURES = [
-  ["blocks_used", "Blocks in use", "of all that there are", (v) => [v.figures.blocks_used, `of ${v.limits.num_blocks}`]],
-  ["blocks_shared", "Shared blocks", "blocks with two owners or more", (v) => [v.figures.blocks_shared, `${v.figures.sharing_saved_blocks} saved`]],
-  ["copies", "Copies on write", "since the worker started", (v) => [v.figures.copies, `${v.figures.forks} forks`]],
-  ["blocks_cached", "Cached blocks", "of nobody, kept for prompts that begin alike", (v) => [v.figures.blocks_cached, `${v.figures.evictions} evicted`]],
-  ["blocks_pinned", "Pinned blocks", "never given away", (v) => [v.figures.blocks_pinned, ""]],
-  ["sequences", "Sequences", "that run; and that wait or are swapped out", (v) => [v.figures.sequences_running, `${v.figures.sequences_waiting + v.figures.sequences_swapped} waiting`]],
-  ["prefix", "Prefix cache hits", "of the prompt tokens that were looked up", (v) => [percent(v.figures.prefix_hit_tokens / Math.max(1, v.figures.prefix_query_tokens)), ""]],
-  ["waste", "Memory wasted", "slots of blocks in use that hold no token", (v) => [percent(v.waste().paged), v.waste().isIdle ? "" : `reserved: ${percent(v.waste().reserved)}`]],
-];
-
-export class Figures {
-  constructor(list) {
-    this.rows = FIGURES.map(([name, title, hint, read]) => {
-      const box = element("div", undefined, { title: hint });
-      const value = element("dd");
-      const number = element("span", "–", { "data-figure": name });
-      const more = element("small", "");
-      value.append(number, " ", more);
-      box.append(element("dt", title), value);
-      list.append(box);
-      return { number, more, read };
-    });
-  }
-
-  show(view) {
-    for (const { number, more, read } of this.rows) {
-      const [value, extra] = read(view);
-      setText(number, String(value));
-      setText(more, extra);
-    }
-  }
 }
 
 /** A bar of `size` slots, `filled` of them with tokens, in SVG. */
@@ -82,75 +46,93 @@ class Slots {
   }
 }
 
+/** The sequences of a frame, what the step did with each, and the block table of the selected one. */
 export class Sequences {
   /** `onChoose(name)`: a sequence was selected; `onPeek(name | null)`: the pointer or the focus is on a sequence. */
-  constructor(chips, note, table, onChoose, onPeek) {
-    Object.assign(this, { chips, note, onChoose, onPeek });
+  constructor(list, note, table, onChoose, onPeek) {
+    Object.assign(this, { list, note, onChoose, onPeek });
     this.body = table.tBodies[0];
-    this.buttons = new Map();
+    this.items = new Map();
     this.rows = [];
   }
 
-  show(view, chosen, block) {
-    this.showChips(view, chosen);
-    const one = view.sequences.find((found) => found.name === chosen);
-    if (one) this.showTable(view, one, block);
-  }
-
-  /** Removes the block table: the views of another worker follow. */
-  clear() {
-    for (const { node } of this.rows) node.remove();
-    this.rows = [];
-  }
-
-  showChips(view, chosen) {
-    const shown = view.sequences.slice(0, MAX_CHIPS);
-    const names = new Set(shown.map((one) => one.name));
-    for (const [name, button] of this.buttons) {
-      if (!names.has(name)) {
-        button.node.remove();
-        this.buttons.delete(name);
+  /** `found`: [state, row] of each sequence; `chosen`: the key of the selected one; `block`: the one pointed at. */
+  show(found, chosen, block, recording) {
+    const shown = found.slice(0, MAX_ROWS);
+    const keys = new Set(shown.map(([state, row]) => keyOf(state, row)));
+    for (const [key, item] of this.items) {
+      if (keys.has(key)) continue;
+      item.node.remove();
+      this.items.delete(key);
+    }
+    for (const [state, row] of shown) {
+      const key = keyOf(state, row);
+      let item = this.items.get(key);
+      if (!item) {
+        item = this.item(key, row.name);
+        this.items.set(key, item);
+        this.list.append(item.node);
+      }
+      setText(item.text, `${row.name} · ${row.tokens}`);
+      item.button.setAttribute("aria-pressed", String(key === chosen));
+      const told = tellStep(row, state, recording);
+      if (told.key !== item.told) {
+        item.told = told.key;
+        item.step.replaceChildren(...told.parts.map(([text, kind]) => element("span", text, { class: kind })));
       }
     }
-    for (const one of shown) {
-      let button = this.buttons.get(one.name);
-      if (!button) {
-        button = this.chip(one.name);
-        this.buttons.set(one.name, button);
-        this.chips.append(button.node);
-      }
-      const state = one.state === "running" ? "" : ` ${one.state}`;
-      setText(button.text, `${one.name} · ${one.tokens}${state}`);
-      button.node.setAttribute("aria-pressed", String(one.name === chosen));
-    }
-    const more = view.sequences.length - shown.length + view.hidden_sequences;
-    this.more ??= this.chips.parentNode.insertBefore(element("p", "", { class: "quiet" }), this.chips.nextSibling);
+    const more = found.length - shown.length;
+    this.more ??= this.list.parentNode.insertBefore(element("p", "", { class: "quiet" }), this.list.nextSibling);
     setText(this.more, more ? `and ${more} more` : "");
+    const one = found.find(([state, row]) => keyOf(state, row) === chosen);
+    this.showTable(...(one ?? []), block);
   }
 
-  chip(name) {
-    const node = element("button", undefined, { type: "button", title: "tokens; look at its block table" });
+  item(key, name) {
+    const node = element("li");
+    const button = element("button", undefined, { type: "button" });
     const dot = document.createElementNS(SVG, "svg");
     dot.setAttribute("viewBox", "0 0 10 10");
     dot.setAttribute("aria-hidden", "true");
     const circle = document.createElementNS(SVG, "circle");
-    for (const [key, value] of Object.entries({ cx: 5, cy: 5, r: 5, fill: colourOf(name) })) circle.setAttribute(key, value);
+    for (const [attribute, value] of Object.entries({ cx: 5, cy: 5, r: 5, fill: colourOf(name) })) circle.setAttribute(attribute, value);
     dot.append(circle);
     const text = element("span", name);
-    node.append(dot, text);
-    node.addEventListener("click", () => this.onChoose(name));
-    for (const kind of ["pointerenter", "focus"]) node.addEventListener(kind, () => this.onPeek(name));
-    for (const kind of ["pointerleave", "blur"]) node.addEventListener(kind, () => this.onPeek(null));
-    return { node, text };
+    const step = element("span", undefined, { class: "did" });
+    button.append(dot, text);
+    node.append(button, " ", step);
+    button.addEventListener("click", () => this.onChoose(key));
+    for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, () => this.onPeek(key));
+    for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, () => this.onPeek(null));
+    return { node, button, text, step, told: "" };
   }
 
-  showTable(view, one, block) {
-    const size = view.limits.block_size;
-    const where = one.num_host_blocks ? `, swapped out to ${one.num_host_blocks} blocks of host memory` : "";
-    const last = one.num_blocks * size - one.tokens;
-    const empty = one.num_blocks && last > 0 ? `; ${last} empty slots` : "";
-    setText(this.note, `${one.name}: ${one.prompt_tokens} tokens of prompt and ${one.tokens - one.prompt_tokens} written, in ${one.num_blocks} blocks${empty}${where}.`);
-    const count = Math.min(one.blocks.length, MAX_ROWS);
+  showTable(state, one, block) {
+    if (!one) {
+      setText(this.note, "No sequence is in this step.");
+      this.trim(0);
+      return;
+    }
+    const size = state.limits.block_size;
+    const last = one.blocks.length * size - one.tokens;
+    const empty = one.blocks.length && last > 0 ? `; ${last} empty ${last === 1 ? "slot" : "slots"}` : "";
+    setText(this.note, `${one.name}: ${one.prompt} tokens of prompt and ${Math.max(0, one.tokens - one.prompt)} written, in ${one.blocks.length} blocks${empty}.`);
+    this.trim(Math.min(one.blocks.length, MAX_TABLE));
+    this.rows.forEach(({ node, cells, slots }, logical) => {
+      const physical = one.blocks[logical];
+      const filled = Math.min(size, Math.max(0, one.filled - logical * size));
+      setText(cells[0], String(logical));
+      slots.show(size, filled, colourOf(one.name));
+      setText(cells[1].lastChild, `${filled} of ${size}`);
+      setText(cells[2], String(physical));
+      const shared = state.blocks.get(physical)?.users.length ?? 0;
+      setText(cells[3], shared > 1 ? `×${shared}` : "");
+      node.className = physical === block ? "on" : "";
+    });
+  }
+
+  /** Has the table of blocks this many rows. */
+  trim(count) {
     while (this.rows.length > count) this.rows.pop().node.remove();
     while (this.rows.length < count) {
       const node = element("tr");
@@ -160,21 +142,42 @@ export class Sequences {
       this.body.append(node);
       this.rows.push({ node, cells, slots });
     }
-    this.rows.forEach(({ node, cells, slots }, logical) => {
-      const physical = one.blocks[logical];
-      const filled = Math.min(size, Math.max(0, one.filled - logical * size));
-      setText(cells[0], String(logical));
-      slots.show(size, filled, colourOf(one.name));
-      setText(cells[1].lastChild, `${filled} of ${size}`);
-      setText(cells[2], String(physical));
-      const shared = view.counts[view.indexOf.get(physical)] ?? 0;
-      setText(cells[3], shared > 1 ? `×${shared}` : "");
-      node.className = physical === block ? "on" : "";
-    });
   }
 }
 
-/** The map in words, for people who cannot see it. */
+export const keyOf = (state, row) => `${state.worker} ${row.name}`;
+
+/** What a step did with a sequence, as parts with their kinds. */
+function tellStep(row, state, { texts, drafts }) {
+  const known = texts.get(row.name) ?? [];
+  const parts = [];
+  if (row.kind === "swapped") parts.push(["swapped out to host memory"]);
+  else if (row.kind === "waiting") parts.push(["waits for memory"]);
+  else if (row.kind === "prefill") {
+    parts.push([`reads ${row.computed} tokens`]);
+    const text = known.slice(row.filled - row.computed, row.filled).join("").trim();
+    if (text) parts.push([text, "token read"]);
+  } else if (row.kind === "decode") {
+    const before = row.filled - row.accepted;
+    const drafted = drafts.get(row.name)?.[before] ?? [];
+    for (let at = before; at < row.filled; at++) parts.push([known[at] ?? "·", "token good"]);
+    if (row.computed - 1 > row.accepted) {
+      const refused = drafted.slice(row.accepted, row.computed - 1);
+      const more = row.computed - 1 - row.accepted - Math.min(4, refused.length || 4);
+      for (const text of refused.length ? refused.slice(0, 4) : Array(Math.min(4, row.computed - 1 - row.accepted)).fill("·")) parts.push([text || "·", "token bad"]);
+      if (more > 0) parts.push([`and ${more} more`, "quiet"]);
+      if (known[row.filled]) parts.push([known[row.filled], "token"]);
+      parts.push([`${row.computed - 1} drafted, ${row.accepted} accepted`, "quiet"]);
+    } else {
+      parts.push(known[row.filled] ? [known[row.filled], "token"] : ["writes a token"]);
+      if (row.accepted) parts.push([`${row.accepted} drafted, all accepted`, "quiet"]);
+    }
+  }
+  const shown = parts.map(([text, kind = ""]) => [kind.startsWith("token") ? text.replaceAll("\n", "↵").trim() || "␣" : text, kind]);
+  return { key: JSON.stringify(shown), parts: shown };
+}
+
+/** The blocks of a frame in words, for people who cannot see the map. */
 export class BlockList {
   constructor(details, table) {
     this.details = details;
@@ -182,28 +185,20 @@ export class BlockList {
     this.shownAt = -Infinity;
   }
 
-  show(view, isForced) {
+  show(states, texts, isForced) {
     if (!this.details.open || (!isForced && performance.now() - this.shownAt < 1000)) return;
     this.shownAt = performance.now();
-    const indexes = [...view.ids.keys()].sort((a, b) => view.isUsed(b) - view.isUsed(a) || a - b).slice(0, MAX_ROWS);
-    const rows = indexes.map((index) => {
+    const all = states.flatMap((state) => [...state.blocks].sort(([a], [b]) => a - b).map(([block, one]) => [state, block, one]));
+    const rows = all.slice(0, MAX_TABLE).map(([state, block, one]) => {
+      const names = one.users.slice(0, 8).map(([row, logical]) => `${row.name} block ${logical}`);
+      if (one.users.length > 8) names.push(`${one.users.length - 8} more`);
       const row = element("tr");
-      const block = view.ids[index];
-      const users = view.users.get(block) ?? [];
-      const is = [view.counts[index] > 1 && "shared", view.isCached(index) && "cached", view.isPinned(index) && "pinned"];
-      const names = users.slice(0, 8).map(([sequence, logical]) => `${view.sequences[sequence].name} block ${logical}`);
-      if (users.length > 8) names.push(`${users.length - 8} more`);
-      for (const text of [block, `${view.filled[index]} of ${view.limits.block_size}`, names.join(", "), is.filter(Boolean).join(", ")]) {
-        row.append(element("td", String(text)));
+      const is = [one.users.length > 1 && "shared", state.isCached(block) && "cached", state.base.pinned.has(block) && "pinned"];
+      for (const text of [`${state.worker} ${block}`, `${one.filled} of ${state.limits.block_size}`, names.join(", "), is.filter(Boolean).join(", "), state.textOf(one, texts)]) {
+        row.append(element("td", text));
       }
       return row;
     });
-    const more = view.ids.length - indexes.length + view.hidden_cells;
-    if (more > 0) {
-      const row = element("tr");
-      row.append(element("td", `and ${more} more`, { colspan: 4 }));
-      rows.push(row);
-    }
     this.body.replaceChildren(...rows);
   }
 }

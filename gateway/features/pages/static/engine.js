@@ -1,183 +1,112 @@
-// The engine page. The gateway sends some ten views per second; the page shows the newest, or one of the last minute.
-// All views are of one worker: the selected one or, after a demo button was pressed, the one that has its request.
+// The engine page: the tour while the engine is idle, and every step of the live workers while it is not.
 import { Refusal, WRONG_KEY, refusalOf, request } from "/api.js";
+import { $ } from "/dom.js";
 import { initKey } from "/key.js";
 import { eventsOf } from "/sse.js";
-import { PackedView } from "/engine-view.js";
-import { BlockMap } from "/engine-map.js";
-import { theme } from "/engine-paint.js";
-import { BlockList, Figures, Sequences, setText } from "/engine-tables.js";
-import { Batch, Series } from "/engine-charts.js";
 import { Demo } from "/engine-demo.js";
-import { tell } from "/engine-says.js";
+import { Recording } from "/engine-recording.js";
+import { Stage } from "/engine-stage.js";
+import { setText } from "/engine-tables.js";
+import { Tour, mayMove } from "/engine-tour.js";
 
-const KEPT_MS = 60_000;
-const KEPT_BYTES = 32_000_000;
 const WORKERS_MS = 3_000;
-const SILENT_MS = 2_000;
-const $ = (id) => document.getElementById(id);
-const picker = $("worker");
+const IDLE_MS = 12_000;
+const USED_MS = 60_000;
+const LIVE = "Every step of the workers of this server, as it happens.";
+const OWN = "The requests of this page, step by step. Their text is known to this page only.";
 
 const state = {
-  views: [], // packed, oldest first
-  bytes: 0,
-  drawn: null, // the unpacked view that is on the page
-  shown: null, // the packed view that was selected; null: the newest
-  workers: null, // the live workers; null until the gateway has answered
-  worker: new URLSearchParams(location.search).get("worker"),
-  follow: null, // the idempotency key of the call to whose worker the page switches
-  owner: null, // the worker that has claimed most of its requests
-  source: null, // the AbortController of the stream
+  live: new Recording(),
+  isLive: false, // the stage shows `live`, not the tour
+  isFollowing: true, // it shows the newest step
+  busyAt: -Infinity, // when a worker had a request last
+  usedAt: -Infinity, // when somebody used the page last: what is shown stays for a while
+  workers: null, // the ids of the live workers; null until the gateway has answered
   model: "",
   context: 256, // the longest context that all workers take
-  chosen: null,
-  isFollowing: true,
-  peeked: null,
+  source: null, // the AbortController of the stream
   problem: "",
   needsKey: false, // the server has refused the key, and is asked again when there is another one
 };
-let colours = theme();
-let isDue = false;
+let tour = null;
 
-const map = new BlockMap($("map"), $("blocks"), $("arcs"), (block) => {
-  setText($("block"), block === null || !state.drawn ? "" : state.drawn.describe(block));
-  later();
-});
-const figures = new Figures($("figures"));
-const list = new BlockList($("as-table"), $("block-list"));
-const batch = new Batch($("lanes"), $("step"), $("steps"));
-const series = new Series($("series"));
-const sequences = new Sequences($("sequences"), $("sequence"), $("table"), choose, peek);
-const demo = new Demo(document.querySelectorAll("[data-demo]"), {
-  describe: () => ({ model: state.model, context: state.context }),
-  pressed: (key) => {
-    Object.assign(state, { follow: key, owner: null, shown: null });
-    connect();
-  },
-  changed: say,
-});
+const used = (more) => Object.assign(state, { usedAt: performance.now(), ...more });
+const stage = new Stage({ onEnd: ended, onUse: () => used({ isFollowing: false }) });
+const demo = new Demo({ describe: () => ({ model: state.model, context: state.context }), changed: say });
 
-function choose(name) {
-  state.isFollowing = false;
-  state.chosen = name;
-  later();
+function ended() {
+  if (!state.isLive) tour.next();
+  else if (!demo.open && !state.isFollowing) stage.player.pause();
 }
 
-function peek(name) {
-  state.peeked = name;
-  later();
-}
-
-/** Draws in the next frame, once for all changes before it. */
-function later() {
-  if (isDue) return;
-  isDue = true;
-  requestAnimationFrame(() => {
-    isDue = false;
-    draw();
-  });
-}
-
-function draw() {
-  const found = state.shown ?? state.views.at(-1);
-  if (!found) return;
-  if (state.drawn?.packed !== found) state.drawn = found.open();
-  const view = state.drawn;
-  const running = view.sequences.filter((one) => one.num_blocks);
-  if (!view.sequences.some((one) => one.name === state.chosen) && running.length) {
-    state.isFollowing = true;
-    state.chosen = running[0].name;
-  }
-  const at = state.views.indexOf(found);
-  const looked = state.peeked ?? (state.isFollowing ? null : state.chosen);
-  map.sequence = looked;
-  map.isPast = state.shown !== null;
-  map.show(view, colours);
-  if (map.block !== null) setText($("block"), view.describe(map.block));
-  else if (view.hidden_cells) setText($("block"), `${view.hidden_cells} more cached blocks are not drawn.`);
-  figures.show(view);
-  sequences.show(view, state.peeked ?? state.chosen, map.block);
-  list.show(view, state.shown !== null);
-  let latest = found;
-  for (let i = at; i >= 0 && !latest.batch.length; i--) latest = state.views[i];
-  batch.show(view, colours, latest, latest !== found);
-  const end = view.at;
-  series.show(state.views.slice(0, at + 1).filter((one) => end - one.at < KEPT_MS), colours);
+function showLive(caption, isFollowing) {
+  Object.assign(state, { isLive: true, isFollowing });
+  tour?.mark(-1);
+  $("live").setAttribute("aria-pressed", "true");
+  setText($("caption"), caption);
+  stage.load(state.live);
+  if (isFollowing) {
+    stage.player.pause();
+    stage.player.go(state.live.frames.length - 1);
+  } else stage.player.start();
   say();
-  clock();
 }
 
-/** Shows the state of the requests next to the buttons and at the block table, from the same facts. */
-function say() {
-  const { owner, drawn, workers } = state;
-  if (workers === null) return;
-  const worker = workers.length ? state.worker : "";
-  const { status, note } = tell({
-    open: demo.open,
-    hasRun: demo.hasRun,
-    failure: demo.failure,
-    owner,
-    worker,
-    isAlone: workers.length < 2,
-    isPast: state.shown !== null,
-    wasShown: sequences.rows.length > 0,
-  });
-  setText($("try-status"), status);
-  if (!drawn?.sequences.length || drawn.worker !== worker) setText($("sequence"), note);
+function showTour() {
+  state.isLive = false;
+  $("live").setAttribute("aria-pressed", "false");
+  tour.next();
+  if (mayMove()) stage.player.start();
 }
 
-function clock() {
-  const slider = $("time");
-  const count = state.views.length;
-  slider.max = String(Math.max(0, count - 1));
-  slider.value = String(state.shown ? state.views.indexOf(state.shown) : count - 1);
-  const last = state.views.at(-1);
-  const silent = last ? performance.now() - last.at : 0;
-  let text = "live";
-  if (state.problem) text = state.problem;
-  else if (!last) text = "waiting for the engine…";
-  else if (state.shown) text = `${((last.at - state.shown.at) / 1000).toFixed(1)} s ago`;
-  else if (silent > SILENT_MS) text = `silent for ${Math.round(silent / 1000)} s`;
-  setText($("when"), text);
-  $("pause").setAttribute("aria-pressed", String(state.shown !== null));
-  setText($("pause"), state.shown ? "Go live" : "Pause");
+/** Starts a recording of requests of this page, which is played from its beginning. */
+function record() {
+  const { last } = state.live;
+  state.live = new Recording();
+  for (const one of last.values()) {
+    state.live.last.set(one.worker, one);
+    state.live.waiting.set(one.worker, [one]);
+  }
+  state.live.flush();
+  used();
+  showLive(OWN, false);
+  $("stage").scrollIntoView();
+  return state.live.texts;
 }
 
 function receive(data) {
-  const view = new PackedView(JSON.parse(data), performance.now(), data.length);
+  const view = JSON.parse(data);
   state.problem = "";
-  if (view.worker !== state.worker) show(view.worker);
-  state.views.push(view);
-  state.bytes += view.length;
-  const isOld = (one) => view.at - one.at > KEPT_MS || state.bytes > KEPT_BYTES;
-  while (state.views.length > 1 && isOld(state.views[0])) {
-    const gone = state.views.shift();
-    state.bytes -= gone.length;
-    if (gone === state.shown) state.shown = state.views[0];
-  }
-  batch.add(view);
-  if (state.shown) return clock();
-  map.animate(view.moves);
-  return later();
+  state.live.add(view);
+  const isBusy = [...state.live.last.values()].some((one) => one.rows.length);
+  if (isBusy) state.busyAt = performance.now();
+  if (!state.isLive) {
+    if (isBusy && !isUsed()) showLive(LIVE, true);
+  } else if (state.isFollowing) stage.player.go(state.live.frames.length - 1);
+  else stage.later();
+  $("live").classList.toggle("busy", isBusy);
+}
+
+const isUsed = () => performance.now() - state.usedAt < USED_MS;
+
+/** Returns to the tour when the engine has been idle for a while, and nobody uses the page. */
+function rest() {
+  const isIdle = performance.now() - state.busyAt > IDLE_MS;
+  if (tour && state.isLive && isIdle && !isUsed() && !stage.player.isPlaying) showTour();
 }
 
 /** Opens the stream of the views, and opens it again when it has broken. */
 async function connect() {
   state.source?.abort();
   state.source = null;
-  if (!state.worker || document.hidden || state.needsKey) return;
+  if (document.hidden || state.needsKey) return;
   const source = (state.source = new AbortController());
-  const query = new URLSearchParams({ worker: state.worker });
-  if (state.follow) query.set("follow", state.follow);
   try {
-    const response = await request(`/engine/stream?${query}`, { signal: source.signal });
+    const response = await request("/engine/stream", { signal: source.signal });
     if (!response.ok) throw await refusalOf(response);
     for await (const events of eventsOf(response)) {
       if (state.source !== source) return;
-      for (const { event, data } of events) {
-        if (event === "claimed") claimed(JSON.parse(data).worker);
-        else receive(data);
-      }
+      for (const { data } of events) receive(data);
     }
     throw new TypeError("The stream has ended.");
   } catch (error) {
@@ -187,17 +116,11 @@ async function connect() {
   }
 }
 
-function claimed(owner) {
-  state.owner = owner;
-  if (owner !== state.worker) show(owner);
-  say();
-}
-
 function failed(error) {
   state.needsKey = error.code === WRONG_KEY;
-  if (state.needsKey) state.problem = "needs an API key";
-  else state.problem = error instanceof Refusal ? error.message : "the gateway does not answer";
-  clock();
+  if (state.needsKey) state.problem = "The server needs an API key.";
+  else state.problem = error instanceof Refusal ? error.message : "The gateway does not answer.";
+  say();
 }
 
 async function findWorkers() {
@@ -208,64 +131,44 @@ async function findWorkers() {
     const found = await response.json();
     state.model = found.model;
     const ids = found.workers.map((worker) => worker.id);
+    for (const { worker, isGone } of [...state.live.last.values()]) {
+      if (isGone) state.live.forget(worker);
+      else if (!ids.includes(worker)) state.live.add({ worker, gone: true });
+    }
     state.workers = ids;
     if (ids.length) state.context = Math.min(...found.workers.map((worker) => worker.max_model_len));
-    if ([...picker.options].map((option) => option.value).join("\n") !== ids.join("\n")) {
-      picker.replaceChildren(...ids.map((id) => new Option(id, id)));
-    }
-    if (!ids.length) state.problem = "no worker is available";
-    else if (!ids.includes(state.worker)) {
-      show(ids[0]);
-      connect();
-    } else if (!state.source) connect();
-    picker.value = state.worker ?? "";
+    state.problem = "";
+    if (!state.source) connect();
   } catch (error) {
     failed(error);
   }
   say();
-  clock();
 }
 
-/** Begins with the views of another worker. */
-function show(worker) {
-  Object.assign(state, { worker, views: [], bytes: 0, shown: null, chosen: null, isFollowing: true });
-  batch.history = [];
-  sequences.clear();
-  map.clear();
-  if (!state.workers?.includes(worker)) findWorkers();
-  picker.value = worker;
+function say() {
+  for (const button of [$("eight"), $("four").lastElementChild]) button.disabled = !state.model;
+  const requests = demo.open === 1 ? "1 request runs" : `${demo.open} requests run`;
+  let text = "";
+  if (demo.failure) text = `It failed: ${demo.failure}`;
+  else if (state.problem) text = state.problem;
+  else if (state.workers && !state.workers.length) text = demo.open ? `${requests.split(" runs")[0]} queued: no worker is available.` : "No worker is available.";
+  else if (demo.open) text = `${requests}…`;
+  else if (demo.hasRun) text = "Done. Drag the slider to look at each step.";
+  setText($("try-status"), text);
 }
 
-picker.addEventListener("change", (event) => {
-  state.follow = null; // a worker that was selected by hand stays until the next press
-  show(event.target.value);
-  connect();
-  say();
+$("live").addEventListener("click", () => {
+  used();
+  if (state.isLive && tour) showTour();
+  else showLive(LIVE, true);
 });
-$("pause").addEventListener("click", () => {
-  state.shown = state.shown ? null : (state.views.at(-1) ?? null);
-  later();
+$("four").addEventListener("submit", (event) => {
+  event.preventDefault();
+  demo.four($("prompt").value.trim() || $("prompt").placeholder, record());
 });
-$("time").addEventListener("input", (event) => {
-  const at = Number(event.target.value);
-  state.shown = at >= state.views.length - 1 ? null : state.views[at];
-  later();
-  if (state.shown) map.animate(state.shown.moves);
-});
-$("all").addEventListener("change", (event) => {
-  map.showsAll = event.target.checked;
-  later();
-});
-$("as-table").addEventListener("toggle", () => state.drawn && list.show(state.drawn, true));
-// A page in the background is not seen: end the stream, so that the worker need not publish views.
+$("eight").addEventListener("click", () => demo.eight(record()));
+// A page in the background is not seen: end the stream, so that the workers need not publish views.
 document.addEventListener("visibilitychange", connect);
-const recolour = () => {
-  colours = theme();
-  later();
-};
-new MutationObserver(recolour).observe(document.documentElement, { attributeFilter: ["data-theme"] });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
-addEventListener("resize", later);
 initKey(() => {
   Object.assign(state, { needsKey: false, problem: "" });
   state.source?.abort();
@@ -273,5 +176,15 @@ initKey(() => {
   findWorkers();
 });
 setInterval(() => document.hidden || findWorkers(), WORKERS_MS);
-setInterval(clock, 1000);
+setInterval(rest, 1000);
 findWorkers();
+try {
+  const response = await request("/tour.json");
+  tour = new Tour(stage, await response.json(), () => {
+    used({ isLive: false });
+    $("live").setAttribute("aria-pressed", "false");
+  });
+  if (!state.isLive) showTour();
+} catch (error) {
+  failed(error);
+}

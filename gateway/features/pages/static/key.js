@@ -3,7 +3,7 @@
 // The key comes from the panel, or from #key=KEY in the address. It is kept until the tab is closed, and is sent to the
 // server of the page only.
 
-import { $, el } from "/dom.js";
+import { $, el, signButton } from "/dom.js";
 
 const STORED = "quire.key";
 let key = readKey();
@@ -52,8 +52,7 @@ function makePanel() {
   const field = el("input", { id: "key", type: "password", autocomplete: "off", spellcheck: false });
   field.setAttribute("aria-describedby", "key-note key-stays");
   const forget = el("button", { type: "button", textContent: "Forget the key", onclick: () => use("") });
-  const close = el("button", { type: "button", className: "plain icon", textContent: "✕", onclick: () => (box.hidden = true) });
-  close.setAttribute("aria-label", "Close");
+  const close = signButton("✕", "Close", () => (box.hidden = true));
   const form = el(
     "form",
     {

@@ -15,16 +15,16 @@ export class Run {
   #abort = new AbortController();
   #isStopping = false;
   #isSent = false;
-  #body;
+  #call;
   #changed;
   #ended;
   #held;
 
-  // `changed(run)` is called for each change to draw, `held(run)` when the run must wait, `ended(run)` once.
-  constructor(record, body, { changed, held, ended }) {
+  // `call`: {path, body}. `changed(run)` is called for each change to draw, `held(run)` when the run must wait, `ended(run)` once.
+  constructor(record, call, { changed, held, ended }) {
     this.record = record;
     this.meters = record.answers.map((answer) => new Meter(answer));
-    this.#body = body;
+    this.#call = call;
     this.#changed = changed;
     this.#ended = ended;
     this.#held = held;
@@ -40,7 +40,7 @@ export class Run {
       for (const answer of record.answers) answer.sentAt ??= clock();
       this.heardAt = performance.now();
       watch(this);
-      const call = new Call(record, this.#body);
+      const call = new Call(record, this.#call);
       await follow(call, {
         signal: this.#abort.signal,
         take: (events) => this.#take(events),
@@ -123,7 +123,7 @@ export class Run {
         const answer = record.answers[choice.index];
         if (!answer) continue;
         if (count) this.meters[choice.index].count(count, now);
-        if (choice.delta) addDelta(answer, choice.delta, now);
+        if (choice.delta) addDelta(answer, choice.delta, now, position);
         if (choice.finish_reason) answer.finish = String(choice.finish_reason);
       }
     }
@@ -146,8 +146,9 @@ export class Run {
 class Call {
   #record;
 
-  constructor(record, body) {
+  constructor(record, { path, body }) {
     this.#record = record;
+    this.path = path;
     this.body = body;
     this.key = record.key;
   }

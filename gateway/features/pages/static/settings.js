@@ -4,10 +4,14 @@ import { Refusal, WRONG_KEY, models } from "/api.js";
 import { $, el } from "/dom.js";
 import { changeKey } from "/key.js";
 import { announce, notice } from "/notice.js";
+import { initPresets } from "/presets.js";
 import { settings as stored } from "/store.js";
+import { showUsage } from "/usage.js";
 
 const NUMBERS = { temperature: Number, top_p: Number, max_tokens: Number, seed: Number };
 const FIELDS = ["model", "system", "temperature", "top_p", "max_tokens", "seed", "n", "sweep", "priority"];
+const OWN_FIELDS = FIELDS.filter((name) => name !== "model");
+const DEFAULTS = { ...Object.fromEntries(OWN_FIELDS.map((name) => [name, ""])), n: "1" };
 // Sampling parameters without a field of their own: their names for people, and the value with which they have no effect.
 const OTHERS = [["top_k", "top k", 0], ["min_p", "min p", 0], ["repetition_penalty", "repetition penalty", 1]];
 const MOST_TEMPERATURES = 8;
@@ -16,26 +20,39 @@ const MOST_ANSWERS = 64;
 // Fills the fields with the stored settings, and stores each change.
 export function initSettings() {
   const kept = stored.get();
-  for (const name of FIELDS) {
-    if (typeof kept[name] === "string" && name !== "model") $(name).value = kept[name];
-  }
-  $("settings").addEventListener("input", () => {
-    check();
-    stored.set(Object.fromEntries(FIELDS.map((name) => [name, $(name).value])));
+  fill(kept);
+  $("settings").addEventListener("input", store);
+  $("model").addEventListener("change", () => {
+    showModel();
+    store();
   });
-  $("model").addEventListener("change", showModel);
+  initPresets(written, (values) => {
+    fill({ ...DEFAULTS, ...values });
+    store();
+  });
   $("key-button").addEventListener("click", changeKey);
   $("defaults").addEventListener("click", () => {
-    for (const name of FIELDS) if (name !== "model") $(name).value = $(name).defaultValue ?? "";
-    $("n").value = "1";
-    $("priority").value = "";
+    fill(DEFAULTS);
     check();
     stored.set({});
   });
   check();
 }
 
+// The values of all fields but the model.
+const written = () => Object.fromEntries(OWN_FIELDS.map((name) => [name, $(name).value]));
+
+function fill(values) {
+  for (const name of OWN_FIELDS) if (typeof values[name] === "string") $(name).value = values[name];
+}
+
+function store() {
+  check();
+  stored.set({ ...written(), model: $("model").value });
+}
+
 let numLoads = 0;
+let isSaid = false; // the notice is about the models
 
 // Asks for the models until the server answers, or wants another key. Says what keeps it from answering.
 export async function loadModels() {
@@ -43,11 +60,15 @@ export async function loadModels() {
   for (let wait = 500; number === numLoads; wait = Math.min(2 * wait, 10000)) {
     try {
       showModels(await models());
-      return notice("");
+      showUsage();
+      if (isSaid) notice("");
+      isSaid = false;
+      return;
     } catch (error) {
       const isRefused = error instanceof Refusal;
       $("model-name").textContent = isRefused ? "not available" : "not reachable";
       if (error.code === WRONG_KEY) return announce(error.message);
+      isSaid = true;
       notice(isRefused ? error.message : "The server cannot be reached. The page asks it again every few seconds.");
       if (error.retryAfter) wait = Math.max(wait, 1000 * error.retryAfter);
     }
@@ -56,6 +77,17 @@ export async function loadModels() {
 }
 
 let cards = [];
+let whenShown = () => {};
+
+// Calls `action()` when a model is shown.
+export function onModel(action) {
+  whenShown = action;
+}
+
+// The tokens that the selected model can take; NaN if that is unknown.
+export function contextOfModel() {
+  return cards.find(({ id }) => id === $("model").value)?.context ?? NaN;
+}
 
 // Shows the name, the context length and the defaults of the selected model.
 function showModel() {
@@ -64,6 +96,10 @@ function showModel() {
   $("model-name").textContent = value;
   if (card?.context) $("max_tokens").max = String(card.context);
   showDefaults(card?.defaults);
+  // One model is a name; several are a choice.
+  $("model").hidden = cards.length < 2;
+  $("model-name").hidden = cards.length >= 2;
+  whenShown();
 }
 
 // Shows the value that an empty field stands for: the model's own, if the server has told it.
@@ -78,7 +114,8 @@ function showDefaults(defaults) {
 function showModels(found) {
   const kept = stored.get().model;
   const wanted = $("model").value || kept;
-  $("model").replaceChildren(...found.map(({ id }) => el("option", { value: id, textContent: id })));
+  const nameOf = ({ id, parent }) => (parent ? `${id} (adapter of ${parent})` : id);
+  $("model").replaceChildren(...found.map((card) => el("option", { value: card.id, textContent: nameOf(card) })));
   if (found.some(({ id }) => id === wanted)) $("model").value = wanted;
   cards = found;
   showModel();

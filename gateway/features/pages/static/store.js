@@ -1,16 +1,20 @@
 // The browser's storage: conversations in IndexedDB, which has room for thousands, and the settings. The page removes no
 // conversation by itself; if there is no room for another one, `saveConversation` says so.
 
-import { VERSION } from "/conversation.js";
+import { checked } from "/checks.js";
+import { isBegun } from "/conversation.js";
+import { merged } from "/tree.js";
 
 const STORE = "conversations";
 const BY_TIME = "by time";
 const CURRENT = "quire.current";
-const SETTINGS = "quire.settings";
+const SIDEBAR = "quire.sidebar";
+const DRAFTS = "quire.drafts";
 // Where earlier versions of the page kept each conversation, in localStorage. They are moved when the database is made.
 const EARLIER = "quire.chat.";
 
 let opening = null;
+let saved = null; // the conversation that this tab has stored last
 
 // Newest first: {id, title, changed}, without reading the conversations. Empty without storage.
 export async function listConversations() {
@@ -26,21 +30,51 @@ export async function listConversations() {
   return rows;
 }
 
-// Returns null for one that is unknown, or that another version wrote.
+// Returns null for one that cannot be read, and undefined for one that is not there.
 export async function loadConversation(id) {
   if (id === null) return null;
-  return attempt(async () => checked(await transact("readonly", (store) => store.get(id))));
+  return attempt(async () => {
+    const found = await transact("readonly", (store) => store.get(id));
+    return found && checked(found);
+  });
 }
 
 // Those of this version, the newest last.
 export async function allConversations() {
   const all = await transact("readonly", (store) => store.index(BY_TIME).getAll());
-  return all.filter((one) => attempt(() => checked(one)));
+  return all.map((one) => attempt(() => checked(one))).filter(Boolean);
 }
 
-// Throws DOMException if the browser has no room, or allows no storage.
-export async function saveConversation(conversation) {
-  if (conversation.turns.length) await transact("readwrite", (store) => store.put(conversation));
+// The ids of the conversations in which `text` occurs, in a title, a message or an answer. Reads one after the other.
+export async function searchConversations(text) {
+  const found = new Set();
+  const isThere = (words) => String(words).toLocaleLowerCase().includes(text.toLocaleLowerCase());
+  await transact("readonly", (store) => {
+    store.openCursor().onsuccess = ({ target: { result: cursor } }) => {
+      if (!cursor) return;
+      const one = attempt(() => checked(cursor.value));
+      const words = (one?.turns ?? []).flatMap(({ said, runs }) => [said, ...runs.flatMap((run) => run.answers.map((answer) => answer.text))]);
+      if ([cursor.value.title, ...words].some(isThere)) found.add(cursor.primaryKey);
+      cursor.continue();
+    };
+  }).catch(() => {});
+  return found;
+}
+
+// Stores a conversation with what another tab has added to it. `isClosing`: the page is being closed and has no time to
+// read, so it takes what was stored when it saved the last time. Throws DOMException if the browser has no room, or allows
+// no storage.
+export async function saveConversation(conversation, isClosing = false) {
+  if (!isBegun(conversation)) return;
+  await transact("readwrite", (store) => {
+    const put = (stored) => {
+      saved = stored ? checked(merged(conversation, stored)) : conversation;
+      store.put(saved);
+      store.transaction.commit();
+    };
+    if (isClosing) return put(saved?.id === conversation.id && saved);
+    store.get(conversation.id).onsuccess = ({ target: { result } }) => put(result && attempt(() => checked(result)));
+  });
 }
 
 export function forgetConversation(id) {
@@ -53,10 +87,33 @@ export const current = {
   set: (id) => attempt(() => sessionStorage.setItem(CURRENT, id)),
 };
 
-export const settings = {
-  get: () => attempt(() => JSON.parse(localStorage.getItem(SETTINGS))) ?? {},
-  set: (values) => attempt(() => localStorage.setItem(SETTINGS, JSON.stringify(values))),
+// What was written and not sent, by the id of its conversation; "" is a new one. Kept until the tab is closed.
+export const drafts = {
+  get: (id) => readDrafts()[id] ?? "",
+  set: (id, text) => {
+    const { [id]: _, ...others } = readDrafts();
+    attempt(() => sessionStorage.setItem(DRAFTS, JSON.stringify(text ? { ...others, [id]: text } : others)));
+  },
 };
+
+const readDrafts = () => attempt(() => JSON.parse(sessionStorage.getItem(DRAFTS))) ?? {};
+
+// Whether the sidebar is open.
+export const sidebar = {
+  get: () => attempt(() => localStorage.getItem(SIDEBAR)) === "open",
+  set: (isOpen) => attempt(() => localStorage.setItem(SIDEBAR, isOpen ? "open" : "closed")),
+};
+
+// Named sets of settings: {name: values}.
+export const presets = valuesAt("quire.presets");
+export const settings = valuesAt("quire.settings");
+
+function valuesAt(key) {
+  return {
+    get: () => attempt(() => JSON.parse(localStorage.getItem(key))) ?? {},
+    set: (values) => attempt(() => localStorage.setItem(key, JSON.stringify(values))),
+  };
+}
 
 // Storage may be forbidden or full, and another program may have written a value.
 function attempt(action) {
@@ -70,11 +127,12 @@ function attempt(action) {
 
 // Runs `action(store)` in one transaction. Resolves to the result of the request that it returns, when all is stored.
 async function transact(mode, action) {
-  opening ??= open();
+  opening ??= open().catch((error) => {
+    opening = null;
+    throw error;
+  });
   const transaction = (await opening).transaction(STORE, mode);
   const asked = action(transaction.objectStore(STORE));
-  // At once: the page may be closing.
-  if (mode === "readwrite") transaction.commit();
   return new Promise((resolve, reject) => {
     transaction.oncomplete = () => resolve(asked?.result);
     transaction.onabort = () => reject(transaction.error);
@@ -89,12 +147,18 @@ async function open() {
     store.createIndex(BY_TIME, ["changed", "title"]);
   };
   const database = await new Promise((resolve, reject) => {
-    asked.onsuccess = () => resolve(asked.result);
+    asked.onsuccess = () => {
+      // The browser closes it when its user deletes the data of the page; a newer page in another tab needs it closed.
+      asked.result.onclose = asked.result.onversionchange = () => {
+        asked.result.close();
+        opening = null;
+      };
+      resolve(asked.result);
+    };
     asked.onerror = () => reject(asked.error);
+    asked.onblocked = () => reject(new DOMException("An older page keeps it open.", "BlockedError"));
   });
   if (earlier.length) await move(earlier, database).catch(() => null);
-  // The browser closes it when its user deletes the data of the page.
-  database.onclose = () => (opening = null);
   return database;
 }
 
@@ -109,22 +173,4 @@ async function move(keys, database) {
     transaction.onabort = () => reject(transaction.error);
   });
   for (const key of moved) attempt(() => localStorage.removeItem(key));
-}
-
-// Throws TypeError for data that another version wrote.
-function checked(conversation) {
-  const isWhole =
-    conversation.version === VERSION &&
-    typeof conversation.id === "string" &&
-    typeof conversation.title === "string" &&
-    Number.isFinite(conversation.changed) &&
-    conversation.turns.every(
-      (turn) =>
-        typeof turn.said === "string" &&
-        turn.chosen.length === 2 &&
-        turn.runs.length > 0 &&
-        turn.runs.every((run) => run.answers.length > 0 && run.answers.every(({ text }) => typeof text === "string")),
-    );
-  if (!isWhole) throw new TypeError("not a conversation of this version");
-  return conversation;
 }

@@ -1,28 +1,31 @@
-// One turn on the page: the message, and the answers to it next to each other.
+// One turn on the page: the message, the answers to it next to each other, and what can be done with them.
 
 import { AnswerCard } from "/answer.js";
 import { directionOf, el } from "/dom.js";
+import { ForkBar } from "/fork-bar.js";
+import { ResumedMark } from "/kill.js";
 
 export class TurnView {
   #actions;
 
-  // `actions`: {retry(run), startOver() or null, choose(run, answer), copy(text), edit(text), regenerate()}.
+  // `actions`: {retry(run), startOver() or null, choose(run, answer), copy(text), edit(text), regenerate(),
+  // continueAt(run, index, place, words), versions, go(version)}. `go` returns the view of that version.
   constructor(turn, actions) {
     this.turn = turn;
     this.#actions = actions;
     this.answers = el("div", { className: "answers" });
-    this.again = el("button", {
-      type: "button",
-      className: "plain",
-      textContent: "Regenerate",
-      onclick: () => actions.regenerate(),
-    });
     this.said = el("div", { className: "said" });
-    this.foot = el("div", { className: "turn-actions" }, this.again);
+    this.bar = new ForkBar(this);
+    const again = button("Regenerate", () => actions.regenerate());
+    this.foot = el("div", { className: "turn-actions" }, ...this.#versions(), again, this.bar.button);
     const heading = el("h2", { className: "unseen", textContent: "Message and answers" });
-    this.element = el("section", { className: "turn" }, heading, this.said, this.answers, this.foot);
+    this.element = el("section", { className: "turn" }, heading, this.said, this.answers, this.foot, this.bar.element);
     this.#showSaid();
     this.showAnswers();
+  }
+
+  get continueAt() {
+    return this.#actions.continueAt;
   }
 
   showAnswers() {
@@ -42,27 +45,51 @@ export class TurnView {
         copy: (text) => this.#actions.copy(text),
       });
     });
+    for (const mark of this.marks ?? []) mark.remove();
+    this.marks = this.cards.map((card) => new ResumedMark(card));
+    this.cards.forEach((card, at) => card.meter.before(this.marks[at].element));
     this.answers.classList.toggle("several", !isOne);
     this.answers.replaceChildren(...this.cards.map((card) => card.element));
-  }
-
-  // Only the last turn can be answered again.
-  setLast(isLast) {
-    this.foot.hidden = !isLast;
+    this.bar.draw();
   }
 
   update(run) {
     for (const card of this.cards) if (card.record === run.record) card.update(run);
+    for (const mark of this.marks) if (mark.card.record === run.record) mark.update();
+    this.bar.draw();
+  }
+
+  remove() {
+    for (const mark of this.marks) mark.remove();
+    this.bar.close();
+    this.element.remove();
+  }
+
+  // ‹ 1/2 ›, if there are several versions of this turn.
+  #versions() {
+    const { versions, go } = this.#actions;
+    if (versions.length < 2) return [];
+    const at = versions.indexOf(this.turn);
+    const step = (sign, name, to, className) => {
+      const made = button(sign, () => {
+        const { element } = go(versions[to]);
+        // The same button of the other version, or the one that can be pressed there.
+        element.querySelector(`.${className}:enabled, .step:enabled`).focus();
+      });
+      made.classList.add("step", className);
+      made.disabled = !versions[to];
+      made.setAttribute("aria-label", name);
+      return made;
+    };
+    const count = el("span", { className: "quiet count", textContent: `${at + 1}/${versions.length}` });
+    count.setAttribute("aria-label", `Version ${at + 1} of ${versions.length}`);
+    count.setAttribute("role", "img");
+    return [step("‹", "Earlier version", at - 1, "back"), count, step("›", "Later version", at + 1, "on")];
   }
 
   #showSaid() {
     const text = el("p", { className: "bubble", dir: "auto", textContent: this.turn.said });
-    const edit = el("button", {
-      type: "button",
-      className: "plain",
-      textContent: "Edit",
-      onclick: () => this.#showEditor(),
-    });
+    const edit = button("Edit", () => this.#showEditor());
     this.said.replaceChildren(text, edit);
     return edit;
   }
@@ -100,6 +127,10 @@ export class TurnView {
     this.said.replaceChildren(form);
     box.focus();
   }
+}
+
+function button(text, onclick) {
+  return el("button", { type: "button", className: "plain", textContent: text, onclick });
 }
 
 function nameOf(turn, run, index) {

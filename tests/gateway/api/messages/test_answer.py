@@ -283,14 +283,6 @@ def test_the_whole_message_has_the_same_blocks() -> None:
     ]
 
 
-def test_hidden_thinking_has_its_signature_and_no_text() -> None:
-    writer = BlockWriter(hides_thinking=True)
-    found = assembled_events(data_of([*writer.parts(PARTS[:3]), *writer.close()]))
-    assert found == blocks(merged(PARTS[:3]), hides_thinking=True)
-    assert found[0]["thinking"] == ""
-    assert hidden_text(found[0]["signature"]) == "Hm."
-
-
 def call_parts(pieces: list[str]) -> list[AnswerPart]:
     texts = ['{"a": "', *(json.dumps(piece)[1:-1] for piece in pieces), '"}']
     return [

@@ -151,13 +151,6 @@ async def agent(start_gateway: Any, long_model: Path) -> Agent:
     return Agent(await start_gateway(model=str(long_model)))
 
 
-async def test_a_probe_with_one_token(agent: Agent) -> None:
-    async with agent.gateway.worker(saying("x", "length")):
-        answer = await agent.probe()
-    assert answer["stop_reason"] == "max_tokens"
-    assert answer["usage"]["output_tokens"] == 1
-
-
 async def test_a_session_with_tools(agent: Agent) -> None:
     """A question, two tool calls at once, their results, an edit that fails, and the answer."""
     prompts: list[str] = []
@@ -250,22 +243,6 @@ async def test_a_request_for_a_title_in_json(agent: Agent) -> None:
         headers, answer = await agent.post("/v1/messages?beta=true", body)
     assert answer["content"] == [{"type": "text", "text": '{"title": "Fix"}', "citations": []}]
     assert headers["x-quire-no-effect"] == "claude-code-20250219, x-anthropic-billing-header"
-
-
-async def test_a_search_in_the_web_is_answered_without_it(agent: Agent) -> None:
-    """A sub-request whose only tool runs at Anthropic: the model answers by itself, and the header says so."""
-    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
-    body = {
-        "model": MODEL,
-        "max_tokens": 100,
-        "messages": [{"role": "user", "content": "Perform a web search for the query: news"}],
-        "tools": [search],
-        "tool_choice": {"type": "auto"},
-    }
-    async with agent.gateway.worker(saying("I cannot search.")):
-        headers, answer = await agent.post("/v1/messages?beta=true", body)
-    assert answer["stop_reason"] == "end_turn"
-    assert "tools.web_search_20250305" in headers["x-quire-no-effect"]
 
 
 async def test_the_server_answers_the_check_of_its_address(agent: Agent) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from quire.gateway.api.messages.content import read_messages, read_system
-from quire.gateway.api.messages.request_schemas import MESSAGES, SYSTEM, TOOL_CHOICE, TOOLS
-from quire.gateway.api.messages.tools import read_tool_choice, read_tools
-from quire.gateway.api.schema_parts import Schema
+from quire.gateway.api.messages.content import MESSAGES_SCHEMA, SYSTEM_SCHEMA, read_messages, read_system
+from quire.gateway.api.messages.tools import TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA, read_tool_choice, read_tools
 from quire.gateway.errors.api_errors import ApiError
+from quire.gateway.features.openapi.parameter_schemas import schema_of
 from quire.gateway.output.tools import ANY_ARGUMENTS, Tool, ToolChoice, ToolMode
+from quire.shared.config.schema_parts import Schema
 
 # --- Tools and the choice among them ----------------------------------------------------------------------------------
 
@@ -222,10 +222,14 @@ OF_TOOL_CHOICE: list[Any] = [
 ]
 Reader = Callable[[Any], object]
 READERS: list[tuple[Schema, Reader, list[Any]]] = [
-    (SYSTEM, lambda value: read_system(value, []), OF_SYSTEM),
-    (MESSAGES, lambda value: read_messages(value, []), OF_MESSAGES),
-    (TOOLS, lambda value: read_tools(value, []), OF_TOOLS),
-    (TOOL_CHOICE, lambda value: read_tool_choice(value, [Tool("f", "", ANY_ARGUMENTS, False)]), OF_TOOL_CHOICE),
+    (schema_of(SYSTEM_SCHEMA), lambda value: read_system(value, []), OF_SYSTEM),
+    (schema_of(MESSAGES_SCHEMA), lambda value: read_messages(value, []), OF_MESSAGES),
+    (schema_of(TOOLS_SCHEMA), lambda value: read_tools(value, []), OF_TOOLS),
+    (
+        schema_of(TOOL_CHOICE_SCHEMA),
+        lambda value: read_tool_choice(value, [Tool("f", "", ANY_ARGUMENTS, False)]),
+        OF_TOOL_CHOICE,
+    ),
 ]
 
 

@@ -11,13 +11,14 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator
 
+from quire.gateway.api.responses.body import ANSWERS as SHAPES
 from quire.gateway.api.responses.body import ResponseBody
 from quire.gateway.api.responses.events import ResponseEvents
 from quire.gateway.api.responses.output_items import ItemStatus, OutputItems
 from quire.gateway.api.responses.parameters import RESPONSES
-from quire.gateway.api.responses.schemas import ANSWERS
 from quire.gateway.api.responses.store import item_place
 from quire.gateway.errors.api_errors import ApiError
+from quire.gateway.features.openapi.parameter_schemas import schema_of
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind
@@ -170,11 +171,6 @@ def test_an_ended_response(
 
 
 ABOUT_CALL = CallMetadata("response", 5, 1, False, (), 3, 1, False, echo='{"store":true}')
-PARTS = [
-    AnswerPart(PartKind.REASONING, "a"),
-    AnswerPart(PartKind.CONTENT, "b\u2028"),
-    AnswerPart(PartKind.CALL, "f", 0, "call_1"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -182,27 +178,8 @@ def model(model_folder: Path) -> ServedModel:
     return load_model(str(model_folder), "", False)
 
 
-def rendered(form: ResponseEvents) -> list[str]:
-    events = form.opening()
-    for part in PARTS:
-        events += form.parts(0, [part])
-    return [*events, *form.finish(0, "tool_calls"), *form.ending(USAGE)]
-
-
 def data(event: str) -> Any:
     return json.loads(event.split("\ndata: ")[1])
-
-
-def test_events_are_ascii_with_one_line_of_data(model: ServedModel) -> None:
-    events = rendered(ResponseEvents("a" * 32, model, ABOUT_CALL))
-    assert events[-1] == "data: [DONE]\n\n"
-    for number, event in enumerate(events[:-1]):
-        assert event.isascii()
-        name, kind, line, *end = event.split("\n")
-        assert (name, end) == (f"id: {number}", ["", ""])
-        found = data(event)
-        assert (found["sequence_number"], kind) == (number, f"event: {found['type']}")
-        assert line.startswith("data: {")
 
 
 def test_an_error_of_the_gateway_ends_only_the_stream(model: ServedModel) -> None:
@@ -332,7 +309,8 @@ def test_an_id_tells_the_place_of_its_item(collected: OutputItems) -> None:
 # --- The schemas of /openapi.json describe real bodies, answers and events of the Responses API -----------------------
 
 
-PARAMETERS = {name: one.schema for name, one in RESPONSES.items() if one.schema is not None}
+PARAMETERS = {name: schema_of(one.schema) for name, one in RESPONSES.items() if one.schema is not None}
+ANSWERS = schema_of(SHAPES)
 
 
 def validator(name: str) -> Draft202012Validator:

@@ -43,31 +43,6 @@ VALUES = st.recursive(
 )
 
 
-async def test_what_has_no_effect_is_named_in_the_answer_and_in_a_header(gateway: RunningGateway) -> None:
-    async with gateway.worker(answering("x")):
-        reply = await create(
-            gateway,
-            tools=[{"type": "web_search"}, TOOL],
-            include=["message.output_text.logprobs", "reasoning.encrypted_content"],
-            reasoning={"effort": "low", "summary": "auto"},
-            max_tool_calls=3,
-            prompt_cache_key="k",
-        )
-    assert reply.status == 200
-    names = ["tools[0]", "include[1]", "reasoning.summary", "max_tool_calls", "prompt_cache_key"]
-    assert [warning["param"] for warning in reply.json["warnings"]] == names
-    assert all(warning["message"].startswith(warning["param"]) for warning in reply.json["warnings"])
-    assert reply.headers["x-quire-no-effect"] == ", ".join(names)
-    assert [tool["name"] for tool in reply.json["tools"]] == ["weather"]
-
-
-async def test_a_plain_call_has_no_warnings(gateway: RunningGateway) -> None:
-    async with gateway.worker(answering("x")):
-        reply = await create(gateway)
-    assert "warnings" not in reply.json
-    assert "x-quire-no-effect" not in reply.headers
-
-
 async def test_labels_choose_the_class(gateway: RunningGateway) -> None:
     for more, priority_class in [({"service_tier": "flex"}, "batch"), ({"priority": "interactive"}, "interactive")]:
         reply = await create(gateway, background=True, **more)
@@ -247,7 +222,9 @@ def test_items_keep_their_ids_and_get_the_form_of_answers() -> None:
         ({}, "input[0].type"),
         ({"role": "tool", "content": "x"}, "input[0].role"),
         ({"role": "user"}, "input[0].content"),
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input[0].content[0].type"),
+        ({"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}, "input[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].image_url"),
+        ({"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}, "input[0].content[0].file_id"),
         ({"role": "user", "content": [{"type": "input_file"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0].text"),
         ({"role": "user", "content": [{"type": "input_text", "text": "x", "extra": 1}]}, "input[0].content[0].extra"),
@@ -370,15 +347,6 @@ def test_a_function_call_without_whole_arguments_is_kept_with_its_output(status:
     _, asked, result = messages(user("x"), cut, {**OUTPUT, "output": "not run"})
     assert asked["tool_calls"][0]["function"] == {"name": "f", "arguments": {"INVALID_JSON": arguments}}
     assert result == {"role": "tool", "content": "not run", "tool_call_id": "c"}
-
-
-def test_the_model_knows_a_function_of_a_namespace_by_a_flat_name() -> None:
-    caller = {"type": "program", "caller_id": "c1"}
-    call = {**CALL, "namespace": "mcp__w", "caller": caller}
-    output = {**OUTPUT, "namespace": "mcp__w", "name": "f", "caller": caller}
-    [item, kept] = read_items("input", [call, output])
-    assert (item["namespace"], item["name"], kept["namespace"]) == ("mcp__w", "f", "mcp__w")
-    assert messages(call)[0]["tool_calls"][0]["function"]["name"] == "mcp__w__f"
 
 
 def test_additional_tools_are_no_message() -> None:

@@ -15,8 +15,7 @@ from quire.gateway.features.admin.internal_server import GatewayAdminServer
 from quire.gateway.features.admin.metrics import GatewayMetrics
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.shared.telemetry.internal_server import bind
-from tests.support.gateway.fake_worker import emit
-from tests.support.gateway.running import RunningGateway, tokens
+from tests.support.gateway.running import RunningGateway
 
 # --- The metrics of a gateway: their values, and a HELP text for each that stands alone -------------------------------
 
@@ -28,22 +27,6 @@ async def samples(of: GatewayMetrics) -> dict[tuple[str, frozenset[tuple[str, st
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-
-
-async def test_what_was_counted_is_there(gateway: RunningGateway) -> None:
-    async with gateway.worker(emit(tokens("abc"), "stop")):
-        await gateway.chat()
-        await gateway.gateway.worker_registry.refresh()
-        found = await samples(GatewayMetrics(ModelDirectory.of(gateway.gateway)))
-    chat = frozenset({("dialect", "chat")})
-    model = frozenset({("model", gateway.gateway.model.name)})
-    assert found["quire_calls_total", chat | {("kind", "new"), ("outcome", "stop")}] == 1
-    assert found["quire_completion_tokens_total", chat] == len(tokens("abc"))
-    assert found["quire_frames_total", frozenset()] >= 1
-    assert found["quire_redis_up", frozenset()] == found["quire_subscribed", frozenset()] == 1
-    assert found["quire_live_workers", frozenset({("model", "test-model")})] == 1
-    assert found["quire_lane_accepted_total", model] == 1
-    assert found["quire_lane_ended_total", model | {("outcome", "stop")}] == 1
 
 
 async def test_while_redis_does_not_answer_the_lane_is_left_out(
@@ -91,13 +74,6 @@ async def admin(gateway: RunningGateway) -> AsyncIterator[aiohttp.ClientSession]
             yield session
     finally:
         await server.close()
-
-
-async def test_metrics_are_in_the_format_of_prometheus(gateway: RunningGateway) -> None:
-    async with admin(gateway) as session, session.get("/metrics") as response:
-        assert response.status == 200
-        assert response.headers["Content-Type"].startswith("text/plain; version=")
-        assert "# TYPE quire_calls_total counter" in await response.text()
 
 
 async def test_health_is_that_of_redis_and_the_subscription(gateway: RunningGateway) -> None:

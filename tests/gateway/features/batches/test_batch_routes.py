@@ -14,12 +14,13 @@ from quire.gateway.features.batches import validation
 from quire.gateway.features.batches.batch import Batch
 from quire.gateway.features.batches.batch_store import LinePlace
 from quire.gateway.features.batches.line import BatchLine
+from quire.gateway.features.batches.line_endpoints import LineEndpoints
 from quire.gateway.features.batches.validation import MAX_ERRORS, WINDOW_LINES, Report, validate
 from quire.gateway.features.batches.validation_check import check_of
+from quire.gateway.routes.table import LINE_ENDPOINTS
 from quire.gateway.serving.model_directory import ModelDirectory
 from tests.gateway.conftest import Start
-from tests.support.gateway.batch_calls import CHAT, BatchClient, chat_line, jsonl
-from tests.support.gateway.batch_keys import with_key
+from tests.support.gateway.batch_calls import CHAT, BatchClient, chat_line, jsonl, with_key
 from tests.support.gateway.fake_worker import emit
 from tests.support.gateway.running import MODEL, RunningGateway, until
 
@@ -185,7 +186,7 @@ def batch(lane: str = MODEL, owner: str = "") -> Batch:
 
 
 async def test_the_wrong_parameter_has_its_place_in_the_line(gateway: RunningGateway) -> None:
-    check = await check_of(ModelDirectory.of(gateway.gateway), batch())
+    check = await check_of(ModelDirectory.of(gateway.gateway), LineEndpoints(LINE_ENDPOINTS), batch())
     for body, param in (
         ({**GOOD, "temperature": 5}, "body.temperature"),
         ({"model": MODEL}, "body.messages"),
@@ -199,7 +200,7 @@ async def test_the_wrong_parameter_has_its_place_in_the_line(gateway: RunningGat
 
 async def test_a_second_model(gateway: RunningGateway) -> None:
     for lane in ["another", ""]:
-        check = await check_of(ModelDirectory.of(gateway.gateway), batch(lane))
+        check = await check_of(ModelDirectory.of(gateway.gateway), LineEndpoints(LINE_ENDPOINTS), batch(lane))
         with pytest.raises(InvalidRequest, match="a batch has one model") as caught:
             check(BatchLine(1, "a", GOOD))
         assert caught.value.param == "body.model"
@@ -207,4 +208,4 @@ async def test_a_second_model(gateway: RunningGateway) -> None:
 
 async def test_a_key_that_is_gone(gateway: RunningGateway) -> None:
     with pytest.raises(ApiError, match="expired or was revoked"):
-        await check_of(ModelDirectory.of(gateway.gateway), batch(owner="0" * 16))
+        await check_of(ModelDirectory.of(gateway.gateway), LineEndpoints(LINE_ENDPOINTS), batch(owner="0" * 16))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from quire.gateway.features.batches import batch_runner, batch_store, line_run, 
 from quire.gateway.features.batches.batch import BatchStatus
 from quire.gateway.features.batches.batch_runner import BatchRunner
 from quire.gateway.features.batches.batch_service import BATCHES
+from quire.gateway.features.batches.batch_store import BatchStore
 from quire.gateway.features.batches.line import call_id_of
 from quire.shared.protocol.broker import QueueFull
 from quire.shared.protocol.broker.lane_state import read_lane
@@ -22,8 +24,7 @@ from quire.shared.protocol.keys import GROUP, AccountKeys, BatchKeys
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from quire.shared.protocol.states import ExpireReply, ParkReply, UnparkReply
 from tests.gateway.conftest import Start
-from tests.support.gateway.batch_calls import BatchClient, chat_line, completion_line, jsonl
-from tests.support.gateway.batch_keys import with_key
+from tests.support.gateway.batch_calls import BatchClient, chat_line, completion_line, jsonl, with_key
 from tests.support.gateway.fake_worker import Steps, emit, endless
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
 
@@ -436,7 +437,7 @@ async def test_a_gateway_that_dies_after_it_has_written_a_window_leaves_no_line_
     output, _ = await BatchClient(second).outputs(batch)
     assert [line["custom_id"] for line in output] == [f"line-{number}" for number in range(50)]
     assert batch["request_counts"] == {"total": 50, "completed": 50, "failed": 0}
-    assert runner_of(second)._meter.taken_over == 1
+    assert second.app[BATCHES].meter.taken_over == 1
     assert await left_in_redis(second) == []
 
 
@@ -479,7 +480,7 @@ async def test_several_gateways_share_a_batch(
         assert len(worker.claimed) == 300
     output, _ = await client.outputs(batch)
     assert [line["custom_id"] for line in output] == [f"line-{number}" for number in range(300)]
-    assert all(runner_of(gateway)._meter.completed > 0 for gateway in gateways)
+    assert all(gateway.app[BATCHES].meter.completed > 0 for gateway in gateways)
     assert await left_in_redis(gateways[0]) == []
 
 
@@ -497,41 +498,30 @@ async def test_batches_take_turns(start_gateway: Start, tmp_path: Path) -> None:
 async def test_a_window_that_waits_is_handed_back_only_for_one_that_is_begun(
     start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two batches that wait for their limits take turns at the only place; one of another gateway gets no turn."""
     monkeypatch.setattr(batch_runner, "MAX_WINDOWS", 1)
-    monkeypatch.setattr(batch_runner, "IDLE_S", 60.0)
+    monkeypatch.setattr(batch_runner, "IDLE_S", 0.5)
     gateway = await start_gateway(files_dir=str(tmp_path))
-    runner = runner_of(gateway)
+    store, names = BatchStore(gateway.gateway.process.keys.client), []
     async with gateway.worker(emit([ord("a")])):
-        names = []
         for project in ("one", "two"):
             client, _ = await with_key(gateway, project, requests_per_minute=1)
             names.append((await client.create(jsonl([chat_line(1), chat_line(2)])))["id"].removeprefix("batch_"))
 
-            async def is_validated(name: str = names[-1]) -> bool:
-                found = await runner._store.get(name)
-                return found is not None and found.status == BatchStatus.IN_PROGRESS
+        async def has_place(name: str) -> bool:
+            found = await store.get(name)
+            leases = await store.client.zcount(BatchKeys().leases(name), time.time() * 1000, "inf")
+            return found is not None and found.status == BatchStatus.IN_PROGRESS and leases == 1
 
-            await until(is_validated)
+        async def turn_of(name: str) -> float:
+            await until(lambda: has_place(name))
+            return time.monotonic()
 
-        async def first_waits() -> bool:
-            return [one.run is not None and one.run.is_idle for one in runner._open.values()] == [True]
-
-        await until(first_waits)
-        runner._tasks[0].cancel()  # windows are begun by this test alone
-        await asyncio.gather(runner._tasks[0], return_exceptions=True)
-        runner._open[names[0], 0].begun_at -= 60
-        # Another gateway has the only window of the second batch.
-        other = await runner._store.claim(names[1])
-        assert other is not None
-        assert not await runner._begin_one()
-        assert list(runner._open) == [(names[0], 0)]
-        await runner._store.release(other)
-        assert await runner._begin_one()
-        assert list(runner._open) == [(names[1], 0)]
-        # Both wait for their limits: the place stays where it is for a while, and then they take turns.
-        runner._open[names[1], 0].begun_at -= 60
-        await until(first_waits)
-        assert not await runner._begin_one()
-        runner._handed_back[names[0]] -= 60
-        assert await runner._begin_one()
-        assert list(runner._open) == [(names[0], 0)]
+        turns = [await turn_of(names[number % 2]) for number in range(4)]
+        assert all(later - turn > 0.2 for turn, later in pairwise(turns[1:]))
+        while (other := await store.claim(names[0])) is None:  # noqa: ASYNC110 - the gateway changes it
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.5)
+        await store.release(other)
+        assert await has_place(names[1])
+        await turn_of(names[0])

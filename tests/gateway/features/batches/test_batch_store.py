@@ -177,15 +177,6 @@ async def test_a_window_whose_lease_has_ended_is_taken_over(stores: Stores, monk
     assert (await batches.get(batch_id)).numbers["completed"] == 4  # type: ignore[union-attr]
 
 
-async def test_a_released_window_is_begun_at_once(stores: Stores) -> None:
-    batch_id = await stores.begun()
-    first = await stores.claim(batch_id)
-    await stores.batches.release(first)
-    again = await stores.claim(batch_id)
-    assert (again.index, again.was_begun) == (0, True)
-    assert again.token != first.token
-
-
 async def test_cancelling(stores: Stores) -> None:
     batches = stores.batches
     batch_id = await stores.begun()
@@ -212,11 +203,6 @@ async def test_a_batch_whose_record_was_lost_is_dropped(stores: Stores) -> None:
     await stores.batches.client.delete(stores.batches.keys.batch(batch_id))
     assert await stores.batches.claim(batch_id) is None
     assert await stores.batches.active() == []
-
-
-def test_places_are_read_as_they_are_written() -> None:
-    assert LinePlace.read(str(LinePlace(12, 3))) == LinePlace(12, 3)
-    assert LinePlace.read("") == LinePlace(0, 1)
 
 
 # --- Slots go to the owner that has fewest; a line that waits for a limit holds none, and keeps no other owner --------

@@ -21,15 +21,15 @@ from quire.gateway.features.batches.custom_ids import CustomIds
 from quire.gateway.features.batches.files.storage import CHUNK
 from quire.gateway.features.batches.jsonl import RawLine, read_lines
 from quire.gateway.features.batches.line import BatchLine, answer_line, call_id_of, error_line, read_line, unrun_line
-from quire.gateway.features.batches.line_endpoints import line_endpoint
+from quire.gateway.features.batches.line_endpoints import LineEndpoints
 from quire.gateway.features.batches.line_run import SHARE
+from quire.gateway.routes.table import LINE_ENDPOINTS
 from quire.shared.accounts.store import AccountStore
 from quire.shared.protocol.keys import LINE_RETENTION_S
 from quire.shared.protocol.messages import GenerationRequest, Outcome
 from tests.gateway.conftest import Start
 from tests.gateway.features.batches.test_batch_service import VECTOR
-from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl
-from tests.support.gateway.batch_keys import with_key
+from tests.support.gateway.batch_calls import BatchClient, chat_line, jsonl, with_key
 from tests.support.gateway.fake_worker import Steps, emit
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
 
@@ -191,10 +191,6 @@ async def test_the_longest_line(length: int) -> None:
         assert line.is_too_long == (length > 10)
 
 
-async def test_an_empty_stream_has_an_end() -> None:
-    assert await split(b"", 1) == [LinePlace(0, 1)]
-
-
 @settings(deadline=None)
 @given(lines=st.lists(LINES, max_size=20), size=st.integers(1, 40))
 async def test_lines_are_those_of_the_text_and_a_window_reads_its_part(lines: list[bytes], size: int) -> None:
@@ -286,7 +282,7 @@ async def test_the_answer_is_that_over_http(gateway: RunningGateway) -> None:
 
 async def test_parameters_are_checked_without_a_worker(gateway: RunningGateway) -> None:
     for path in BATCH_ENDPOINTS:
-        endpoint = line_endpoint(path, gateway.gateway, "")
+        endpoint = LineEndpoints(LINE_ENDPOINTS).at(path, gateway.gateway, "")
         good = next(body for url, body in CALLS if url == path)
         endpoint.check({"model": MODEL, **good})
         with pytest.raises(ApiError) as caught:
@@ -296,8 +292,8 @@ async def test_parameters_are_checked_without_a_worker(gateway: RunningGateway) 
 
 
 def test_other_paths_are_no_endpoints() -> None:
-    with pytest.raises(ValueError, match="/v1/messages"):
-        line_endpoint("/v1/messages", None, "")  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="/v1/messages"):
+        LineEndpoints(LINE_ENDPOINTS).at("/v1/messages", None, "")  # type: ignore[arg-type]
 
 
 # --- A line is submitted under the limits of its key, and is found again after its gateway has died -------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,26 +13,28 @@ from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from quire.gateway.api.request_schemas import CHOICE, GRAMMAR, JSON, REGEX, RESPONSE_FORMAT, STRUCTURED_OUTPUTS
-from quire.gateway.api.schema_parts import (
+from quire.gateway.errors.api_errors import ApiError, InvalidRequest
+from quire.gateway.features.grammars import given_grammars
+from quire.gateway.features.grammars.given_grammars import FORMS as READERS
+from quire.gateway.features.grammars.given_grammars import GRAMMARS, response_format, structured_outputs
+from quire.gateway.features.openapi.parameter_schemas import schema_of
+from quire.gateway.model.renderer import Renderer
+from quire.gateway.output.given_grammar import GivenGrammar
+from quire.shared.config.schema_parts import (
     COUNT,
     FLAG,
-    OBJECT_TEXT,
     TEXT,
     Schema,
     any_of,
     array,
     closed,
+    map_of,
+    options,
     or_null,
     record,
-    text,
     with_nulls,
 )
-from quire.gateway.errors.api_errors import ApiError, InvalidRequest
-from quire.gateway.features.grammars import given_grammars
-from quire.gateway.features.grammars.given_grammars import READERS, response_format, structured_outputs
-from quire.gateway.model.renderer import Renderer
-from quire.gateway.output.given_grammar import GivenGrammar
+from quire.shared.config.validators import Flag, Integer, Text
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.shared.protocol.sampling_params import MAX_GRAMMAR_LENGTH, MAX_SCHEMA_LENGTH
 from quire.shared.text.grammar import ANY_OBJECT, write
@@ -242,6 +245,7 @@ async def test_a_model_without_an_end_token_is_asked_for_no_json() -> None:
         name="endless",
         tokenizer=Tokenizer(WordLevel()),
         vocab_size=5,
+        layout=None,
     )
     renderer = Renderer(endless, threads=1)
     await renderer.check_grammar("", "")
@@ -325,7 +329,7 @@ def test_the_longest_grammar_of_a_client_is_one_that_a_worker_takes() -> None:
     assert len(given.text) <= MAX_GRAMMAR_LENGTH
 
 
-# --- Schemas of the parameters that are grammars, against their readers. `openapi/test_parameter_schemas.py` ----------
+# --- Schemas of the parameters that are grammars, against their readers. ------------------------------------------
 
 
 GRAMMAR_SCHEMAS_TAG = {
@@ -333,7 +337,9 @@ GRAMMAR_SCHEMAS_TAG = {
     "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}],
     "triggers": ["<a"],
 }
-OF_READERS = {"json": JSON, "regex": REGEX, "choice": CHOICE, "grammar": GRAMMAR}
+OF_READERS = {name: schema_of(READERS[name][1]) for name in ("json", "regex", "choice", "grammar")}
+STRUCTURED_OUTPUTS = schema_of(GRAMMARS["structured_outputs"].schema)
+RESPONSE_FORMAT = schema_of(GRAMMARS["response_format"].schema)
 VALUES: list[Any] = [
     {},
     "{}",
@@ -354,7 +360,7 @@ VALUES: list[Any] = [
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_a_field(name: str, value: Any) -> None:
     try:
-        READERS[name](name, value)
+        READERS[name][0](name, value)
         good = True
     except ApiError:
         good = False
@@ -395,8 +401,9 @@ def test_a_structural_tag_has_one_of_two_forms() -> None:
 
 # Accepted values, then refused ones.
 CASES: list[tuple[Schema, list[Any], list[Any]]] = [
-    (text(1, 3), ["a", "abc"], ["", "abcd", 5, None]),
-    (text(0, 3), ["", "abc"], ["abcd"]),
+    (or_null(Text(1, 3)), ["a", "abc", None], ["", "abcd", 5]),
+    (options({"a": Flag(), "b": re.compile("x+")}), [{}, {"a": True, "b": None}, {"b": "xx"}], [{"a": 1}, {"b": "xy"}]),
+    (map_of(1, Text(1, 2), Integer(0, 5)), [{}, {"ab": 5}], [{"a": 1, "b": 1}, {"": 1}, {"abc": 1}, {"a": 6}]),
     (or_null(COUNT), [0, 5, None], [-1, "5"]),
     (any_of(TEXT, FLAG), ["x", True], [1, None]),
     (array(TEXT, low=1, high=2), [["a"], ["a", "b"]], [[], ["a", "b", "c"], [1], "a"]),
@@ -404,12 +411,13 @@ CASES: list[tuple[Schema, list[Any], list[Any]]] = [
     (record({"b": TEXT}, a=COUNT), [{"a": 1}, {"a": 1, "c": 1}], [{}, {"a": 1, "b": 1}]),
     (closed({"a": {}}, {"b": TEXT}), [{"a": 1}, {"a": None, "b": "x"}], [{}, {"a": 1, "c": 1}, {"a": 1, "b": None}]),
     (with_nulls({"a": {}}, {"b": TEXT}), [{"a": 1, "b": None, "c": None}, {"a": 1, "b": "x"}], [{"a": 1, "c": 1}]),
-    (OBJECT_TEXT, ["{}", ' {"a":\n1} '], ["", "[]", "x", "5", {}]),
+    (READERS["json"][1]["anyOf"][1], ["{}", ' {"a":\n1} '], ["", "[]", "x", "5", {}]),
 ]
 
 
 @pytest.mark.parametrize(("schema", "accepted", "refused"), CASES)
 def test_a_part_accepts_what_it_describes(schema: Schema, accepted: list[Any], refused: list[Any]) -> None:
+    schema = schema_of(schema)
     Draft202012Validator.check_schema(schema)
     check = Draft202012Validator(schema)
     assert [value for value in accepted if not check.is_valid(value)] == []

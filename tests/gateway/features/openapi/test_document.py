@@ -11,29 +11,28 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from quire.gateway.admission.terms import REQUEST_TIMEOUT
-from quire.gateway.api.headers import IDEMPOTENCY_KEY
-from quire.gateway.api.messages.answer import TIERS
-from quire.gateway.api.messages.headers import ANSWER_ID, BETA, VERSION
+from quire.gateway.api.embeddings import EMBEDDINGS
+from quire.gateway.api.messages.headers import ANSWER_ID
 from quire.gateway.api.messages.parameters import CREATE, REFUSED, WITHOUT_EFFECT
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
-from quire.gateway.api.resume import LAST_EVENT_ID, STARTING_AFTER
-from quire.gateway.api.schema_parts import ref
+from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.errors.api_errors import ApiError, ModelNotFound, QueueIsFull
 from quire.gateway.errors.api_errors import body as error_body
-from quire.gateway.errors.message_errors import error_type, is_messages_path
-from quire.gateway.features.openapi.answers import SCHEMAS
+from quire.gateway.errors.message_errors import ERROR_TYPES, error_type, is_messages_path
+from quire.gateway.features.batches.batch_parameters import BATCHES
+from quire.gateway.features.openapi import answers
 from quire.gateway.features.openapi.document import document
 from quire.gateway.features.openapi.endpoints import ENDPOINTS, EVERY
-from quire.gateway.features.openapi.message_answers import ERROR_TYPES
 from quire.gateway.features.openapi.parameter_schemas import body_schema, parameter_schema, schema_of
 from quire.gateway.features.pages import static_files
 from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.model.served_model import load_model
-from quire.gateway.server.app import create_app
+from quire.gateway.server.app import ANSWERS, BODIES, create_app
+from quire.gateway.server.app import PARAMETERS as PARAMETERS_OF_FEATURES
 from quire.gateway.serving.service import Gateway
 from quire.gateway.settings import GatewaySettings
 from quire.ops.paths import PROJECT_ROOT
+from quire.shared.config.schema_parts import ref
 from quire.shared.config.validators import InvalidValue
 from quire.shared.protocol.sampling_params import Parameter
 from tests.gateway.api.test_prompt_parameters import answering, report
@@ -46,7 +45,7 @@ from tests.support.gateway.running import MODEL, RunningGateway, chat_body, toke
 # --- /openapi.json is a valid document of OpenAPI 3.1 -----------------------------------------------------------------
 
 
-DOCUMENT = document("served")
+DOCUMENT = document("served", BODIES, ANSWERS, PARAMETERS_OF_FEATURES)
 OPERATIONS = [operation for operations in DOCUMENT["paths"].values() for operation in operations.values()]
 
 
@@ -116,19 +115,9 @@ def test_a_response_needs_an_input_or_a_previous_response(body: dict[str, object
 
 async def test_the_document_is_that_of_the_served_model(gateway: RunningGateway) -> None:
     reply = await gateway.get("/openapi.json")
-    assert (reply.status, reply.json) == (200, document(MODEL))
+    assert (reply.status, reply.json) == (200, document(MODEL, BODIES, ANSWERS, PARAMETERS_OF_FEATURES))
     assert reply.headers["content-type"].startswith("application/json")
     assert reply.headers["cache-control"] == "no-cache"
-
-
-def test_the_parameters_of_a_resumed_stream_are_those_of_the_code() -> None:
-    parameters = DOCUMENT["components"]["parameters"]
-    assert parameters["LastEventId"]["name"] == LAST_EVENT_ID
-    assert parameters["StartingAfter"]["name"] == STARTING_AFTER
-    assert parameters["IdempotencyKey"]["name"] == IDEMPOTENCY_KEY
-    assert parameters["RequestTimeout"]["name"] == REQUEST_TIMEOUT
-    assert parameters["AnthropicVersion"]["name"] == VERSION
-    assert parameters["AnthropicBeta"]["name"] == BETA
 
 
 # --- The described endpoints are those of the application -------------------------------------------------------------
@@ -151,6 +140,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
 # --- The schemas of answers describe real answers, and refuse others --------------------------------------------------
 
 
+SCHEMAS = schema_of(answers.SCHEMAS | ANSWERS)
 CHAT_PATH, COMPLETIONS_PATH = "/v1/chat/completions", "/v1/completions"
 
 
@@ -322,25 +312,23 @@ def subclasses(cls: type[ApiError]) -> set[type[ApiError]]:
 
 def test_names_are_those_of_the_code() -> None:
     assert set(ERROR_TYPES) == {error_type(cls("x")) for cls in subclasses(ApiError)}
-    assert set(SCHEMAS["MessageUsage"]["properties"]["service_tier"]["enum"]) == set(TIERS.values())
 
 
 # --- The schema of a parameter accepts exactly the values that its check accepts --------------------------------------
 
 
 TABLES = {"chat": CHAT, "completions": COMPLETIONS, "tokenize": TOKENIZE, "detokenize": DETOKENIZE}
-TABLES["messages"] = CREATE | WITHOUT_EFFECT
+TABLES |= {"messages": CREATE | WITHOUT_EFFECT, "responses": RESPONSES, "embeddings": EMBEDDINGS, "batches": BATCHES}
 PARAMETERS = [(of, name) for of, table in TABLES.items() for name in table]
 # Read by a function that has more than the value: the model's name, its vocabulary, or the longest deadline.
-READ_LATER = ("messages", "prompt", "timeout")
-# Read by functions with more than the value, too: tests/gateway/api/messages/test_request_schemas.py compares these.
-READ_LATER_OF_MESSAGES = ("system", "tools", "tool_choice")
+READ_LATER = ("messages", "prompt", "input", "timeout")
+# Read by functions with more than the value, too: tests/gateway/api/messages/test_tools.py compares those of messages.
+# The schemas of responses let some tools pass that the reader refuses.
+READ_LATER_OF = {"messages": ("system", "tools", "tool_choice"), "responses": ("tools", "tool_choice")}
+# A window is a pattern with a bound, which a pattern cannot tell.
+READ_LATER_OF["batches"] = ("completion_window",)
 
-READ_AT_ONCE = [
-    (of, name)
-    for of, name in PARAMETERS
-    if name not in READ_LATER and not (of == "messages" and name in READ_LATER_OF_MESSAGES)
-]
+READ_AT_ONCE = [(of, name) for of, name in PARAMETERS if name not in (*READ_LATER, *READ_LATER_OF.get(of, ()))]
 
 PROBES: list[Any] = [True, False, 0, 1, -1, 2, 3, 20, 21, 100, 128, 129, 2_000_000, 2_000_001, -(2**63), 2**64, 10**30]
 PROBES += [0.5, -0.5, 1.5, 99.5, 1e308, "", " ", "x", "batch", "interactive", "never", "auto", "flex", "24h", "x" * 65]
@@ -421,6 +409,18 @@ PROBES += [*FORMATS, *({"format": one} for one in FORMATS), {"effort": "max"}, {
 KEEPS: list[Any] = ["all", None, "none", {"type": "all"}, {"type": "thinking_turns", "value": 1}, {"value": 1}]
 KEEPS += [{"type": "thinking_turns", "value": value} for value in (0, 10_000, 10_001, "1", None)]
 PROBES += [{"edits": [{"type": kind, "keep": keep}]} for kind in ("clear_thinking_20251015", "x") for keep in KEEPS]
+PROBES += [{"anchor": "created_at", "seconds": value} for value in (3599, 3600, 2_592_000, 2_592_001, "x")]
+PROBES += [
+    {"anchor": "created_at"},
+    "/v1/embeddings",
+    "x" * 128,
+    "x" * 64,
+    ["message.output_text.logprobs"],
+    "disabled",
+]
+PROBES += [{"effort": "none", "summary": "auto"}, {"summary": "none"}, {"context": "all_turns"}, {"effort": 5}]
+PROBES += [{"format": {"type": kind, **more}} for kind in ("text", "json_schema", "x") for more in ({}, {"name": "a"})]
+PROBES += [{"format": {"type": "json_schema", "name": "a", "schema": {}}}, {"verbosity": "low"}, {"verbosity": "x"}]
 PROBES += [{"edits": value} for value in ([], None, [5], [{}], "x", [{"type": "clear_thinking_20251015", "x": 1}])]
 
 
@@ -497,5 +497,5 @@ def test_a_body_of_messages_has_its_own_unsupported_parameters() -> None:
         assert not validator.is_valid({**body, **more}), more
 
 
-def test_a_check_of_an_unknown_class_accepts_anything() -> None:
-    assert schema_of(object()) == {}
+def test_a_check_that_tells_no_schema_accepts_anything() -> None:
+    assert schema_of({"a": lambda name, value: value, "b": "text"}) == {"a": {}, "b": "text"}

@@ -14,13 +14,13 @@ import pytest
 
 from quire.gateway.features.pages import engine_page, view_subscriptions
 from quire.gateway.features.pages.engine_viewer import EngineViewer
+from quire.gateway.features.pages.view_subscriptions import ViewSubscription, ViewSubscriptions
 from quire.gateway.settings import GatewaySettings
 from quire.shared.protocol.keys import VIEW_TTL_S
-from quire.shared.protocol.messages import Delta, Outcome
 from tests.gateway.conftest import Start
 from tests.shared.test_views import VIEW
 from tests.support.gateway.fake_worker import FakeWorker
-from tests.support.gateway.running import RunningGateway, chat_body, until
+from tests.support.gateway.running import RunningGateway, until
 
 # --- The engine page: who may see it, and how its streams begin and end -----------------------------------------------
 
@@ -48,7 +48,7 @@ class Looker:
         self._response = response
 
     async def next(self) -> Any:
-        """The next view, or the next claim; None at the end."""
+        """The next view; None at the end."""
         async with asyncio.timeout(60):
             while line := await self._response.content.readline():
                 if line.startswith(b"data: "):
@@ -76,9 +76,8 @@ class Lookers:
     async def __aexit__(self, *exception: object) -> None:
         await self._stack.aclose()
 
-    async def look(self, gateway: RunningGateway, name: str = "w1", follow: str = "") -> Looker:
-        query = {"worker": name} | ({"follow": follow} if follow else {})
-        stream = self._session.get(f"{gateway.url}/engine/stream", params=query)
+    async def look(self, gateway: RunningGateway) -> Looker:
+        stream = self._session.get(f"{gateway.url}/engine/stream")
         response = await self._stack.enter_async_context(stream)
         assert response.status == 200
         assert response.content_type == "text/event-stream"
@@ -108,7 +107,7 @@ async def test_who_reads_slowly_gets_the_newest_and_holds_nobody_up(gateway: Run
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect(("127.0.0.1", gateway.port))
         reader, writer = await asyncio.open_connection(sock=stalled, limit=2**20)
-        writer.write(b"GET /engine/stream?worker=w1 HTTP/1.1\r\nHost: test\r\n\r\n")
+        writer.write(b"GET /engine/stream HTTP/1.1\r\nHost: test\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         await subscribed(fake)
         sent = 160  # of 40 kB: more than sockets hold
@@ -135,7 +134,7 @@ async def test_who_does_not_read_loses_the_connection(start_gateway: Start) -> N
     async with worker(gateway) as fake:
         await sees_workers(gateway)
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
-        writer.write(b"GET /engine/stream?worker=w1 HTTP/1.1\r\nHost: test\r\n\r\n")
+        writer.write(b"GET /engine/stream HTTP/1.1\r\nHost: test\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         await subscribed(fake)
 
@@ -153,23 +152,16 @@ async def test_the_workers_that_can_be_looked_at(gateway: RunningGateway) -> Non
         "models": ["test-model"],
         "workers": [],
     }
-    assert "there is none now" in (await gateway.get("/engine/stream")).error["message"]
     async with worker(gateway, "w2"), worker(gateway, "w1"):
         await sees_workers(gateway, 2)
         found = (await gateway.get("/engine/workers")).json["workers"]
         assert [one["id"] for one in found] == ["w1", "w2"]
         assert found[0]["total_blocks"] == 100
-        wrong = await gateway.get("/engine/stream?worker=elsewhere")
-        assert (wrong.status, wrong.error["param"]) == (404, "worker")
-        assert "there are w1, w2" in wrong.error["message"]
-        wrong = await gateway.get("/engine/stream?worker=w1&rate=9")
+        wrong = await gateway.get("/engine/stream?worker=w1")
         assert (wrong.status, wrong.error["message"]) == (
             400,
-            "'rate' is no parameter of /engine/stream; it has model, worker and follow.",
+            "'worker' is no parameter of /engine/stream; it has model.",
         )
-        wrong = await gateway.get("/engine/stream?worker=w1&follow=a%20key")
-        assert (wrong.status, wrong.error["param"]) == (400, "follow")
-        assert "not 'a key'" in wrong.error["message"]
 
 
 async def test_there_are_only_so_many_viewers(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +170,7 @@ async def test_there_are_only_so_many_viewers(gateway: RunningGateway, monkeypat
         await sees_workers(gateway)
         for _ in range(2):
             await lookers.look(gateway)
-        refused = await gateway.get("/engine/stream?worker=w1")
+        refused = await gateway.get("/engine/stream")
         assert (refused.status, refused.error["code"]) == (429, "too_many_viewers")
 
 
@@ -218,7 +210,7 @@ def test_it_is_on_by_itself_only_where_no_other_machine_comes(settings: dict[str
 
 async def test_where_it_is_off_everything_of_it_is_a_404_that_names_the_setting(start_gateway: Start) -> None:
     gateway = await start_gateway(engine_view="off")
-    for path in ("/engine", "/engine/workers", "/engine/stream?worker=w1", "/engine/"):
+    for path in ("/engine", "/engine/workers", "/engine/stream", "/engine/"):
         reply = await gateway.get(path)
         assert reply.status == 404
         assert "--engine-view on (QUIRE_ENGINE_VIEW=on)" in reply.error["message"]
@@ -228,11 +220,12 @@ async def test_where_it_is_off_everything_of_it_is_a_404_that_names_the_setting(
 # --- A reader of engine views holds the newest one, and a view is one event -------------------------------------------
 
 
-async def test_a_viewer_holds_one_view_at_the_most() -> None:
+async def test_a_viewer_holds_one_view_of_each_worker_at_the_most() -> None:
     viewer = EngineViewer()
     for number in range(1000):
-        viewer.show(b"%d" % number)
-    assert await viewer.next() == b"999"
+        viewer.show("w1", b"%d" % number)
+    viewer.show("w2", b" and another")
+    assert await viewer.next() == b"999 and another"
     assert viewer.skipped == 999
     viewer.end()
     assert await viewer.next() is None
@@ -258,7 +251,14 @@ async def test_all_who_look_share_one_subscription_and_see_the_same(gateway: Run
         assert seen[0]["figures"] == VIEW.figures
         assert seen[0]["limits"] == VIEW.limits._asdict()
         assert [one["request"] for one in seen[0]["sequences"]] == ["0a1b2c3d", "0a1b2c3d"]
-        assert seen[0]["moves"] == [{"kind": "copy", "source": 2, "target": 3}]
+        assert seen[0]["members"] == [["0a1b2c3d", 0, 20], ["0a1b2c3d", 1, 20], ["0a1b2c3e", 0, 4]]
+        assert seen[0]["steps"] == [
+            [
+                [[0, 0, 22, 22, 1, 0, 0, [2, 3]], [1, 1, 20, 12, 12, 0, 0, [9]], [2, 0, 16, 16, 6, 3, 0, [4]]],
+                [["copy", 2, 3]],
+            ],
+            [[[0, 0, 23, 23, 1, 0, 1, [5, 6]], [1, 4, 20, 12, 0, 0]], []],
+        ]
         assert seen[0]["queues"] == {"handed": 0, "interactive": 0, "standard": 0, "batch": 0}
 
 
@@ -274,58 +274,53 @@ async def test_when_the_last_one_leaves_nothing_is_asked_for_any_more(gateway: R
         assert 0 < left <= 1000 * VIEW_TTL_S
 
 
-async def test_a_viewer_follows_a_request_to_the_worker_that_claims_it_and_to_one_that_takes_it_over(
-    gateway: RunningGateway,
-) -> None:
-    """Whichever worker it looked at: with that worker's newest view at once, though it came before the claim."""
-    wait = asyncio.Event()
-
-    async def script(request: Any) -> Any:
-        await wait.wait()
-        yield (Delta(0, (5,), "length"),), Outcome("length")
-
-    async with gateway.worker(script, worker_id="w2") as claimer, Lookers() as lookers:
-        await sees_workers(gateway)
-        other = FakeWorker(gateway.settings.redis_url, gateway.gateway.model.name, silent, worker_id="w1")
-        other.broker = claimer.broker
-        await other.beat()  # it lives, and reads no requests
-        await sees_workers(gateway, 2)
-        looker = await lookers.look(gateway, "w1", follow="a-key")
-        await subscribed(claimer)
-        await subscribed(claimer, name="w2")
-
-        async def publishes() -> bool:
-            return await claimer.broker.is_looked_at("w2")
-
-        await until(publishes)  # before the request comes
-        await claimer.broker.publish_view("w2", view_of("w2", 7))
-        await claimer.broker.publish_view("w1", view_of("w1", 1))
-        assert await looker.number(1) == "w1"
-        headers = {"Idempotency-Key": "a-key"}
-        call = asyncio.create_task(gateway.post("/v1/chat/completions", chat_body(max_tokens=1), **headers))
-        assert await looker.next() == {"follow": "a-key", "worker": "w2"}
-        assert await looker.number(7) == "w2"
-        await claimer.broker.publish_view("w1", view_of("w1", 2))
-        await claimer.broker.publish_view("w2", view_of("w2", 8))
-        assert await looker.number(8) == "w2"
-        [request] = claimer.claimed
-        await claimer.broker.client.hset(claimer.broker.keys.request(request.id), "owner", "w1")
-        assert await looker.next() == {"follow": "a-key", "worker": "w1"}
-        assert await looker.number(2) == "w1"
-        wait.set()
-        assert (await call).status == 200
-
-
-async def test_other_workers_than_the_one_that_is_looked_at_are_few(
+async def test_a_viewer_sees_all_workers_up_to_a_limit(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_subscriptions, "MAX_SPARE", 1)
+    monkeypatch.setattr(view_subscriptions, "MAX_WORKERS", 2)
     async with worker(gateway) as fake, worker(gateway, "w2"), worker(gateway, "w3"), Lookers() as lookers:
         await sees_workers(gateway, 3)
-        await lookers.look(gateway, "w3")
-        await subscribed(fake, name="w3")
-        await subscribed(fake, name="w1")
-        assert await subscribers(fake, "w2") == 0
+        looker = await lookers.look(gateway)
+        for name in ("w1", "w2"):
+            await subscribed(fake, name=name)
+            await fake.broker.publish_view(name, view_of(name, 5))
+        assert {(await looker.next())["worker"] for _ in range(2)} == {"w1", "w2"}
+        assert await subscribers(fake, "w3") == 0
+
+
+async def test_a_worker_that_starts_is_seen_and_one_that_ends_is_left(gateway: RunningGateway) -> None:
+    async with worker(gateway) as fake, Lookers() as lookers:
+        await sees_workers(gateway)
+        looker = await lookers.look(gateway)
+        async with worker(gateway, "w2"):
+            await subscribed(fake, name="w2")
+            await fake.broker.publish_view("w2", view_of("w2", 3))
+            assert await looker.number(3) == "w2"
+        await subscribed(fake, 0, name="w2")
+
+
+async def test_when_the_last_one_leaves_while_workers_end_all_are_left(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, is_closing = ViewSubscription.close, asyncio.Event()
+
+    async def stall(subscription: ViewSubscription) -> None:
+        if not is_closing.is_set():
+            is_closing.set()
+            await asyncio.Event().wait()
+        await close(subscription)
+
+    monkeypatch.setattr(ViewSubscription, "close", stall)
+    live = ["w1", "w2", "w3"]
+    async with worker(gateway) as fake:
+        views = ViewSubscriptions(gateway.settings.redis_url, gateway.gateway.broker, lambda: live)
+        async with views.showing(EngineViewer()):
+            for name in ("w1", "w2", "w3"):
+                await subscribed(fake, name=name)
+            live.clear()
+            await is_closing.wait()
+        for name in ("w1", "w2", "w3"):
+            await subscribed(fake, 0, name)
 
 
 async def test_a_corrupt_view_is_dropped_and_the_next_one_is_shown(gateway: RunningGateway) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
-
-import pytest
 
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.conftest import Start
+from tests.gateway.test_dialects import EACH, Dialect, Events, resumed, said_in
 from tests.support.gateway.fake_worker import Script, Steps, emit
 from tests.support.gateway.running import MODEL, RunningGateway, Stream, chat_body, raw_request, texts, tokens, until
 
@@ -72,45 +70,40 @@ def call_of(stream: Stream) -> str:
     return stream.response.headers["X-Quire-Request-Id"]
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@EACH
 async def test_a_parked_stream_ends_with_an_error_and_goes_on_at_the_same_token(
-    start_gateway: Start, path: str
+    start_gateway: Start, dialect: Dialect
 ) -> None:
     gateway, other = await start_gateway(), await start_gateway()
     halting = Halting()
-    prefix = "chatcmpl-" if path == CHAT else "cmpl-"
     async with gateway.worker(halting.script()) as worker:
-        async with gateway.stream(path, body(path, stream=True)) as stream:
-            call_id = call_of(stream)
+        async with Events(gateway.url, dialect) as stream:
+            call = dialect.id_of((await stream.begin())[0].data)
+            call_id, name = worker.claimed[0].id, f"{dialect.path}/{call}"
             await wait_emitted(gateway, call_id, 10)
-            parked = await other.post(f"{path}/{prefix}{call_id}/park", b"")
+            parked = await other.post(f"{name}/park", b"")
             assert (parked.status, parked.json["parked"], parked.json["ended"]) == (200, True, False)
-            assert parked.json["id"] == prefix + call_id
+            assert parked.json["id"] == call
             assert parked.json["expires_at"] > 0
-            events = []
-            while line := await stream.response.content.readline():
-                events.append(line)
-            [failure] = [json.loads(line[6:]) for line in events if b'"error"' in line]
-            assert failure["error"]["code"] == "parked"
-            assert b"[DONE]" not in b"".join(events)
+            assert "parked" in error_codes((await stream.rest())[-1].data)
         assert await gateway.accepted() == 1
         # The client has left; nothing was cancelled.
-        assert (await other.post(f"{path}/{prefix}{call_id}/park", b"")).json == parked.json
-        assert b'"code": "parked"' in await read(other, f"{path}/{prefix}{call_id}/stream")
+        assert (await other.post(f"{name}/park", b"")).json == parked.json
+        assert "parked" in error_codes((await resumed(other.url, dialect, call))[-1].data)
         halting.emitted[call_id], halting.at = 10, -1
-        unparked = await other.post(f"{path}/{prefix}{call_id}/unpark", b"")
-        assert (unparked.status, unparked.json) == (
-            200,
-            {"id": prefix + call_id, "parked": False, "ended": False, "expires_at": None},
-        )
-        async with other.stream(f"{path}/{prefix}{call_id}/stream") as stream:
-            rest = await stream.rest()
-        assert "".join(texts(rest)) == WHOLE
-        assert rest[-1].data == "[DONE]"
+        neither = {"id": call, "parked": False, "expires_at": None}
+        unparked = await other.post(f"{name}/unpark", b"")
+        assert (unparked.status, unparked.json) == (200, {**neither, "ended": False})
+        assert said_in(dialect, await resumed(other.url, dialect, call)).text == WHOLE
         assert len(worker.claimed) == 2
-    ended = await other.post(f"{path}/{prefix}{call_id}/park", b"")
-    assert ended.json == {"id": prefix + call_id, "parked": False, "ended": True, "expires_at": None}
-    assert (await other.post(f"{path}/{prefix}{call_id}/unpark", b"")).json["ended"] is True
+    assert (await other.post(f"{name}/park", b"")).json == {**neither, "ended": True}
+    assert (await other.post(f"{name}/unpark", b"")).json["ended"] is True
+
+
+def error_codes(event: dict[str, Any]) -> set[str]:
+    """Return the code of an event with an error, which each dialect has in another place."""
+    error = event.get("error") or event
+    return {error.get("code", ""), error.get("details", {}).get("error_code", "")}
 
 
 async def test_a_whole_answer_that_is_parked_is_a_409_that_is_not_tried_again(gateway: RunningGateway) -> None:
@@ -197,28 +190,12 @@ async def test_an_idempotency_key_of_a_parked_call_tells_so_and_makes_no_second_
     assert await gateway.accepted() == 1
 
 
-async def test_a_message_that_is_parked_ends_its_stream_with_an_error_event(gateway: RunningGateway) -> None:
-    async with gateway.stream(MESSAGES, body(MESSAGES, stream=True)) as stream:
-        call_id = call_of(stream)
-        assert (await gateway.post(f"{MESSAGES}/msg_{call_id}/park", b"")).json["parked"] is True
-        text = (await stream.response.content.read()).decode()
-    last = json.loads(text.split("data: ")[-1])
-    assert (last["type"], last["error"]["details"]["error_code"]) == ("error", "parked")
-    await gateway.post(f"{MESSAGES}/msg_{call_id}/unpark", b"")
-    async with gateway.worker(emit(ANSWER)):
-        assert b"message_stop" in await read(gateway, f"{MESSAGES}/msg_{call_id}/stream")
-
-
 async def test_a_parked_response_is_queued_and_goes_on(gateway: RunningGateway) -> None:
     made = await gateway.post(RESPONSES, body(RESPONSES, background=True))
     name = f"{RESPONSES}/{made.json['id']}"
     parked = await gateway.post(f"{name}/park", b"")
     assert (parked.json["id"], parked.json["parked"]) == (made.json["id"], True)
     assert (await gateway.get(name)).json["status"] == "queued"
-    async with gateway.stream(f"{name}?stream=true") as stream:
-        text = (await stream.response.content.read()).decode()
-    assert '"type":"error"' in text
-    assert '"code":"parked"' in text
     previous = await gateway.post(RESPONSES, body(RESPONSES, previous_response_id=made.json["id"]))
     assert previous.error["code"] == "previous_response_in_progress"
     await gateway.post(f"{name}/unpark", b"")

@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -26,6 +27,7 @@ from quire.gateway.features.tools.tool_grammar import (
     several,
 )
 from quire.gateway.features.tools.tool_grammars import ToolGrammars
+from quire.gateway.features.tools.tool_messages import as_plain_messages
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tools import Besides, Tool, ToolChoice, ToolMode
 from quire.gateway.stream.output_spec import OutputSpec
@@ -525,3 +527,36 @@ def test_the_tools_that_an_answer_may_call() -> None:
     assert ToolChoice(ToolMode.NONE).callable_tools(TOOLS) == []
     assert ToolChoice().callable_tools(TOOLS) == ToolChoice(ToolMode.REQUIRED).callable_tools(TOOLS) == TOOLS
     assert ToolChoice(ToolMode.NAMED, "clock").callable_tools(TOOLS) == [CLOCK]
+
+
+# --- tool messages ----------------------------------------------------------------------------------------------------
+# Conversations with tools for a chat template that does not know them.
+
+
+def call_of(number: int, name: str, **arguments: Any) -> dict[str, Any]:
+    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_calls_and_results_become_plain_messages() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "2 + 3, and the time?"},
+        {"role": "assistant", "content": None, "tool_calls": [call_of(1, "add", a=2, b=3), call_of(2, "time")]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "5"},
+        {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "noon"}]},
+        {"role": "assistant", "content": "5, at noon."},
+    ]
+    assert as_plain_messages(messages, FALLBACK.written, "You have tools.") == [
+        {"role": "system", "content": "You have tools."},
+        {"role": "user", "content": "2 + 3, and the time?"},
+        {
+            "role": "assistant",
+            "content": '{"tool": "add", "arguments": {"a": 2, "b": 3}}\n{"tool": "time", "arguments": {}}',
+        },
+        {"role": "user", "content": "Result of add:\n5\n\nResult of time:\nnoon"},
+        {"role": "assistant", "content": "5, at noon."},
+    ]
+
+
+def test_the_result_of_an_unknown_call_is_that_of_a_tool() -> None:
+    messages = [{"role": "tool", "tool_call_id": "x", "content": "5"}]
+    assert as_plain_messages(messages, FALLBACK.written, "") == [{"role": "user", "content": "Result of the tool:\n5"}]

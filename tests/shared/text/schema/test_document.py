@@ -15,7 +15,7 @@ from quire.shared.text.schema.document import MAX_COPIES, Document
 from quire.shared.text.schema.facts import are_disjoint
 from quire.shared.text.schema.formats import FORMATS
 from quire.shared.text.schema.words import words
-from tests.support.schema_checks import BYTES, accepted, accepts, accepts_text
+from tests.support.schema_values import BYTES, accepted, accepts, accepts_text
 
 # --- document ---------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from quire.shared.text.grammar_error import GrammarError
 from quire.shared.text.schema import patterns
 from quire.shared.text.schema.document import Document
 from quire.shared.text.schema.negation import complement
-from tests.support.schema_checks import accepted, accepts
+from tests.support.schema_values import accepted, accepts
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
 

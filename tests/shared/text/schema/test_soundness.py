@@ -12,7 +12,7 @@ import pytest
 from quire.ops.tools.json_schema_suite import draw
 from quire.shared.text import grammar
 from quire.shared.text.grammar_error import GrammarError
-from tests.support.schema_checks import BYTES, VOCABULARY, accepts
+from tests.support.schema_values import BYTES, VOCABULARY, accepts
 
 SCALARS: list[Any] = [None, True, False, 0, 1, 2, -1, 1.5, 4, "", "a", "b", "ab", "abc", "foo"]
 ARRAYS: list[Any] = [[], [1], [1, 1], [1, 2], ["a"], ["a", "b"], [1, "a"], [1, 2, 3], [[1]], [True, False], ["b", 1]]

@@ -11,8 +11,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.runner import Runner
 from quire.worker.pinned_prefixes import pin
-from tests.support.mock_model import continuation, make_engine, request, run, text
-from tests.support.stateful_model import StatefulModel
+from tests.support.mock_model import StatefulModel, continuation, make_engine, request, run, text
 from tests.worker.engine.test_engine_random import EngineUnderLoad
 
 PROMPT = tuple(1 + 5 * at % 90 for at in range(30))
@@ -55,15 +54,6 @@ def test_a_conversation_continues_from_the_last_full_block_of_the_answer() -> No
     answer = continuation(PROMPT, 8)
     assert len(answer) == 8
     assert computed(engine, "next", (*PROMPT, *answer, 9, 9)) == 4, "36 of 40 tokens are in blocks with a snapshot"
-
-
-def test_a_long_prefix_is_not_computed_again() -> None:
-    prefix = tuple(1 + 11 * at % 90 for at in range(512))
-    limits = {"num_blocks": 200, "block_size": 16, "max_model_len": 600, "max_num_batched_tokens": 256}
-    engine = stateful(**limits, snapshot_interval=256)
-    assert computed(engine, "first", (*prefix, 1, 2, 3)) == 515
-    assert computed(engine, "second", (*prefix, 4, 5, 6, 7)) == 4
-    assert engine.groups.blocks.counters.prefix_hits == 512
 
 
 def test_snapshots_are_evicted_but_never_those_of_pinned_prefixes() -> None:
@@ -109,6 +99,8 @@ def test_preempted_choices_and_beams_keep_their_states(preemption: str) -> None:
 
 class StatefulEngineUnderLoad(EngineUnderLoad):
     """Random requests to a model with states. Such a model runs no step ahead, so there is one kind of runner."""
+
+    has_states = True
 
     def make_engine(self, runner: Callable[..., Runner], **limits: object) -> Engine:
         rows, block_size, blocks = (limits[name] for name in ("max_num_seqs", "block_size", "num_blocks"))

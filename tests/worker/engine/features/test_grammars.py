@@ -25,13 +25,14 @@ from quire.shared.text import grammar
 from quire.shared.text.grammar import ANY_OBJECT, write
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.features.grammars import DEAD_END, KEPT, Grammars
+from quire.worker.engine.features.grammars import KEPT, Grammars
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.offline import complete
 from quire.worker.engine.sampler import restrict
+from quire.worker.engine.sequence import DEAD_END
 from quire.worker.models.native.decoder import Decoder
 from quire.worker.queue.engine_thread import EngineThread
-from tests.support.panicking import PANICS, panicking
+from tests.support.tokenizers import PANICS, panicking
 
 DEMO = PROJECT_ROOT / DEFAULT_MODEL
 
@@ -179,6 +180,9 @@ def test_requests_that_cannot_be_followed_are_refused_alone(model: Decoder, toke
     assert "the grammar cannot be followed: Invalid type" in refused(engine, asks(grammar=WRONG))
     assert "a beam search does not follow" in refused(engine, asks(beam_width=2))
     without = Engine(model, engine.limits, engine.eos_token_ids, tokenizer)
+    assert "this engine has no grammars" in refused(without, asks())
+    untold = Grammars(None, model.vocab_size, engine.eos_token_ids)
+    without = Engine(model, engine.limits, engine.eos_token_ids, tokenizer, grammars=untold)
     assert "this worker has no tokenizer" in refused(without, asks())
     endless = Grammars(tokenizer, model.vocab_size, ())
     without = Engine(model, engine.limits, (), tokenizer, grammars=endless)

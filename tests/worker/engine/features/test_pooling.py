@@ -12,12 +12,10 @@ import torch
 
 from quire import kernels
 from quire.shared.protocol.messages import GenerationRequest, StepItem
-from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.pooling import add_rows
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.paged_model import PagedModel
-from quire.worker.engine.runner import Runner
 from quire.worker.models.native.decoder import Decoder
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.mock_model import (
@@ -25,15 +23,12 @@ from tests.support.mock_model import (
     MockModel,
     advance,
     continuation,
-    graphed,
     hidden_state,
     make_engine,
     request,
     run,
     text,
 )
-
-RUNNERS = pytest.mark.parametrize("runner", [Runner, DeviceRunner, graphed], ids=["plain", "device", "graphs"])
 
 
 def embed(name: str, prompt: Iterable[int], pooling: str, salt: str = "", model: str = "mock") -> GenerationRequest:
@@ -61,23 +56,6 @@ def embedding(items: list[StepItem], name: str) -> bytes:
     return item.outcome.embedding
 
 
-@RUNNERS
-@pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_prompts_are_embedded_next_to_answers(runner: Any, pooling: str) -> None:
-    engine = make_engine(runner=runner, prefix_caching=True)
-    prompts = {f"e{length}": tuple(range(3, 3 + length)) for length in (1, 4, 5, 16, 17, 60)}
-    engine.add(request("before", (5, 6), max_tokens=30, ignore_eos=True))
-    items = engine.step()
-    for name, prompt in prompts.items():
-        engine.add(embed(name, prompt, pooling))
-    engine.add(request("after", (7, 8), max_tokens=5, ignore_eos=True))
-    items += run(engine)
-    for name, prompt in prompts.items():
-        assert embedding(items, name) == expected(prompt, pooling), name
-    assert text(items, "before") == continuation((5, 6), 30, ignore_eos=True)
-    assert text(items, "after") == continuation((7, 8), 5, ignore_eos=True)
-
-
 def test_the_last_token_uses_cached_prefixes_and_the_mean_does_not() -> None:
     engine = make_engine(prefix_caching=True)
     model: Any = engine.runner.model
@@ -102,22 +80,6 @@ def test_a_prompt_may_fill_the_whole_context() -> None:
     assert embedding(run(engine), "whole") == expected(range(40), "last")
     with pytest.raises(RequestRefused, match="41 prompt tokens exceed the context of 40"):
         engine.add(embed("more", range(41), "last"))
-
-
-def test_a_step_without_memory_is_computed_in_smaller_ones() -> None:
-    engine = make_engine(model=MockModel(fits=9), runner=lambda *args: _Small(*args), max_num_batched_tokens=32)
-    engine.add(embed("e", range(60), "mean"))
-    assert embedding(run(engine), "e") == expected(range(60), "mean")
-
-
-class _Small(Runner):
-    """A runner that has no memory for the steps that its model refuses."""
-
-    def execute(self, step: Any) -> Any:
-        try:
-            return super().execute(step)
-        except torch.OutOfMemoryError:
-            return None
 
 
 def test_a_model_without_hidden_states_refuses() -> None:

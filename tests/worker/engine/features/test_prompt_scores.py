@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from quire.shared.protocol.logprobs import PromptTokenLogprobs, read_prompt_records
 from quire.shared.protocol.messages import Outcome, PromptReport, StepItem
-from quire.shared.protocol.prompt_logprobs import PromptTokenLogprobs, read_prompt_records
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine import scheduler
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.features.prompt_scores import PromptScores
 from quire.worker.engine.runner import Runner
 from tests.support.mock_model import START, MockModel, advance, graphed, make_engine, request, run, steps, text
 
@@ -145,16 +144,3 @@ def test_a_cached_prefix_is_not_used_before_it_is_scored(make: Callable[..., Eng
     assert report.cached_tokens == 0
     engine.add(request("last", PROMPT))
     assert report_of(run(engine), "last").cached_tokens == len(PROMPT) // 4 * 4
-
-
-def test_chunks_are_bounded_by_positions_and_unbounded_once_all_are_scored() -> None:
-    scores = PromptScores((1,) * 10, 0)
-    assert (scores.max_tokens(0, 4), scores.num_positions(4)) == (4, 4)
-    scores.add(b"", 4)
-    assert (scores.max_tokens(0, 3), scores.num_positions(7)) == (7, 3)
-    assert (scores.max_tokens(2, 3), scores.num_positions(3)) == (5, 0)
-    assert scores.max_tokens(4, 5) >= 6
-    assert not scores.is_complete
-    scores.add(b"", 5)
-    assert scores.is_complete
-    assert (scores.max_tokens(0, 0) >= 10, scores.num_positions(10)) == (True, 0)

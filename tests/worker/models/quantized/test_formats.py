@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.kernels.weights import quantized_part
+from quire.shared.model.fields import Fields
 from quire.shared.model.folder import WEIGHTS
 from quire.shared.process.errors import CheckpointError
-from quire.worker.models.files.fields import Fields
 from quire.worker.models.files.quantized import weight as weight_module
 from quire.worker.models.files.quantized.checkpoint import QuantizedCheckpoint
 from quire.worker.models.files.quantized.config import parse_quantization

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.worker.models.files.fields import Fields
+from quire.shared.model.fields import Fields
 from quire.worker.models.files.quantized.layout import (
     FLOATS,
     LayerLayout,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.worker.models.files.fields import Fields
+from quire.shared.model.fields import Fields
 from quire.worker.models.files.layer_names import ALL, LayerNames, PatternError
 from quire.worker.models.files.quantized.layout import (
     FLOATS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.worker.models.files.fields import Fields
+from quire.shared.model.fields import Fields
 from quire.worker.models.files.quantized.awq import read_awq
 from quire.worker.models.files.quantized.compressed_tensors import read_compressed_tensors
 from quire.worker.models.files.quantized.fp8 import read_fp8

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.kernels.weights import FP8
-from quire.worker.models.files.fields import Fields
+from quire.shared.model.fields import Fields
 from quire.worker.models.files.quantized.layout import E4M3, Fp8Layer, LayerLayout, StoredType, refuse_unknown
 
 MEANT = ("quant_method", "weight_block_size", "activation_scheme", "fmt", "dequantize", "expert_dtype")

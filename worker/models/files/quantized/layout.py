@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.weights import FP8, INT4_GROUP
-from quire.worker.models.files.fields import Fields
+from quire.shared.model.fields import Fields
 from quire.worker.models.files.quantized.weight import ScaledWeight
 
 E4M3, E8M0 = "F8_E4M3", "F8_E8M0"

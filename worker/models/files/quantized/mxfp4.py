@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.weights import MXFP4, GroupedWeight
-from quire.worker.models.files.fields import Fields
+from quire.shared.model.fields import Fields
 from quire.worker.models.files.quantized.layout import LayerLayout, StoredType, refuse_unknown
 
 BIAS = 127

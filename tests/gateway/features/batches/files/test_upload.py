@@ -10,7 +10,7 @@ from quire.gateway.features.batches.files.reservation import STEP
 from quire.shared.protocol.keys import BATCHES_TAG, UPLOAD_LEASE_S, BatchKeys
 from quire.shared.redis.clients import command_client
 from tests.gateway.conftest import Start
-from tests.support.gateway.batch_keys import with_key
+from tests.support.gateway.batch_calls import with_key
 from tests.support.gateway.running import Reply, RunningGateway, until
 
 BOUNDARY = "xyz"

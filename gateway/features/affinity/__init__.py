@@ -1,0 +1,1 @@
+"""Prefix affinity: requests are left for a moment to the workers that hold prefixes of their prompts."""

@@ -1,0 +1,1 @@
+"""Forks: new calls that share the prompt and the first tokens of the answer of another call."""

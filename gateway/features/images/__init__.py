@@ -1,0 +1,1 @@
+"""Images of calls: their limits, and the checks that they have a picture."""

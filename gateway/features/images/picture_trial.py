@@ -1,0 +1,69 @@
+"""`python -m quire.gateway.features.images.picture_trial MAX_BYTES MAX_PIXELS` checks images in a process with limits.
+
+Decoders of images are large programs in C that read hostile files, and a small file can ask for much time and memory.
+Here such a file ends only one small process. The process checks one image after another, because its start takes longer
+than most checks.
+"""
+
+from __future__ import annotations
+
+import binascii
+import resource
+import sys
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import Image
+
+from quire.gateway.features.images.picture_messages import ANSWER, HEAD, TRIAL_CPU_S
+from quire.shared.images.picture import picture
+from quire.shared.images.picture_error import PictureError
+
+_BASE_BYTES = 96 * 1024 * 1024
+# The file, its base64, and the copies that Pillow and libwebp make.
+_BYTES_PER_BYTE = 5
+# WebP needs most: about 20.
+_BYTES_PER_PIXEL = 24
+
+
+def main() -> None:
+    """Answer the images on standard input until it ends."""
+    max_bytes, max_pixels = int(sys.argv[1]), int(sys.argv[2])
+    memory = _BASE_BYTES + _BYTES_PER_BYTE * max_bytes + _BYTES_PER_PIXEL * max_pixels
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    with suppress(OSError):  # Linux: if memory runs out, this process ends first
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    warnings.simplefilter("ignore")
+    # Pillow allocates canvases while it opens GIF and WebP files, of at most twice this number.
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    orders, answers = sys.stdin.buffer, sys.stdout.buffer
+    while head := orders.read(HEAD.size):
+        _limit_cpu()
+        answer(orders.read(*HEAD.unpack(head)), answers, max_bytes, max_pixels)
+        answers.flush()
+
+
+def answer(text: bytes, answers: BinaryIO, max_bytes: int, max_pixels: int) -> None:
+    """Write the answer for one image. text: base64."""
+    try:
+        data = binascii.a2b_base64(text, strict_mode=True)
+        width, height = picture(data, max_bytes=max_bytes, max_pixels=max_pixels).size
+    except (PictureError, binascii.Error) as error:
+        reason = str(error) if isinstance(error, PictureError) else f"its base64 is wrong: {error}"
+        width, height, data = 0, 0, reason.encode()
+    answers.write(ANSWER.pack(width, height, len(data)))
+    answers.write(data)
+
+
+def _limit_cpu() -> None:
+    """Let the kernel end this process with SIGXCPU if the next image takes too long."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + TRIAL_CPU_S, hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The console script `quire-parking`: park requests and queue them again.
+
+The settings of the gateway may be in its environment. It takes over Ctrl-C before it imports the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from quire.shared.process.interrupts import end_at_ctrl_c
+
+
+def main() -> int:
+    """Run `quire-parking`."""
+    end_at_ctrl_c()
+    from quire.gateway.features.parking.commands import PARKING
+    from quire.gateway.settings import GatewaySettings
+    from quire.shared.config.command_line import run_script
+
+    return run_script("quire-parking", PARKING, known=[GatewaySettings])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Images of prompts: the pixels of their files."""

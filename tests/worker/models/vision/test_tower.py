@@ -1,0 +1,151 @@
+"""Which checkpoints have a vision tower, and the reason if one has none. Text is served in any case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire import kernels
+from quire.shared.model.folder import CONFIG, WEIGHTS
+from quire.worker.engine.features.images import make_embedder
+from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.paged_model import PagedModel
+from quire.worker.models.choice import choose_model, load_model
+from quire.worker.models.native.image_rope import MAX_TOKENS
+from quire.worker.models.vision.tower import load_tower
+from tests.support.checkpoints import make_checkpoint
+from tests.support.vision_checkpoints import make_vision
+from tests.support.vision_questions import IMAGE_TOKEN, KINDS, make_model
+
+pytest.importorskip("transformers")
+
+IMAGES = "preprocessor_config.json"
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> PagedModel:
+    ops = kernels.select_ops("cpu", dtype)
+    return load_model(path, choose_model(path), ops, torch.device("cpu"), 64)
+
+
+@pytest.fixture
+def llava(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "llava", "llava")
+
+
+def test_a_tower_has_no_weights_of_the_text_model_and_the_type_of_activations(llava: Path) -> None:
+    model = load(llava, torch.bfloat16)
+    assert (model.why_no_images, model.tower.image_token_id) == ("", IMAGE_TOKEN)
+    tensors = load_file(llava / WEIGHTS)
+    expected = sum(one.numel() for name, one in tensors.items() if "vision" in name or "projector" in name)
+    assert sum(one.numel() for one in model.tower._model.parameters()) == expected
+    assert {one.dtype for one in model.tower._model.parameters()} == {torch.bfloat16}
+
+
+def test_files_that_change_later_do_not_change_a_tower(llava: Path) -> None:
+    tower = load(llava).tower
+    before = [one.clone() for one in tower._model.parameters()]
+    (llava / WEIGHTS).write_bytes(b"\xff" * (llava / WEIGHTS).stat().st_size)
+    assert all(map(torch.equal, before, tower._model.parameters()))
+
+
+def test_a_quantised_text_model_leaves_the_tower_alone(llava: Path) -> None:
+    """The names are those of text models in wrappers, and at the top in older checkpoints."""
+    tensors = load_file(llava / WEIGHTS)
+    names = ("language_model.model.layers.0.mlp.up_proj.weight_scale", "model.layers.0.mlp.up_proj.qweight")
+    scales = {name: torch.ones(1) for name in (*names, "lm_head.weight_scale")}
+    save_file(tensors | scales, llava / WEIGHTS, {"format": "pt"})
+    values = json.loads((llava / CONFIG).read_text())
+    quantization = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {}}
+    (llava / CONFIG).write_text(json.dumps(values | {"quantization_config": quantization}))
+    assert load_tower(llava, torch.float32, "cpu").image_token_id == IMAGE_TOKEN
+
+
+def without_processor(path: Path) -> None:
+    (path / IMAGES).unlink()
+
+
+def of_another_processor(path: Path) -> None:
+    (path / IMAGES).write_text(json.dumps(KINDS["llava"].processor | {"processor_class": "OtherProcessor"}))
+
+
+def without_a_weight(path: Path) -> None:
+    tensors = load_file(path / WEIGHTS)
+    save_file({name: one for name, one in tensors.items() if "linear_1.bias" not in name}, path / WEIGHTS)
+
+
+def with_a_scale(path: Path) -> None:
+    tensors = load_file(path / WEIGHTS)
+    name = next(name for name in tensors if "projector" in name)
+    save_file(tensors | {f"{name}_scale": torch.ones(1)}, path / WEIGHTS)
+
+
+def with_an_infinite_weight(path: Path) -> None:
+    tensors = load_file(path / WEIGHTS)
+    name = next(name for name in tensors if "projector" in name)
+    tensors[name].view(-1)[0] = float("inf")
+    save_file(tensors, path / WEIGHTS)
+
+
+def without_the_token(path: Path) -> None:
+    values = json.loads((path / CONFIG).read_text())
+    del values["image_token_index"]
+    (path / CONFIG).write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without_processor, "preprocessor_config.json is missing or empty"),
+        (of_another_processor, "images of OtherProcessor are not computed"),
+        (without_a_weight, "has other weights of the vision tower than config.json describes"),
+        (with_a_scale, "the vision tower is quantised"),
+        (with_an_infinite_weight, "has values that are not finite as torch.float32"),
+        (without_the_token, "image_token_index is missing"),
+    ],
+)
+def test_a_checkpoint_whose_tower_is_not_loaded_says_why(
+    change: Callable[[Path], None], reason: str, llava: Path
+) -> None:
+    change(llava)
+    model = load(llava)
+    assert model.tower is None
+    assert model.why_no_images.startswith("this worker computes no images: ")
+    assert reason in model.why_no_images
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("gemma3", "attention between the tokens of an image in both directions is not computed"),
+        ("cohere2_vision", "images of the model type cohere2_vision are not computed"),
+        ("gemma4", "attention between the tokens of an image in both directions is not computed"),
+    ],
+)
+def test_models_whose_images_are_not_computed_say_why(kind: str, reason: str, tmp_path: Path) -> None:
+    model = load(make_vision(tmp_path / kind, kind))
+    assert model.tower is None
+    assert model.why_no_images == f"this worker computes no images: {reason}"
+
+
+def test_models_of_text_take_no_images(tmp_path: Path) -> None:
+    assert load(make_checkpoint(tmp_path / "llama", "llama")).why_no_images == "this model takes no images"
+
+
+def test_a_model_whose_layers_get_more_of_an_image_takes_no_adapters(tmp_path: Path) -> None:
+    assert not load(make_model(tmp_path / "qwen2_vl", "qwen2_vl")).why_no_adapters
+    reason = load(make_model(tmp_path / "qwen3_vl", "qwen3_vl")).why_no_adapters
+    assert "LoRA adapters are not computed next to images that go to several layers" in reason
+
+
+def test_a_step_may_not_have_more_tokens_than_positions_with_axes(tmp_path: Path) -> None:
+    model = load(make_model(tmp_path / "qwen2_vl", "qwen2_vl"))
+    limits = EngineLimits(8, 16, 4, MAX_TOKENS, 64)
+    assert make_embedder(model, limits) is not None
+    assert make_embedder(model, replace(limits, max_num_batched_tokens=MAX_TOKENS + 1)) is None
+    assert f"at most {MAX_TOKENS}" in model.why_no_images

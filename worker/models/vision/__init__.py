@@ -1,0 +1,1 @@
+"""The part of a vision-language model that turns images into embeddings of tokens. The door is `tower`."""

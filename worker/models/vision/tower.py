@@ -1,0 +1,180 @@
+"""The vision tower and the projector of a checkpoint, as Transformers computes them, without the text model.
+
+The embeddings of an image are what the class of the model in Transformers puts in the places of its image tokens.
+Images are computed one by one, so that embeddings depend on the image alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from quire.shared.images.layouts.sizes import divide
+from quire.shared.images.picture import picture, size
+from quire.shared.model.files import ModelError
+from quire.shared.process.errors import CheckpointError
+from quire.worker.lean_torch import complete_torch
+from quire.worker.models.vision.families import NoImages, image_arguments, image_token_id
+
+log = logging.getLogger(__name__)
+
+# Attributes that hold the text model, in the model and in its body.
+TEXT_MODELS = ("language_model", "text_model")
+# Limits of a file; gateways have lower limits of their own.
+LIMITS = {"max_bytes": 1 << 30, "max_pixels": 1 << 28}
+# Beginnings of the names of tensors of a text model.
+OF_TEXT = ("lm_head.", "model.embed_tokens.", "model.layers.", "model.norm.")
+QUANTIZED = ("quantization_config", "compression_config")
+
+
+class VisionTower:
+    """The part of a model that makes embeddings of images."""
+
+    def __init__(
+        self, model: Any, processor: Any, arguments: dict[str, Any], token_id: int, has_axes: bool = False
+    ) -> None:
+        """model: of Transformers, without its text model. arguments: for each call of the image processor."""
+        self._has_axes = has_axes
+        self.is_deep = bool(_deep_layers(model.config))
+        self._model, self._processor, self._arguments = model, processor, arguments
+        self.image_token_id = token_id
+        self._inputs = inspect.signature(model.get_image_features).parameters.keys()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the weights."""
+        return sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
+
+    def embed(self, pictures: Sequence[bytes]) -> list[torch.Tensor]:
+        """Return the embeddings [tokens, hidden] of each image file, in the type of the model and on its device.
+
+        The width is a multiple of hidden if the first layers get more of the image.
+        Raises what a decoder or a processor raises for a file that it cannot use.
+        """
+        with torch.inference_mode():
+            return [self._embed(picture(data, **LIMITS)) for data in pictures]
+
+    def grid(self, picture: bytes) -> tuple[int, int] | None:
+        """Return the rows and columns of an image's tokens if RoPE has axes for them; else None. Raises as `embed`."""
+        if not self._has_axes:
+            return None
+        width, height = size(picture, **LIMITS)
+        edges, factor = self._processor.size, self._processor.patch_size * self._processor.merge_size
+        return divide(height, width, factor, edges["shortest_edge"], edges["longest_edge"])
+
+    def _embed(self, image: Image.Image) -> torch.Tensor:
+        made = self._processor(images=[image], return_tensors="pt", **self._arguments)
+        inputs = {name: self._sent(made[name]) for name in made if name in self._inputs}
+        found: Any = self._model.get_image_features(**inputs, return_dict=True)
+        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        return torch.cat([_tokens(part) for part in parts], dim=1).to(self._model.dtype)
+
+    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+        dtype = self._model.dtype if values.is_floating_point() else values.dtype
+        return values.to(self._model.device, dtype)
+
+
+def _is_of_text(name: str) -> bool:
+    """Return whether a tensor belongs to a text model, alone or in a wrapper."""
+    return name.startswith(OF_TEXT) or not set(TEXT_MODELS).isdisjoint(name.split(".")[:2])
+
+
+def _deep_layers(config: Any) -> list[int]:
+    """Return the layers of a tower whose output goes to the first layers of the text model."""
+    return list(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
+
+
+def _tokens(features: Any) -> torch.Tensor:
+    """Return the features [tokens, hidden] of an image, which may be those of its parts."""
+    if isinstance(features, torch.Tensor):
+        return features.reshape(-1, features.shape[-1])
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
+
+
+def find_tower(
+    folder: Path, dtype: torch.dtype, device: torch.device | str, has_axes: bool
+) -> tuple[VisionTower | None, str]:
+    """Load the tower of a checkpoint, whose text is served in any case. Returns None and the reason without one."""
+    try:
+        return load_tower(folder, dtype, device, has_axes), ""
+    except (NoImages, ModelError, CheckpointError) as error:
+        log.warning("this worker serves text alone: %s", error)
+        return None, f"this worker computes no images: {error}"
+
+
+def load_tower(folder: Path, dtype: torch.dtype, device: torch.device | str, has_axes: bool = False) -> VisionTower:
+    """Load the vision tower and the projector of a checkpoint. Code of a checkpoint is never run.
+
+    has_axes: the text model has positions with three axes.
+    Raises NoImages if images of the model are not computed, CheckpointError for files that are malformed.
+    """
+    arguments = image_arguments(folder, has_axes)
+    token_id = image_token_id(folder)
+    complete_torch()  # Transformers builds models without memory
+    try:
+        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
+        from transformers.utils import logging as transformers_logging
+    except ImportError:
+        raise NoImages("Transformers, which computes images, is not installed") from None
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        images: Any = AutoImageProcessor
+        processor = images.from_pretrained(folder, backend="pil", **local)
+        config: Any = AutoConfig.from_pretrained(folder, **local)
+        for name in QUANTIZED:
+            if hasattr(config, name):
+                delattr(config, name)
+        if len(_deep_layers(config)) >= config.get_text_config().num_hidden_layers:
+            raise NoImages("as many layers as the text model has get embeddings of images; the last one cannot")
+        model_class: Any = AutoModelForImageTextToText._model_mapping[type(config)]
+        model, info = _without_text(model_class).from_pretrained(
+            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **local
+        )
+    except (NoImages, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # an unforeseen value of a field can make any line of a model's code raise
+        reason = f"Transformers cannot load it ({type(error).__name__}: {str(error)[:300]})"
+        raise CheckpointError(folder, reason, "config.json and the weights must be of the same model") from error
+    _check(folder, model, info)
+    for tensor in (*model.parameters(), *model.buffers()):
+        # A copy: later changes of the mapped file would change the model.
+        tensor.data = tensor.data.to(device, copy=True)
+    tower = VisionTower(model.eval().requires_grad_(False), processor, arguments, token_id, has_axes)
+    log.info("%s computes images: %.0f MiB", model_class.__name__, tower.nbytes / 2**20)
+    return tower
+
+
+def _without_text(model_class: Any) -> Any:
+    """Return a class of the model of which no text model is loaded. Transformers builds models without memory."""
+
+    class Tower(model_class):  # type: ignore[misc]
+        _tied_weights_keys = None
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            for name in TEXT_MODELS:
+                if hasattr(self.model, name):
+                    setattr(self.model, name, None)
+            self.lm_head = None
+
+    return Tower
+
+
+def _check(folder: Path, model: Any, info: dict[str, Any]) -> None:
+    """Raise NoImages unless the checkpoint has all weights of the tower as numbers. info: from its loading."""
+    for what in ("missing_keys", "mismatched_keys"):
+        if keys := sorted(map(str, info[what])):
+            raise NoImages(f"{folder} has other weights of the vision tower than config.json describes: {keys[0]}")
+    others = sorted(name for name in info["unexpected_keys"] if not _is_of_text(name))
+    if scales := [name for name in others if "scale" in name or "qweight" in name]:
+        raise NoImages(f"the vision tower is quantised ({scales[0]}); its weights must be stored in 16 or 32 bits")
+    if bad := [name for name, values in model.named_parameters() if not values.isfinite().all()]:
+        raise NoImages(f"the tensor {bad[0]} of the vision tower has values that are not finite as {model.dtype}")
