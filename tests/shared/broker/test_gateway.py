@@ -66,6 +66,15 @@ async def test_a_request_over_the_token_bound_fits_an_empty_queue(broker: Broker
     assert await broker.queued() == (1, 100_000)
 
 
+async def test_a_queued_request_past_its_deadline_is_ended(broker: Broker, client: Redis) -> None:
+    await submit(broker, "r", deadline_ms=3_600_000)
+    assert await broker.expire("r") == "early"
+    await client.hset(KEYS.request("r"), "deadline", 1)
+    assert await broker.expire("r") == "expired"
+    assert await outcome_of(broker) == "deadline"
+    assert await broker.queued() == (0, 0)
+
+
 async def test_a_running_request_past_its_deadline_is_ended_and_its_worker_told(broker: Broker, client: Redis) -> None:
     """The worker was cut off, or its step takes too long; its prompt may yet have no token, so that it commits none."""
     claim = await start(broker)
