@@ -10,6 +10,7 @@ from quire.shared.config.settings import option
 from quire.shared.model.naming import read_aliases, served_name
 from quire.shared.process.errors import StartError
 from quire.shared.protocol.keys import MAX_RETENTION_S, PARKING_S
+from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS
 
 # The names of the formats of tool calls and of reasoning. Settings are read by every command of Quire, and the formats
 # themselves import grammars, which take a tenth of a second.
@@ -193,6 +194,19 @@ class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettin
         "auto",
         choices=("auto", "none", *REASONING_FORMATS),
         help="Marks around the model's reasoning, which answers show apart; auto takes them from the chat template.",
+    )
+    thinking_token_budget: int = option(
+        -1,
+        minimum=-1,
+        maximum=MAX_OUTPUT_TOKENS,
+        help="Most tokens of reasoning in a chat; then the model has to end it and to answer. A call may set a lower "
+        "number. -1 for any number.",
+    )
+    repetition_detection: str = option(
+        "",
+        metavar="SIZE:COUNT",
+        help="End an answer that repeats a part of at most SIZE tokens COUNT times in a row, such as 64:8, unless the "
+        "call sets repetition_detection. By default none is ended.",
     )
     control_tokens_in_messages: bool = option(
         False,
@@ -378,6 +392,22 @@ class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettin
     def name(self) -> str:
         """The model's name in the API; the lane of the model has the same name. Raises InvalidModelName."""
         return served_name(self.model, self.served_model_name)
+
+    @property
+    def repetition(self) -> tuple[int, ...]:
+        """`repetition_detection` as requests have it. Raises StartError."""
+        if not self.repetition_detection:
+            return ()
+        size, _, count = self.repetition_detection.partition(":")
+        try:
+            given = {"max_pattern_size": int(size), "min_count": int(count)}
+            limits: tuple[int, ...] = PARAMETERS["repetition_detection"].read("--repetition-detection", given)
+            return limits
+        except ValueError as error:
+            raise StartError(
+                f"--repetition-detection is {self.repetition_detection!r}; it must be like 64:8, for a part of at most "
+                f"64 tokens that comes 8 times in a row ({error})"
+            ) from None
 
     @property
     def aliases(self) -> tuple[str, ...]:

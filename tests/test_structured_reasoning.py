@@ -140,6 +140,30 @@ def test_reasoning_that_does_not_end_leaves_no_content(server: tuple[str, int]) 
     assert found["reasoning_content"]
 
 
+def test_a_budget_ends_reasoning_that_does_not_end_and_the_content_follows_its_grammar(
+    server: tuple[str, int],
+) -> None:
+    endless = {"logit_bias": {str(server[1]): -100}, "seed": 1}
+    found = {budget: ask(server, True, "json", thinking_token_budget=budget, **endless) for budget in (0, 6, 12)}
+    for answer in found.values():
+        assert answer["finish_reason"] == "stop"
+        assert re.fullmatch(JSON_ANSWER, answer["content"]), answer
+    assert not found[0].get("reasoning_content")
+    assert found[12]["reasoning_content"].startswith(found[6]["reasoning_content"].rstrip())
+    with anthropic.Anthropic(base_url=server[0], api_key="none", max_retries=0) as client:
+        message = client.messages.create(
+            model="thinker",
+            messages=[USER],
+            max_tokens=900,
+            thinking={"type": "enabled", "budget_tokens": 12},
+            extra_body={"seed": 1, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        )
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    same = ask(server, True, "json", thinking_token_budget=12, seed=1, logit_bias={})
+    assert isinstance(message.content[0], anthropic.types.ThinkingBlock)
+    assert message.content[0].thinking == same["reasoning_content"]
+
+
 def test_responses_and_messages_have_the_same_rule(server: tuple[str, int]) -> None:
     url, _ = server
     form = {"type": "json_schema", "name": "a", "schema": SCHEMA}

@@ -23,6 +23,7 @@ from quire.gateway.model.renderer import RenderedChat, Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.tools import Besides, ToolChoice, ToolMode
 from quire.gateway.stream.output_spec import OutputSpec
+from quire.shared.protocol.sampling_params import SamplingParams
 from quire.shared.text.chat_template import ChatTemplate
 
 
@@ -115,6 +116,9 @@ async def read_call(
             if framed != common.grammar:
                 common = replace(common, grammar=framed)
                 await renderer.check_grammar(framed, name)
+    is_free = not tools and not common.grammar
+    markers = ((), ()) if conversation.continue_final_message else model.thinking_markers(prompt.text, is_free)
+    common = _with_thinking_budget(common, limits.thinking_token_budget, markers, model.name)
     is_plain = not spec.tool_format and not spec.reasoning_format and not conversation.is_typed
     if not is_plain and not spec.markers.isdisjoint(model.special_tokens):
         common, about = replace(common, skip_special_tokens=False), replace(about, skip_special_tokens=False)
@@ -133,6 +137,30 @@ def _is_enforced(conversation: Conversation, call: Call, limits: RequestLimits) 
         return bool(tools)
     is_asked = conversation.tool_choice.mode != ToolMode.AUTO or any(tool.strict for tool in tools)
     return is_asked or bool(call.common.grammar)
+
+
+def _with_thinking_budget(
+    common: SamplingParams, most: int, markers: tuple[tuple[int, ...], tuple[int, ...]], name: str
+) -> SamplingParams:
+    """Return the sampling parameters with the budget of the reasoning, if it has one. Raises InvalidRequest.
+
+    most: of the server; -1 for any. markers: tokens that begin and end the reasoning; none end it if it has no bound.
+    name: of the model.
+    """
+    asked = common.thinking_token_budget
+    budgets = [budget for budget in (asked, most) if budget >= 0]
+    if not budgets or common.beam_width:
+        return common
+    start, end = markers
+    if end:
+        return replace(common, thinking_token_budget=min(budgets), thinking_start=start, thinking_end=end)
+    if asked >= 0:
+        raise refused(
+            "thinking_token_budget",
+            f"thinking_token_budget is not supported: {name} marks no reasoning with a token of its own, or not "
+            "in a message that is continued, with tools or with a grammar.",
+        )
+    return common
 
 
 def _with_possible_calls(conversation: Conversation, renderer: Renderer) -> Conversation:

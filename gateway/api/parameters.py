@@ -206,6 +206,8 @@ _SAMPLING = {name: parameter for name, parameter in PARAMETERS.items() if parame
 _CHATS_AND_COMPLETIONS = {**OF_THE_CALL, **_SAMPLING, **OF_PROMPTS, **LABELS, **NO_EFFECT}
 CHAT = {"messages": MESSAGES, **_CHATS_AND_COMPLETIONS, **OF_THE_CHAT, **OF_CHATS, **OF_PREDICTIONS}
 COMPLETIONS = {"prompt": PROMPT, **_CHATS_AND_COMPLETIONS, **OF_COMPLETIONS}
+# Completions are not divided into reasoning and content.
+del COMPLETIONS["thinking_token_budget"]
 # Completions have one parameter for both: it asks for log-probabilities, and its value is the number of alternatives.
 del COMPLETIONS["top_logprobs"]
 COMPLETIONS["logprobs"] = Parameter(
@@ -228,6 +230,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "spaces_between_special_tokens": (True,),
     "suffix": (),
+    "thinking_token_budget": (),
     "tool_choice": ("none",),
     "tools": ([],),
     "verbosity": (),

@@ -40,6 +40,8 @@ class RequestLimits:
     adapters: Mapping[str, str] = field(default_factory=dict)  # digests of the LoRA adapters that calls may name
     aliases: Sequence[str] = ()  # other names of the model
     enforces_tools: bool = True  # tool calls follow a grammar
+    thinking_token_budget: int = -1  # most tokens of reasoning; -1: any number
+    repetition_detection: tuple[int, ...] = ()  # of calls without the parameter of this name
 
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound unless the name is that of the model, an alias, or that of one of its adapters."""
@@ -120,6 +122,8 @@ class RequestLimits:
         self._check_token_ids("stop_token_ids", common.stop_token_ids)
         self._check_token_ids("allowed_token_ids", common.allowed_token_ids)
         common = replace(common, stop_token_ids=self._stop_token_ids(common))
+        if not common.repetition_detection and not common.beam_width:
+            common = replace(common, repetition_detection=self.repetition_detection)
         sampling = []
         for name, token_ids in prompts:
             self.check_vocabulary(name, token_ids)

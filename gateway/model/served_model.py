@@ -96,6 +96,25 @@ class ServedModel:
         """The format of reasoning besides one that the format of tool calls has; None without one."""
         return REASONING_FORMATS[self.reasoning_format] if self.reasoning_format else None
 
+    def thinking_markers(self, prompt: str, is_free: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens that begin the reasoning of an answer, and those that end it where it must end.
+
+        is_free: no grammar restricts the answer, and it has no tools. No tokens begin the reasoning if the prompt ends
+        inside of it. No tokens end it if the model marks none, not with a token of its own, or can only end it for an
+        answer that is free.
+        """
+        if self.reasoning is not None:
+            start, end, after = self.reasoning.start, self.reasoning.end, ""
+            start = "" if self.reasoning.begins_in(prompt) else start
+        elif self.calls is not None and self.calls.has_reasoning and is_free:
+            start, end, after = self.calls.reasoning_markers
+        else:
+            return (), ()
+        if self.tokenizer.token_to_id(end) is None:
+            return (), ()
+        begin, finish = (self.tokenizer.encode(text, add_special_tokens=False).ids for text in (start, end + after))
+        return tuple(begin), tuple(finish)
+
     @property
     def shown_reasoning_format(self) -> str:
         """The format in which the model marks its reasoning; empty if it does not.

@@ -202,6 +202,8 @@ class Gateway:
             adapters=workers.adapters,
             aliases=self.model.aliases,
             enforces_tools=settings.enforce_tools,
+            thinking_token_budget=settings.thinking_token_budget,
+            repetition_detection=settings.repetition,
         )
 
     @contextmanager

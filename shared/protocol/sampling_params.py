@@ -27,6 +27,7 @@ from quire.shared.config.validators import (
     wrong,
 )
 from quire.shared.protocol.logprobs import MAX_TOP_LOGPROBS
+from quire.shared.protocol.repetition import RepetitionDetection, repetition_limits
 
 MAX_CHOICES = 128
 MAX_OUTPUT_TOKENS = 2_000_000
@@ -43,6 +44,8 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_BIASES = 1024
 MAX_ALLOWED_TOKENS = 16_384
 MAX_BIAS = 100
+# Tokens of a marker of reasoning.
+MAX_MARKER_TOKENS = 16
 TOKEN_ID_KEY = re.compile("(0|[1-9][0-9]{0,9})", re.ASCII)
 
 # When a beam search ends: Hugging Face's `early_stopping` False, True and "never".
@@ -361,6 +364,29 @@ class SamplingParams:
         "extension: the end token does not end the answer. Not with [structured output](#structured-output)",
         default=False,
         excludes=NO_GRAMMAR,
+    )
+    # -1: no bound.
+    thinking_token_budget: int = parameter(
+        Integer(-1, MAX_OUTPUT_TOKENS),
+        "extension, as in vLLM: after this many tokens of reasoning the model has to end it and to answer. By default, "
+        "and at most, `--thinking-token-budget` (none). Only for models that mark their [reasoning](#reasoning); not "
+        "with `use_beam_search`",
+        default=-1,
+        read=Integer(0, MAX_OUTPUT_TOKENS),
+        excludes=NO_BEAMS,
+    )
+    # With a budget: the tokens that begin the reasoning, none if the prompt ends inside of it, and those that end it.
+    thinking_start: tuple[int, ...] = parameter(TokenIds(MAX_MARKER_TOKENS), default=())
+    thinking_end: tuple[int, ...] = parameter(TokenIds(MAX_MARKER_TOKENS), default=())
+    # Shortest and longest part, and how often it follows itself; empty: the answer may repeat itself.
+    repetition_detection: tuple[int, ...] = parameter(
+        repetition_limits,
+        "extension, as in vLLM: an answer that ends with the same part, of `min_pattern_size` (1) to "
+        "`max_pattern_size` tokens, `min_count` times in a row ends with the `finish_reason` `repetition`. By default "
+        "`--repetition-detection` (none). Not with `use_beam_search`",
+        default=(),
+        read=RepetitionDetection(),
+        excludes=NO_BEAMS,
     )
     # 0: no beam search.
     beam_width: int = parameter(

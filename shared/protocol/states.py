@@ -78,6 +78,8 @@ class OutcomeName(StrEnum):
     STOP = "stop"
     #: At least one choice reached its maximum number of tokens.
     LENGTH = "length"
+    #: At least one choice repeated itself, which the call does not allow.
+    REPETITION = "repetition"
     #: A client or the loss of all its listeners ended the request.
     CANCELLED = "cancelled"
     #: The deadline passed first.
@@ -89,7 +91,7 @@ class OutcomeName(StrEnum):
 
 
 #: Outcomes of a request whose answer is complete. A choice ends for one of these reasons, too.
-COMPLETE = (OutcomeName.STOP, OutcomeName.LENGTH)
+COMPLETE = (OutcomeName.STOP, OutcomeName.LENGTH, OutcomeName.REPETITION)
 
 
 class SubmitReply(StrEnum):

@@ -30,6 +30,7 @@ from quire.worker.engine.features.beams import BeamSearch, continue_beams
 from quire.worker.engine.features.images import ImageEmbedder
 from quire.worker.engine.features.pooling import Embedding, pool
 from quire.worker.engine.features.prompt_scores import PromptScores
+from quire.worker.engine.features.thinking import with_budget
 from quire.worker.engine.groups import DEFAULT_PRIORITY
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch
@@ -147,7 +148,8 @@ class Engine:
             if delta.finish_reason:
                 finished[delta.choice] = delta
         biased = [token for token, _ in sampling.logit_bias]
-        self._check_tokens(request.prompt, request.prediction, *outputs.values(), biased, sampling.allowed_token_ids)
+        given = (biased, sampling.allowed_token_ids, sampling.thinking_end)
+        self._check_tokens(request.prompt, request.prediction, *outputs.values(), *given)
         if request.images:
             if self.images is None:
                 raise RequestRefused(self.runner.model.why_no_images)
@@ -171,7 +173,8 @@ class Engine:
                 sequence.finish_reason = finished[sequence.choice].finish_reason
             else:
                 self._results.watch(sequence)
-                sequence.matcher = matchers.get(sequence.choice)
+                grammar, output = matchers.get(sequence.choice), written.get(sequence.choice, ())
+                sequence.matcher = with_budget(sampling, self.vocab_size, grammar, output)
         self.requests[request.id] = group
         if self.drafts is not None:
             self.drafts.expect(group, request.prediction)
@@ -199,7 +202,9 @@ class Engine:
         group.num_kept, group.first_choice = min(request.num_kept, len(request.prompt)), request.first_choice
         if request.pooling and not self.runner.model.hidden_size:
             raise RequestRefused("this model gives no hidden states, so it makes no embeddings")
-        group.bad_words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)
+        words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)
+        # A ban of the marker that ends the reasoning would leave no token where it must come.
+        group.bad_words = tuple(word for word in words if word[-1] not in sampling.thinking_end)
         if sampling.allowed_token_ids:
             group.allowed_tokens = token_mask(sampling.allowed_token_ids, self.vocab_size)
         return group

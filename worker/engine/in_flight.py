@@ -22,7 +22,7 @@ class InFlightStep:
     lengths: np.ndarray  # int32, tokens of each sequence before this one
     prompt_lengths: np.ndarray  # int32
     is_last: np.ndarray  # bool: with this token the sequence reaches max_tokens
-    is_watched: np.ndarray  # bool: stop strings or stop tokens may end the sequence
+    is_watched: np.ndarray  # bool: stop strings, stop tokens or repetition may end the sequence
     heeds_eos: np.ndarray  # bool: an end token ends the sequence
     # Log-probabilities of the tokens, if they are on their way too.
     scores: TokenScores | None = None

@@ -45,7 +45,7 @@ class InputBatch:
         # Properties of a row beyond a greedy decode.
         self.is_drawn = np.zeros(count, dtype=np.bool_)  # tokens are drawn at random
         self.is_adjusted = np.zeros(count, dtype=np.bool_)  # penalties, biases, bans or a grammar change the logits
-        self.is_watched = np.zeros(count, dtype=np.bool_)  # stop strings or stop tokens may end the sequence
+        self.is_watched = np.zeros(count, dtype=np.bool_)  # a stop string, a stop token or repetition may end it
         self.is_scored = np.zeros(count, dtype=np.bool_)  # the request asks for log-probabilities, or is ranked by them
         self.top_logprobs = np.full(count, NO_LOGPROBS, dtype=np.int8)  # tokens with log-probabilities per position
         self.needs_logits = np.zeros(count, dtype=np.bool_)  # is_adjusted or is_scored
@@ -88,7 +88,7 @@ class InputBatch:
         self.max_lengths[row] = sequence.num_prompt_tokens + params.max_tokens
         self.is_drawn[row] = params.temperature > 0
         self.is_adjusted[row] = group.changes_logits
-        self.is_watched[row] = bool(params.stop or params.stop_token_ids)
+        self.is_watched[row] = bool(params.stop or params.stop_token_ids or params.repetition_detection)
         self.is_scored[row] = not params.beam_width and (params.logprobs or not params.is_streamed)
         self.top_logprobs[row] = params.top_logprobs if params.logprobs else NO_LOGPROBS
         self.needs_logits[row] = self.is_adjusted[row] or self.is_scored[row]

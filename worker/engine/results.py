@@ -1,6 +1,7 @@
 """Results of a step: new tokens become `StepItem`s, and sequences end.
 
-A sequence ends with an end token or a stop token, with a stop string in its text, or with its token number max_tokens.
+A sequence ends with an end token or a stop token, with a stop string in its text, where it repeats itself, or with its
+token number max_tokens.
 A group ends when all its sequences have ended; its last item has the outcome.
 """
 
@@ -14,6 +15,7 @@ import numpy as np
 from quire.shared.protocol.messages import BY_TOKEN, Delta, Outcome, PredictionCounts, StepItem
 from quire.shared.protocol.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
+from quire.worker.engine.features.repetition import repeats_itself
 from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.sequence import Sequence, SequenceGroup
 from quire.worker.engine.stop_strings import StopStringMatcher
@@ -116,6 +118,8 @@ class Results:
             sequence.finish_reason, sequence.matched_stop = OutcomeName.STOP, BY_TOKEN
         elif matcher is not None and (matched := matcher.push([token])) is not None:
             sequence.finish_reason, sequence.matched_stop = OutcomeName.STOP, matched
+        elif params.repetition_detection and self._repeats_itself(sequence, count):
+            sequence.finish_reason = OutcomeName.REPETITION
         elif count >= params.max_tokens:
             sequence.finish_reason = OutcomeName.LENGTH
         else:
@@ -123,6 +127,14 @@ class Results:
         self._stops.pop(sequence, None)
         self._end(sequence, count)
         return True
+
+    @staticmethod
+    def _repeats_itself(sequence: Sequence, count: int) -> bool:
+        """Return whether the output repeats itself at its token number `count`. Tokens that a fork keeps count, too."""
+        shortest, longest, copies = sequence.group.sampling.repetition_detection
+        start = sequence.num_prompt_tokens - sequence.group.num_kept
+        end = sequence.num_prompt_tokens + count
+        return repeats_itself(sequence.token_ids[max(start, end - longest * copies) : end], shortest, longest, copies)
 
 
 class _Deltas(dict[int, tuple[Delta]]):
@@ -155,7 +167,8 @@ def _delta(sequence: Sequence, token: int) -> Delta:
 
 
 def _outcome(group: SequenceGroup, last: list[Delta]) -> Outcome:
-    """Return how a finished group ended: LENGTH if at least one of its choices reached max_tokens."""
-    choices = group.sequences if group.is_streamed else last
-    reached = any(choice.finish_reason == OutcomeName.LENGTH for choice in choices)
-    return Outcome(OutcomeName.LENGTH if reached else OutcomeName.STOP)
+    """Return how a finished group ended: LENGTH if at least one choice reached max_tokens, else REPETITION if one
+    repeated itself."""
+    reasons = {choice.finish_reason for choice in (group.sequences if group.is_streamed else last)}
+    names = (OutcomeName.LENGTH, OutcomeName.REPETITION)
+    return Outcome(next((name for name in names if name in reasons), OutcomeName.STOP))

@@ -143,8 +143,8 @@ class Sampler:
                     bans.append(row * vocabulary + word[-1])
             if sequence.group.allowed_tokens is not None:
                 allowed[row] = sequence.group.allowed_tokens
-            if sequence.matcher is not None:
-                allowed[row] = sequence.matcher.allowed()
+            if sequence.matcher is not None and (mask := sequence.matcher.allowed()) is not None:
+                allowed[row] = mask
         if sizes.any():
             self.ops.penalise(
                 logits,

@@ -56,12 +56,13 @@ class HiddenSum(Protocol):
 
 
 class GrammarState(Protocol):
-    """The state of a sequence in its grammar (`worker.engine.features.grammars`)."""
+    """The state of a sequence in what its answer must follow: a grammar (`worker.engine.features.grammars`), and the
+    end of its reasoning (`worker.engine.features.thinking`)."""
 
     @property
     def error(self) -> str | None: ...
 
-    def allowed(self) -> np.ndarray: ...
+    def allowed(self) -> np.ndarray | None: ...
 
     def forced(self) -> list[int]: ...
 
@@ -190,7 +191,7 @@ class Sequence:
         # Records (`shared/protocol/logprobs.py`) of output tokens that no result has carried yet, if the
         # request asks for log-probabilities.
         self.logprobs = bytearray()
-        # State of the grammar, if the request has one.
+        # State of the grammar and of the reasoning, if the request bounds these.
         self.matcher: GrammarState | None = None
         # The tokens that penalties apply to, if the request has any.
         self.seen: SeenTokens | None = None
@@ -287,7 +288,7 @@ class SequenceGroup:
     # is_streamed: results carry tokens step by step. is_single: the group streams a single sequence.
     is_streamed: bool = True
     is_single: bool = False
-    # True if penalties, banned words or a grammar depend on the tokens so far.
+    # True if penalties, banned words, a grammar or a budget depend on the tokens so far.
     has_history: bool = False
     # Token sequences of `sampling.bad_words`.
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -318,7 +319,7 @@ class SequenceGroup:
         self.sequences = [Sequence(self, i, self.prompt, outputs.get(i, ())) for i in range(count)]
         self.is_streamed = self.sampling.is_streamed
         self.is_single = self.is_streamed and count == 1
-        self.has_history = bool(self.has_penalties or self.bad_words or self.sampling.grammar)
+        self.has_history = bool(self.has_penalties or self.bad_words or self.follows_rules)
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -353,11 +354,16 @@ class SequenceGroup:
         return bool(s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0)
 
     @property
+    def follows_rules(self) -> bool:
+        """True if a grammar or a budget of reasoning decides which tokens are allowed next."""
+        return bool(self.sampling.grammar or self.sampling.thinking_end)
+
+    @property
     def changes_logits(self) -> bool:
-        """True if penalties, biases, bans or a grammar change the logits of the model."""
+        """True if penalties, biases, bans, a grammar or a budget change the logits of the model."""
         s = self.sampling
         bans = (s.min_tokens and not s.ignore_eos) or self.bad_words
-        return bool(self.has_penalties or s.logit_bias or bans or s.grammar or s.allowed_token_ids)
+        return bool(self.has_penalties or s.logit_bias or bans or self.follows_rules or s.allowed_token_ids)
 
     @property
     def is_synchronous(self) -> bool:

@@ -60,6 +60,8 @@ def static_refusal(request: GenerationRequest) -> str:
         "prompt_logprobs": sampling.prompt_logprobs >= 0,
         # The grammar would begin anew after the tokens that the fork keeps.
         "images": bool(request.images),
+        "thinking_token_budget": bool(sampling.thinking_end),
+        "repetition_detection": bool(sampling.repetition_detection),
         "forks of structured outputs and tools": bool(request.num_kept and sampling.grammar),
     }
     return ", ".join(name for name, is_asked in asked.items() if is_asked)

@@ -152,6 +152,8 @@ class MessageAnswer(ChoiceFormat):
         if reason == OutcomeName.LENGTH:
             is_asked = usage["completion_tokens"] >= self._max_tokens
             return _ended("max_tokens" if is_asked else "model_context_window_exceeded")
+        if reason == OutcomeName.REPETITION:
+            return _ended(reason)
         return _ended("stop_sequence", stop_reason) if isinstance(stop_reason, str) else _ended("end_turn")
 
     def _usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +184,7 @@ def _ended(reason: str | None, sequence: str | None = None) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None}
 
 
-STOP_REASONS = ("end_turn", "stop_sequence", "tool_use", "max_tokens", "model_context_window_exceeded")
+STOP_REASONS = ("end_turn", "stop_sequence", "tool_use", "max_tokens", "model_context_window_exceeded", "repetition")
 
 
 def _typed(kind: str, optional: Schema | None = None, /, **properties: Schema) -> Schema:

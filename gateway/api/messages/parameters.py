@@ -199,8 +199,8 @@ _OF_THE_PROMPT: dict[str, Parameter] = {
     "thinking": Parameter(
         read=Thinking(),
         help="switches the reasoning on or off, if the chat template can; by default the template decides. "
-        "`budget_tokens` reaches the template as `thinking_budget` and is no bound. `display` `omitted` leaves the "
-        "text out of the answer; `summarized` shows all of it",
+        "After `budget_tokens` tokens of reasoning the model has to end it and to answer; they reach the template as "
+        "`thinking_budget`, too. `display` `omitted` leaves the text out of the answer; `summarized` shows all of it",
     ),
     "output_config": Parameter(
         read=Options({"effort": OneOf(EFFORTS), "format": OutputFormat()}),

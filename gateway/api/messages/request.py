@@ -131,8 +131,11 @@ def _with_system(system: list[Message], messages: list[Message]) -> list[Message
     return [{"role": "system", "content": parts}, *messages[1:]]
 
 
-def _template_variables(given: Mapping[str, Any], model: ServedModel, no_effect: list[str]) -> dict[str, Any]:
-    """Return the variables for the chat template; those that the template does not know have no effect."""
+def _template_variables(given: dict[str, Any], model: ServedModel, no_effect: list[str]) -> dict[str, Any]:
+    """Return the variables for the chat template; those that the template does not know have no effect.
+
+    A budget of the reasoning becomes the parameter `thinking_token_budget` as well.
+    """
     known: Collection[str] = model.template.variables if model.template is not None else ()
     variables: dict[str, Any] = {}
     if thinking := given.get("thinking"):
@@ -142,7 +145,10 @@ def _template_variables(given: Mapping[str, Any], model: ServedModel, no_effect:
             no_effect.append("thinking")
         if (budget := thinking["budget_tokens"]) is not None:
             variables["thinking_budget"] = budget
-            if "thinking_budget" not in known:
+            is_free = not given.get("tools") and not any(given.get(name) for name in ("output_config", "output_format"))
+            if model.thinking_markers("", is_free)[1]:
+                given["thinking_token_budget"] = budget
+            elif "thinking_budget" not in known:
                 no_effect.append("thinking.budget_tokens")
     if effort := given.get("output_config", {}).get("effort"):
         variables["reasoning_effort"] = _EFFORTS.get(effort, effort)

@@ -32,6 +32,10 @@ from quire.shared.protocol.states import OutcomeName
 PREFIX = "resp_"
 
 
+# Why an answer is incomplete, by its finish reason.
+_CUT_BY: dict[str, str] = {OutcomeName.LENGTH: "max_output_tokens", OutcomeName.REPETITION: "repetition"}
+
+
 class ResponseStatus(StrEnum):
     """The status of a response."""
 
@@ -80,8 +84,8 @@ class ResponseBody:
     ) -> str:
         details = "null"
         if status == ResponseStatus.INCOMPLETE and output is not None:
-            is_length = output.finish_reason == OutcomeName.LENGTH
-            details = '{"reason":"max_output_tokens"}' if is_length else '{"reason":"stop"}'
+            # A function call may end too early for another reason.
+            details = f'{{"reason":"{_CUT_BY.get(output.finish_reason, "stop")}"}}'
         items = output.json() if output is not None else "[]"
         return (
             f'{self._head}"status":"{status}","error":{error},"incomplete_details":{details},"output":{items},'

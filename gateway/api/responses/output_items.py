@@ -45,6 +45,8 @@ _TYPES = {
     PartKind.ARGUMENTS: ItemType.FUNCTION_CALL,
 }
 NO_NAMES: Mapping[str, FunctionName] = {}
+# Reasons for which an answer ends too early.
+CUT = (OutcomeName.LENGTH, OutcomeName.REPETITION)
 _PREFIXES = {ItemType.MESSAGE: "msg_", ItemType.REASONING: "rs_", ItemType.FUNCTION_CALL: "fc_"}
 
 
@@ -169,17 +171,15 @@ class OutputItems:
     def finish(self, reason: str) -> Iterator[ItemChange]:
         """End the answer; yield the changes, which must be consumed."""
         self.finish_reason = reason
-        is_cut = reason == OutcomeName.LENGTH
+        is_cut = reason in CUT
         if self.open is not None and self.open.type == ItemType.FUNCTION_CALL:
             is_cut = not is_complete(self.open.text)  # by the token limit, a stop string or a stop token
         yield from self._end(ItemStatus.INCOMPLETE if is_cut else ItemStatus.COMPLETED)
 
     @property
     def is_cut(self) -> bool:
-        """True if the answer reached its token limit, or ended inside of a function call."""
-        return self.finish_reason == OutcomeName.LENGTH or any(
-            item.status == ItemStatus.INCOMPLETE for item in self.items
-        )
+        """True if the answer reached its token limit, repeated itself, or ended inside of a function call."""
+        return self.finish_reason in CUT or any(item.status == ItemStatus.INCOMPLETE for item in self.items)
 
     def fail(self) -> None:
         """End an answer that failed or was cancelled."""

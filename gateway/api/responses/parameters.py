@@ -70,6 +70,8 @@ SAMPLING = (
     "frequency_penalty",
     "logit_bias",
     "repetition_penalty",
+    "thinking_token_budget",
+    "repetition_detection",
 )
 
 

@@ -40,7 +40,7 @@ from quire.shared.process.backoff import Backoff
 from quire.shared.protocol.broker import Admission, QueueBounds
 from quire.shared.protocol.keys import BATCH_CLASS, LINE_RETENTION_S
 from quire.shared.protocol.messages import MessageError
-from quire.shared.protocol.states import OutcomeName
+from quire.shared.protocol.states import COMPLETE
 
 # The tier of the class; see `labels.CLASSES`.
 TIER = "flex"
@@ -226,7 +226,7 @@ class LineRunner:
                     parked = True
                 elif item.outcome is not None:
                     unfinished.discard(item.request_id)
-                    failed = failed or item.outcome.name not in (OutcomeName.STOP, OutcomeName.LENGTH)
+                    failed = failed or item.outcome.name not in COMPLETE
             return bool(unfinished) and not failed
 
         buffer.sink = drain

@@ -63,6 +63,7 @@ SAMPLING = (
     "logit_bias",
     "min_tokens",
     "ignore_eos",
+    "repetition_detection",
 )
 _OTHERS = (
     "n",

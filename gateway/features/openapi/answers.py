@@ -25,14 +25,14 @@ from quire.shared.config.schema_parts import (
     ref,
 )
 from quire.shared.config.validators import OneOf
-from quire.shared.protocol.states import OutcomeName
+from quire.shared.protocol.states import COMPLETE
 
 LABELS: Schema = {
     "service_tier": OneOf(TIERS),
     "metadata": {"type": "object", "additionalProperties": TEXT},
     **MARK,
 }
-FINISH_REASON = OneOf((OutcomeName.STOP, OutcomeName.LENGTH))
+FINISH_REASON = OneOf(COMPLETE)
 CHAT_FINISH_REASON = OneOf((*FINISH_REASON.choices, TOOL_CALLS))
 STOP_REASON = any_of(TEXT, COUNT, NULL)
 SCORE: Schema = {"score": NUMBER | {"description": "what the choices are ranked by, if they are"}}

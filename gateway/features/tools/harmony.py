@@ -84,6 +84,7 @@ class Harmony(ToolFormat):
     name = "harmony"
     parser_type = HarmonyParser
     has_reasoning = True
+    reasoning_markers = (f"{CHANNEL}analysis{MESSAGE}", END, f"{START}assistant{CHANNEL}final{MESSAGE}")
     markers = frozenset({START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN})
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:

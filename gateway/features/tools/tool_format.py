@@ -25,6 +25,8 @@ class ToolFormat(ABC):
     markers: ClassVar[frozenset[str]] = frozenset()
     # True if the parser also reads the model's reasoning, so that answers without tools need it, too.
     has_reasoning: ClassVar[bool] = False
+    # With such reasoning: what begins it, the token that ends it, and what must follow before an answer without calls.
+    reasoning_markers: ClassVar[tuple[str, str, str]] = ("", "", "")
     # True if no chat template teaches the format, so that the prompt describes the tools also where the template can.
     is_described: ClassVar[bool] = False
     # The keys of name and arguments, if a call is a JSON object without marks around it.

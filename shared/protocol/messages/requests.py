@@ -46,6 +46,8 @@ POOLINGS = ("last", "mean")
 
 # The fields that a message leaves out if they are empty, as it has them.
 _OPTIONAL = {"prediction": b"", "forked_from": "", "num_kept": 0, "first_choice": 0, "images": ()}
+# The sampling parameters that a message leaves out if they have their defaults, as messages have these.
+_OPTIONAL_SAMPLING = {"thinking_token_budget": -1, "thinking_start": [], "thinking_end": [], "repetition_detection": []}
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -55,7 +57,7 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _sampling(name: str, value: Any) -> SamplingParams:
-    return read_map(SamplingParams, name, value)
+    return read_map(SamplingParams, name, {**_OPTIONAL_SAMPLING, **value} if type(value) is dict else value)
 
 
 class ImageRef(NamedTuple):
@@ -148,8 +150,12 @@ class GenerationRequest:
         return 1 if self.pooling or not self.sampling.max_tokens else self.sampling.num_sequences
 
     def encode(self) -> bytes:
-        """Return the request as a message, without the fields of predictions and forks unless it has them."""
-        values = as_map(self) | {"prompt": pack_token_ids(self.prompt), "sampling": as_map(self.sampling)}
+        """Return the request as a message, without the optional fields that it does not use."""
+        sampling = as_map(self.sampling)
+        for name in _OPTIONAL_SAMPLING:
+            if sampling[name] in (-1, ()):
+                del sampling[name]
+        values = as_map(self) | {"prompt": pack_token_ids(self.prompt), "sampling": sampling}
         values["prediction"] = pack_token_ids(self.prediction)
         return pack({name: value for name, value in values.items() if value or name not in _OPTIONAL})
 

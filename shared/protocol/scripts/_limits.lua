@@ -172,7 +172,7 @@ local function settle(prefix, id, tokens, outcome)
     local root, day, month, most, cost, prompt, price_in, price_out, model, base, requests, park_s,
         whole_answer = unpack(record, 1, 13)
     local answer = math.max(0, tokens - base)
-    local has_computed = answer > 0 or outcome == 'stop' or outcome == 'length'
+    local has_computed = answer > 0 or outcome == 'stop' or outcome == 'length' or outcome == 'repetition'
     local used = has_computed and prompt + answer or 0
     local spent_cost = has_computed and prompt * price_in + answer * price_out or 0
     local rest = {root, has_computed and 0 or prompt, price_in, price_out, model, whole_answer - used, park_s}

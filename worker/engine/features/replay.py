@@ -20,6 +20,7 @@ from quire.kernels import Ops
 from quire.shared.protocol.logprobs import TokenLogprobs
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.thinking import with_budget
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import MAX_SCORED_POSITIONS, RequestRefused
 from quire.worker.engine.sampler import Sampler
@@ -85,11 +86,13 @@ class Replay(ScoredPositions):
         group = engine.group_of(request)
         group.start()
         self._sequence = group.sequences[choice]
+        grammar = None
         if request.sampling.grammar:
             if engine.grammars is None:
                 raise RequestRefused("this engine has no grammars")
-            self._sequence.matcher = engine.grammars.matcher(request.sampling.grammar)
-            self._sequence.matcher.consume(group.kept)
+            grammar = engine.grammars.matcher(request.sampling.grammar)
+            grammar.consume(group.kept)
+        self._sequence.matcher = with_budget(request.sampling, engine.vocab_size, grammar, group.kept)
         # A batch of its own: each row has the parameters of the sequence, at another position.
         limits = replace(engine.limits, max_num_seqs=MAX_SCORED_POSITIONS, max_model_len=engine.limits.block_size)
         self._batch = InputBatch(limits)
@@ -215,9 +218,9 @@ class _Seen:
 class _Allowed:
     """The state of a grammar at one position."""
 
-    mask: np.ndarray
+    mask: np.ndarray | None
 
-    def allowed(self) -> np.ndarray:
+    def allowed(self) -> np.ndarray | None:
         return self.mask
 
 
