@@ -5,6 +5,7 @@ Also injects bugs into scripts, reads the state of a lane in one round trip, and
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from quire.shared.protocol.broker import Broker, QueueReader
+from quire.shared.protocol.broker.scripts import script_source
 from quire.shared.protocol.keys import GROUP, PRIORITY_CLASSES, QUEUES, WAITING_QUEUES, LaneKeys
 from tests.support.fair_model import Share
 from tests.support.redis_server import RedisServer
@@ -38,6 +40,13 @@ USERS = tuple(dict.fromkeys(share.user for share in SHARES))
 # Ids of API keys; empty for calls without one.
 API_KEYS = ("", "a", "b")
 
+# Names of the scripts, by the hash of what Redis runs.
+SCRIPTS = {
+    hashlib.sha1(script_source(path.name[:-4]).encode()).hexdigest(): path.name[:-4]
+    for path in (files("quire.shared.protocol") / "scripts").iterdir()
+    if path.name.endswith(".lua") and not path.name.startswith("_")
+}
+
 # A bug: pairs of a text in the scripts and its replacement.
 Patch = tuple[tuple[str, str], ...]
 
@@ -55,6 +64,7 @@ class InstantClient:
     """The interface of redis-py's asyncio client over a synchronous client."""
 
     def __init__(self, client: redis.Redis, patch: Patch = ()) -> None:
+        self.latest_script = ""
         self._client = client
         self._patch = patch
         sources = [path.read_text() for path in (files("quire.shared.protocol") / "scripts").iterdir()]
@@ -71,6 +81,8 @@ class InstantClient:
 
     async def execute_command(self, name: str, script: str, *args: Any) -> Any:
         """Run a script. A patched script is sent in full each time, since Redis has not cached it."""
+        if name == "EVALSHA":
+            self.latest_script = SCRIPTS[script]
         if self._patch and name == "EVALSHA":
             raise NoScriptError
         for old, new in self._patch:
@@ -317,6 +329,12 @@ class Lane:
         self._watch.send("SCRIPT", "LOAD", SNAPSHOT)
         self._snapshot_script = self._watch.receive().decode()
         finished(self.broker.create_groups())
+
+    @property
+    def latest_script(self) -> str:
+        """The name of the script that ran last."""
+        latest: str = self._instant.latest_script
+        return latest
 
     def reader(self, worker_id: str) -> QueueReader:
         return QueueReader(self._instant, LANE, worker_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -48,12 +48,14 @@ calls = st.sampled_from((("", ""), ("", ""), ("k0", "f0"), ("k0", "f1"), ("k1", 
 class GatewayActions(ProtocolChecks):
     lane: Lane
     new_ids: Any  # of requests and attempts
+    transitions: ClassVar[set[tuple[str, str, str]]]  # script, state before and state after it
 
     # --- calling ------------------------------------------------------------------------------------------------------
 
     def call(self, real: Callable[[], Any], model: Callable[[], Any], lost: bool = False) -> Any:
         """Call the broker and the model, twice if `lost`. Check that the answers agree, and return the last one."""
         for _ in range(1 + lost):
+            before = self.model.states()
             expected = model()
             try:
                 got = finished(real())
@@ -80,6 +82,11 @@ class GatewayActions(ProtocolChecks):
                 ]
             assert got == expected
             self.model.unplaced.clear()
+            after = self.model.states()
+            for request_id in before.keys() | after.keys():
+                step = before.get(request_id, ""), after.get(request_id, "")
+                if step[0] != step[1]:
+                    self.transitions.add((self.lane.latest_script, *step))
         # What went for others.
         self.settled = {name: length for name, length in self.settled.items() if name in self.model.requests}
         return got

@@ -453,9 +453,10 @@ class ProtocolMachine(AffinityActions, RuleBasedStateMachine):
         assert not client.exists(KEYS.parked, KEYS.holders, KEYS.due)
 
 
-def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **options: Any) -> list[int]:
-    """Let the machine walk; raises at the first step that leaves the model. Returns the steps of each walk."""
-    machine = type("Machine", (ProtocolMachine,), {"server": server, "patch": patch, "walks": []})
+def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **options: Any) -> type[ProtocolMachine]:
+    """Let the machine walk; raises at the first step that leaves the model. Returns the machine with its records."""
+    records = {"walks": [], "transitions": set()}
+    machine = type("Machine", (ProtocolMachine,), {"server": server, "patch": patch, **records})
     configuration = settings(
         max_examples=walks,
         stateful_step_count=steps,
@@ -466,4 +467,4 @@ def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **optio
         **{"derandomize": True, "phases": (Phase.generate,), **options},
     )
     run_state_machine_as_test(machine, settings=configuration)
-    return machine.walks
+    return machine

@@ -160,6 +160,9 @@ class ProtocolModel:
             self.keys[key] = (request_id, fingerprint)
         return request_id
 
+    def states(self) -> dict[str, str]:
+        return {request_id: request.state for request_id, request in self.requests.items()}
+
     def queued(self) -> tuple[int, int]:
         waiting = [request.cost for request in self.requests.values() if request.state == "queued"]
         return len(waiting), sum(waiting)

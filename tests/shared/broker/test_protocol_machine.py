@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import Phase
 
+from quire.shared.protocol.states import TRANSITIONS
 from tests.support.protocol_driver import Patch
 from tests.support.protocol_machine import walk
 from tests.support.redis_server import RedisServer
@@ -79,6 +82,37 @@ BUGS: dict[str, Patch] = {
     "a request that is claimed is withdrawn": (("req[1] == 'queued' and what == 'left'", "what == 'left'"),),
     "a request is claimed without its entry": (("if not pending or pending[2] ~= worker then", "if false then"),),
 }
+TABLE = [(step.script, step.before or "", step.after or "") for step in TRANSITIONS]
+# Transitions that not all walks reach, and tests that show them.
+SHOWN_BY = {
+    ("expire", "queued", "done"): (
+        "tests/shared/broker/test_gateway.py::test_a_queued_request_past_its_deadline_is_ended"
+    ),
+    ("begin", "running", "done"): (
+        "tests/shared/broker/test_worker.py::test_what_nobody_wants_any_more_does_not_begin_to_run_alone"
+    ),
+    ("commit_step", "running", "parked"): (
+        "tests/gateway/admission/test_submission.py::test_an_answer_beyond_the_budget_is_parked_at_its_last_token"
+    ),
+    ("expire", "running", "done"): (
+        "tests/shared/broker/test_gateway.py::test_a_running_request_past_its_deadline_is_ended_and_its_worker_told"
+    ),
+    ("expire", "parked", "done"): (
+        "tests/shared/broker/test_parking.py::test_after_its_retention_a_parked_request_ends_once"
+    ),
+    ("cancel", "parked", "done"): (
+        "tests/shared/broker/test_parking.py::test_a_parked_request_ends_when_it_is_cancelled_or_taken_up_too_late"
+    ),
+    ("unpark", "parked", "queued"): (
+        "tests/shared/broker/test_parking.py::test_a_deadline_stands_still_while_a_request_is_parked"
+    ),
+    ("unpark", "parked", "done"): (
+        "tests/shared/broker/test_parking.py::test_a_parked_request_ends_when_it_is_cancelled_or_taken_up_too_late"
+    ),
+    ("submit", "done", ""): (
+        "tests/shared/broker/test_gateway.py::test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now"
+    ),
+}
 # The latest of these bugs is found in the 8th walk of 200 steps (with 100 steps per walk, in the 40th).
 WALKS, STEPS = 60, 200
 
@@ -88,11 +122,11 @@ def test_the_scripts_do_what_the_model_does_in_a_few_walks(redis_server: RedisSe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_scripts_do_what_the_model_does(redis_server: RedisServer) -> None:
-    walks = walk(redis_server, WALKS, STEPS)
+def test_the_scripts_do_what_the_model_and_the_table_of_transitions_say(redis_server: RedisServer) -> None:
+    machine = walk(redis_server, WALKS, STEPS)
     # Hypothesis ends about one walk in six early.
-    assert sum(steps >= STEPS for steps in walks) >= 0.7 * WALKS
+    assert sum(machine.walks) >= 0.7 * WALKS * STEPS
+    assert machine.transitions | SHOWN_BY.keys() == set(TABLE)
 
 
 @pytest.mark.slow
@@ -107,3 +141,16 @@ def test_the_machine_finds(bug: str, redis_server: RedisServer) -> None:
 def test_the_scripts_do_what_the_model_does_for_long(redis_server: RedisServer) -> None:
     """Each run takes other walks for about ten minutes, and reports the shortest failing walk."""
     walk(redis_server, 2000, 200, derandomize=False, phases=(Phase.generate, Phase.shrink))
+
+
+@pytest.mark.parametrize("step", SHOWN_BY, ids=" ".join)
+def test_a_transition_that_not_all_walks_reach_has_a_test(step: tuple[str, str, str]) -> None:
+    path, _, test = SHOWN_BY[step].partition("::")
+    assert step in TABLE
+    assert f"def {test}(" in (Path(__file__).parents[3] / path).read_text()
+
+
+def test_the_protocol_page_has_every_transition() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
+    rows = [f"| `{step.before or '-'}` | `{step.after or '-'}` | `{step.script}` {step.when} |" for step in TRANSITIONS]
+    assert [row for row in rows if row not in page] == []
