@@ -60,7 +60,7 @@ BUGS: dict[str, Patch] = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_machine_finds(bug: str, redis_server: RedisServer) -> None:
     with pytest.raises((AssertionError, KeyError)):
-        walk(redis_server, 80, 80, BUGS[bug])
+        walk(redis_server, 800, 80, BUGS[bug])  # draws change with the constants of the project
 
 
 @pytest.mark.soak

@@ -463,6 +463,7 @@ def walk(server: RedisServer, walks: int, steps: int, patch: Patch = (), **optio
         deadline=None,
         database=None,
         print_blob=False,
+        report_multiple_bugs=False,  # otherwise as many walks follow the first failure as came before it
         suppress_health_check=list(HealthCheck),
         **{"derandomize": True, "phases": (Phase.generate,), **options},
     )

@@ -113,8 +113,10 @@ SHOWN_BY = {
         "tests/shared/broker/test_gateway.py::test_room_is_made_in_parts_and_who_needs_more_is_refused_for_now"
     ),
 }
-# The latest of these bugs is found in the 8th walk of 200 steps (with 100 steps per walk, in the 40th).
 WALKS, STEPS = 60, 200
+# A bug is found in about the 5th walk. With other draws some were found in the 90th; draws change with the constants of
+# the project, of which Hypothesis makes use.
+MOST_WALKS = 600
 
 
 def test_the_scripts_do_what_the_model_does_in_a_few_walks(redis_server: RedisServer) -> None:
@@ -133,7 +135,7 @@ def test_the_scripts_do_what_the_model_and_the_table_of_transitions_say(redis_se
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_machine_finds(bug: str, redis_server: RedisServer) -> None:
     with pytest.raises(AssertionError):
-        walk(redis_server, WALKS, STEPS, BUGS[bug])
+        walk(redis_server, MOST_WALKS, STEPS, BUGS[bug])
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ from quire.gateway.features.batches import batch_runner, batch_store, line_run, 
 from quire.gateway.features.batches.batch import BatchStatus
 from quire.gateway.features.batches.batch_runner import BatchRunner
 from quire.gateway.features.batches.batch_service import BATCHES
-from quire.gateway.features.batches.batch_store import BatchStore
+from quire.gateway.features.batches.batch_store import BatchStore, Window
 from quire.gateway.features.batches.line import call_id_of
 from quire.shared.protocol.broker import QueueFull
 from quire.shared.protocol.broker.lane_state import read_lane
@@ -499,8 +499,22 @@ async def test_a_window_that_waits_is_handed_back_only_for_one_that_is_begun(
     start_gateway: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two batches that wait for their limits take turns at the only place; one of another gateway gets no turn."""
+    idle_s, claim, active = 0.1, BatchStore.claim, BatchStore.active
+    turns: list[tuple[str, float]] = []
+    looks: list[float] = []
+
+    async def noted_claim(store: BatchStore, name: str) -> Window | None:
+        if (window := await claim(store, name)) is not None:
+            turns.append((name, time.monotonic()))
+        return window
+
+    async def noted_look(store: BatchStore) -> list[str]:
+        looks.append(time.monotonic())
+        return await active(store)
+
     monkeypatch.setattr(batch_runner, "MAX_WINDOWS", 1)
-    monkeypatch.setattr(batch_runner, "IDLE_S", 0.5)
+    monkeypatch.setattr(batch_runner, "IDLE_S", idle_s)
+    monkeypatch.setattr(batch_runner, "POLL_S", idle_s / 5)
     gateway = await start_gateway(files_dir=str(tmp_path))
     store, names = BatchStore(gateway.gateway.process.keys.client), []
     async with gateway.worker(emit([ord("a")])):
@@ -513,15 +527,16 @@ async def test_a_window_that_waits_is_handed_back_only_for_one_that_is_begun(
             leases = await store.client.zcount(BatchKeys().leases(name), time.time() * 1000, "inf")
             return found is not None and found.status == BatchStatus.IN_PROGRESS and leases == 1
 
-        async def turn_of(name: str) -> float:
-            await until(lambda: has_place(name))
-            return time.monotonic()
-
-        turns = [await turn_of(names[number % 2]) for number in range(4)]
-        assert all(later - turn > 0.2 for turn, later in pairwise(turns[1:]))
-        while (other := await store.claim(names[0])) is None:  # noqa: ASYNC110 - the gateway changes it
+        for name in names:  # both are validated
+            await until(lambda name=name: has_place(name))
+        monkeypatch.setattr(BatchStore, "claim", noted_claim)
+        await until(lambda: asyncio.sleep(0, len(turns) >= 4))
+        assert all(turn[0] != later[0] and later[1] - turn[1] > idle_s for turn, later in pairwise(turns))
+        while (other := await claim(store, names[0])) is None:  # noqa: ASYNC110 - the gateway changes it
             await asyncio.sleep(0.01)
-        await asyncio.sleep(1.5)
+        claimed_at = time.monotonic()
+        monkeypatch.setattr(BatchStore, "active", noted_look)
+        await until(lambda: asyncio.sleep(0, sum(at > claimed_at + 3 * idle_s for at in looks) >= 2))
         await store.release(other)
         assert await has_place(names[1])
-        await turn_of(names[0])
+        await until(lambda: has_place(names[0]))
