@@ -86,7 +86,7 @@ class QuireProcess:
             dying_with_parent(
                 [*prefix, sys.executable, "-m", module, *arguments]
             ),  # the child also ends if the test run is killed
-            env=dict(environ),
+            env={"QUIRE_THREADS": "1", **environ},  # a second thread of a tiny model mostly waits for the first
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

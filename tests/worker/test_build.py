@@ -33,7 +33,7 @@ from tests.support.transformers_checkpoints import make_kind
 
 def test_an_answer_ends_at_the_end_tokens_of_the_configuration_and_of_the_tokenizer(tmp_path: Path) -> None:
     def end_tokens() -> frozenset[int]:
-        settings = WorkerSettings(model=str(tmp_path), device="cpu", num_blocks=32)
+        settings = WorkerSettings(model=str(tmp_path), device="cpu", num_blocks=32, threads=1)
         engine = build_engine(settings, "test")
         assert engine.eos_token_ids == load_model(str(tmp_path), "test").eos_token_ids
         return engine.eos_token_ids
@@ -55,7 +55,7 @@ def test_no_file_of_weights_stays_mapped(model_impl: str, tmp_path: Path) -> Non
     """If the file stayed mapped, a later change of the file would change the model."""
     make_checkpoint(tmp_path, "llama")
     engine = build_engine(
-        WorkerSettings(model=str(tmp_path), model_impl=model_impl, dtype="float32", num_blocks=32), "test"
+        WorkerSettings(model=str(tmp_path), model_impl=model_impl, dtype="float32", num_blocks=32, threads=1), "test"
     )
     assert engine.runner.model.implementation == model_impl
     assert mapped(tmp_path) == []

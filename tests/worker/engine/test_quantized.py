@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("thread_counts")
 
 def demo_engine(level: str, quantization: str, monkeypatch: pytest.MonkeyPatch, **settings: object) -> Engine:
     monkeypatch.setenv("KERNELS_CPU_ISA", level)
-    settings = {"dtype": "float32"} | settings  # fp8 goes with bfloat16, too
+    settings = {"dtype": "float32", "threads": 1} | settings  # fp8 goes with bfloat16, too
     chosen = WorkerSettings(model=str(DEMO), device="cpu", num_blocks=64, quantization=quantization, **settings)  # type: ignore[arg-type]
     engine = build_engine(chosen, "test")
     ops = engine.runner.model.ops

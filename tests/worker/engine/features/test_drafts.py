@@ -93,7 +93,8 @@ def test_no_draft_changes_a_token(name: str, tmp_path: Path) -> None:
     ids=str,
 )
 def test_no_draft_changes_a_token_of_weights_and_caches_of_fewer_bits(settings: dict[str, str]) -> None:
-    engine = build_engine(WorkerSettings(model=str(PROJECT_ROOT / DEFAULT_MODEL), num_blocks=200, **settings), "test")
+    chosen = WorkerSettings(model=str(PROJECT_ROOT / DEFAULT_MODEL), num_blocks=200, threads=1, **settings)
+    engine = build_engine(chosen, "test")
     engine.checks_itself = True
     assert_no_token_changes(engine)
 

@@ -83,10 +83,8 @@ def test_transformers_reads_the_same_weights(checkpoint: Path) -> None:
 
 def test_a_worker_serves_the_checkpoint(checkpoint: Path) -> None:
     """Its digest, its check of memory and its warm-up read the checkpoint, too."""
-    threads = torch.get_num_threads(), kernels.num_threads()
-    engine = build_engine(WorkerSettings(model=str(checkpoint), device="cpu", dtype="float32", num_blocks=32), "test")
-    torch.set_num_threads(threads[0])
-    kernels.set_num_threads(threads[1])
+    settings = WorkerSettings(model=str(checkpoint), device="cpu", dtype="float32", num_blocks=32, threads=1)
+    engine = build_engine(settings, "test")
     plain = Decoder.load(checkpoint / "plain", engine.runner.model.ops, torch.float32, "cpu")
     assert 0 < engine.runner.model.weight_bytes < plain.weight_bytes
     assert len(complete(engine, [(5, 9, 20)], SamplingParams(4, ignore_eos=True))[0][0].token_ids) == 4

@@ -45,7 +45,7 @@ def checkpoint(folder: Path, family: str) -> Path:
 
 
 def make(model: Path, **options: Any) -> Engine:
-    sizes: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "num_blocks": 16, "max_num_seqs": 2}
+    sizes: dict[str, Any] = {"max_model_len": 128, "block_size": 8, "num_blocks": 16, "max_num_seqs": 2, "threads": 1}
     return build.build_engine(
         WorkerSettings(model=str(model), **sizes | {"device": "cpu", "dtype": "float32"} | options), "m"
     )
