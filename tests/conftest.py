@@ -186,7 +186,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from hypothesis import HealthCheck, settings
 
         # An example takes as long as a busy machine needs for it, and each run draws the same examples.
-        settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.register_profile(
+            "tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        )
         settings.load_profile("tests")
     if server := os.environ.get("TEST_REDIS_SERVER"):
         assert os.access(server, os.X_OK), f"TEST_REDIS_SERVER={server} is not a program"

@@ -55,12 +55,15 @@ class FakeUpstream:
     """The state of a server. kind: `vllm`, `ids` (text comes back), `text` or `llamacpp`.
 
     faults: of the next requests, one each. bodies: of all requests for a stream. closed: streams that clients left.
+    holds_after: each stream stops after this many tokens, until `go_on` is set.
     """
 
     tokenizer: Tokenizer
     kind: str = "vllm"
     key: str = ""
     pause_s: float = 0.0
+    holds_after: int | None = None
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
     adds_bos: bool = False
     owner: str = "vllm"
     port: int = 0
@@ -175,6 +178,8 @@ class FakeUpstream:
                     await self._break(fault.kind, request, response)
                     if fault.kind == "end":
                         return response
+                if number == self.holds_after:
+                    await self.go_on.wait()
                 held.append(token)
                 text = self.tokenizer.decode(held)
                 is_half = text.endswith("\ufffd") and number < len(ids) - 1

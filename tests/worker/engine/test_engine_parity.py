@@ -56,6 +56,17 @@ MODELS = [
     *(pytest.param(name, marks=pytest.mark.slow) for name in (*OWN_SLOW, *THEIRS)),
     *(pytest.param(name, marks=pytest.mark.soak) for name in THEIRS_SOAK),
 ]
+PREEMPTIONS = ("swap", "recompute")
+# In CI the models take turns at the two kinds of preemption; the other kind is left to `soak`.
+PREEMPTED = [
+    *((name, preemption) for name in OWN for preemption in PREEMPTIONS),
+    *(
+        pytest.param(name, preemption, marks=pytest.mark.slow if number % 2 == which else pytest.mark.soak)
+        for number, name in enumerate((*OWN_SLOW, *THEIRS))
+        for which, preemption in enumerate(PREEMPTIONS)
+    ),
+    *(pytest.param(name, preemption, marks=pytest.mark.soak) for name in THEIRS_SOAK for preemption in PREEMPTIONS),
+]
 
 
 @pytest.fixture(scope="session")
@@ -84,8 +95,7 @@ def test_greedy_outputs_equal_those_of_hugging_face(name: str, prefer: str, fami
     assert engine.scheduler.blocks.num_free == engine.limits.num_blocks
 
 
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "preemption"), PREEMPTED)
 def test_forked_and_preempted_choices_equal_hugging_face(
     name: str, preemption: str, family: Callable[[str], Family]
 ) -> None:

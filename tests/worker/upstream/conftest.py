@@ -58,8 +58,8 @@ class Caller:
         self.executor.add(request, f"attempt of {request_id}", earlier)
         return request
 
-    async def until(self, condition, timeout_s: float = 20.0) -> None:  # type: ignore[no-untyped-def]
-        async with asyncio.timeout(timeout_s):
+    async def until(self, condition) -> None:  # type: ignore[no-untyped-def]
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - nothing tells when it is true
                 await asyncio.sleep(0.005)
 

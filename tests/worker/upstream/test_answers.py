@@ -107,7 +107,7 @@ async def test_a_stop_string_ends_the_answer_and_the_stream(tokenizer: Tokenizer
     prompt = tokenizer.encode("the", add_special_tokens=False).ids
     whole = tokenizer.decode(answer(prompt, 60, tokenizer))
     stop = whole[20:23]
-    upstream = FakeUpstream(tokenizer, kind, owner="", pause_s=0.01)
+    upstream = FakeUpstream(tokenizer, kind, owner="", holds_after=40)
     async with answering(upstream) as caller:
         caller.add(prompt, max_tokens=60, stop=(stop,))
         outcome = await caller.outcome()

@@ -172,7 +172,7 @@ async def test_a_second_upstream_continues_what_the_first_leaves(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompt = tokenizer.encode("the in", add_special_tokens=False).ids
-    first, second = FakeUpstream(tokenizer, pause_s=0.02), FakeUpstream(tokenizer)
+    first, second = FakeUpstream(tokenizer, holds_after=20), FakeUpstream(tokenizer)
     async with AsyncExitStack() as servers, second.running():
         await servers.enter_async_context(first.running())
         async with executing(tokenizer, first, second) as caller:
@@ -190,7 +190,7 @@ async def test_a_second_upstream_continues_what_the_first_leaves(
 async def test_nothing_is_claimed_while_no_upstream_answers_and_the_log_says_it_once(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    upstream = FakeUpstream(tokenizer, pause_s=0.02)
+    upstream = FakeUpstream(tokenizer, holds_after=20)
     async with upstream.running():
         pass  # its port is known, and free
     with caplog.at_level(logging.INFO):
@@ -206,6 +206,7 @@ async def test_nothing_is_claimed_while_no_upstream_answers_and_the_log_says_it_
             assert caller.items["r1"][-1].outcome is None, "the request waits"
             await asyncio.sleep(0.3)
             assert caller.executor.status.waiting == 1
+            upstream.go_on.set()
             async with upstream.running():
                 await caller.outcome()
                 assert len(caller.tokens()) == 60
@@ -267,12 +268,12 @@ async def test_the_key_is_sent_and_told_to_nobody(tokenizer: Tokenizer, caplog: 
 
 
 async def test_a_cancelled_request_closes_its_stream(tokenizer: Tokenizer) -> None:
-    async with FakeUpstream(tokenizer, pause_s=0.02).running() as upstream, executing(tokenizer, upstream) as caller:
+    async with FakeUpstream(tokenizer, holds_after=20).running() as upstream, executing(tokenizer, upstream) as caller:
         caller.add("the", max_tokens=100, n=2)
         await caller.until(lambda: upstream.open == 2 and caller.items.get("r1"))
         caller.executor.finish("r1", "cancelled")
         assert (await caller.outcome()).name == "cancelled"
-        await caller.until(lambda: not upstream.open, 2.0)
+        await caller.until(lambda: not upstream.open)
         assert upstream.closed == 2
         assert caller.executor.free_rows == 8
         count = len(caller.items["r1"])
@@ -281,23 +282,23 @@ async def test_a_cancelled_request_closes_its_stream(tokenizer: Tokenizer) -> No
 
 
 async def test_a_dropped_attempt_emits_nothing_more(tokenizer: Tokenizer) -> None:
-    async with FakeUpstream(tokenizer, pause_s=0.02).running() as upstream, executing(tokenizer, upstream) as caller:
+    async with FakeUpstream(tokenizer, holds_after=20).running() as upstream, executing(tokenizer, upstream) as caller:
         caller.add("the", max_tokens=100)
         await caller.until(lambda: caller.items.get("r1"))
         caller.executor.drop("r1", "another attempt")
         assert caller.executor.free_rows == 7
         caller.executor.drop("r1", "attempt of r1")
         count = len(caller.items["r1"])
-        await caller.until(lambda: not upstream.open, 2.0)
+        await caller.until(lambda: not upstream.open)
         assert len(caller.items["r1"]) == count
         assert caller.items["r1"][-1].outcome is None
 
 
 async def test_stopping_closes_every_stream(tokenizer: Tokenizer) -> None:
-    async with FakeUpstream(tokenizer, pause_s=0.02).running() as upstream:
+    async with FakeUpstream(tokenizer, holds_after=20).running() as upstream:
         async with executing(tokenizer, upstream) as caller:
             for number in range(4):
                 caller.add("the", request_id=f"r{number}", max_tokens=100)
             await caller.until(lambda: upstream.open == 4)
-        await caller.until(lambda: not upstream.open, 2.0)
+        await caller.until(lambda: not upstream.open)
         assert all(items[-1].outcome is None for items in caller.items.values())

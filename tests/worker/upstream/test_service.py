@@ -56,7 +56,7 @@ async def test_requests_are_answered_and_the_card_tells_what_is_free(redis_url: 
         for number, request_id in enumerate(ids):
             assert (await gateway.result(request_id))[0] == answer((number + 1, 5), 20, tokenizer)
         await assert_drained(gateway, 10)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (card := (await gateway.broker.live_workers())[0]).free_blocks < 8:  # noqa: ASYNC110 - of the next beat
                 await asyncio.sleep(0.02)
         assert (card.max_model_len, card.total_blocks, card.running) == (200, 8, 0)
@@ -65,7 +65,7 @@ async def test_requests_are_answered_and_the_card_tells_what_is_free(redis_url: 
 async def test_a_worker_without_an_upstream_hands_its_requests_to_one_that_has(
     redis_url: str, tokenizer: Tokenizer
 ) -> None:
-    slow, other = FakeUpstream(tokenizer, pause_s=0.02), FakeUpstream(tokenizer)
+    slow, other = FakeUpstream(tokenizer, holds_after=20), FakeUpstream(tokenizer)
     async with AsyncExitStack() as servers, Gateway(redis_url) as gateway:
         await servers.enter_async_context(slow.running())
         async with other.running():
@@ -95,7 +95,7 @@ async def test_a_request_that_may_have_ended_the_upstream_is_handed_to_nobody(
         await servers.enter_async_context(deadly.running())
         async with serving(redis_url, "w1", deadly):
             request_id = await gateway.submit((1, 5))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while not deadly.bodies:  # noqa: ASYNC110 - nothing tells when it is called
                     await asyncio.sleep(0.001)
             await servers.aclose()
@@ -108,49 +108,52 @@ async def test_a_request_that_may_have_ended_the_upstream_is_handed_to_nobody(
 
 
 async def test_a_worker_that_stops_hands_its_requests_back(redis_url: str, tokenizer: Tokenizer) -> None:
-    upstream = FakeUpstream(tokenizer, pause_s=0.02)
+    upstream = FakeUpstream(tokenizer, holds_after=20)
     async with upstream.running(), Gateway(redis_url) as gateway:
         async with serving(redis_url, "w1", upstream):
             request_id = await gateway.submit((1, 5), max_tokens=60)
             await emitted(gateway, request_id, 5)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while upstream.open:  # noqa: ASYNC110 - nothing tells when it is closed
                 await asyncio.sleep(0.01)
+        upstream.go_on.set()
         async with serving(redis_url, "w2", upstream):
             assert (await gateway.result(request_id))[0] == answer((1, 5), 60, tokenizer)
 
 
 async def test_a_worker_that_drains_ends_its_requests(redis_url: str, tokenizer: Tokenizer) -> None:
-    upstream = FakeUpstream(tokenizer, pause_s=0.01)
+    upstream = FakeUpstream(tokenizer, holds_after=20)
     async with upstream.running(), Gateway(redis_url) as gateway:
-        async with serving(redis_url, "w1", upstream, drain_s=20):
+        async with serving(redis_url, "w1", upstream, drain_s=60):
             request_id = await gateway.submit((1, 5), max_tokens=60)
             await emitted(gateway, request_id, 5)
+            asyncio.get_running_loop().call_later(0.1, upstream.go_on.set)  # while the worker drains
         assert (await gateway.result(request_id))[0] == answer((1, 5), 60, tokenizer)
     assert len(upstream.bodies) == 1
 
 
 async def test_a_request_is_parked_and_continued(redis_url: str, tokenizer: Tokenizer) -> None:
-    upstream = FakeUpstream(tokenizer, pause_s=0.02)
+    upstream = FakeUpstream(tokenizer, holds_after=20)
     async with upstream.running(), Gateway(redis_url) as gateway, serving(redis_url, "w1", upstream):
         request_id = await gateway.submit((1, 5), max_tokens=60)
         await emitted(gateway, request_id, 5)
         assert await gateway.broker.park(request_id, retention_s=60) is ParkReply.PARKED
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while upstream.open:  # noqa: ASYNC110 - nothing tells when it is closed
                 await asyncio.sleep(0.01)
+        upstream.go_on.set()
         await gateway.broker.unpark(request_id)
         assert (await gateway.result(request_id))[0] == answer((1, 5), 60, tokenizer)
 
 
 async def test_a_cancelled_request_leaves_its_upstream(redis_url: str, tokenizer: Tokenizer) -> None:
-    upstream = FakeUpstream(tokenizer, pause_s=0.02)
+    upstream = FakeUpstream(tokenizer, holds_after=20)
     async with upstream.running(), Gateway(redis_url) as gateway, serving(redis_url, "w1", upstream):
         request_id = await gateway.submit((1, 5), max_tokens=100)
         await emitted(gateway, request_id, 5)
         await gateway.broker.cancel(request_id)
         assert (await gateway.result(request_id))[1] == "cancelled"
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             while upstream.open:  # noqa: ASYNC110 - nothing tells when it is closed
                 await asyncio.sleep(0.01)
         await assert_drained(gateway, 1)
