@@ -389,10 +389,10 @@ async def test_steps_without_results_ask_for_cancellations_within_a_short_time(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HOLD_S", 60)
+    began = time.monotonic()
     async with committing(redis_url) as lane:
         line = await lane.start("line", **LINE)
         await lane.broker.cancel("line")
-        began = time.monotonic()
         commits = 0
         async with asyncio.timeout(60):
             while not lane.engine.finished:

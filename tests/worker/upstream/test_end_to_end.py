@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 import urllib.request
@@ -15,7 +16,7 @@ from redis import Redis
 
 from quire.ops.local.embedded_redis import EmbeddedRedis
 from quire.shared.protocol.keys import LaneKeys
-from tests.conftest import QuireProcess, StartQuire, quire_processes
+from tests.conftest import QuireProcess, StartQuire, children_of, quire_processes
 from tests.support.checkpoints import make_checkpoint
 from tests.support.faults import batches
 from tests.support.faults.calls import bearers, make_keys
@@ -153,6 +154,13 @@ def redis_of(stack: Stack) -> Any:
     return Redis(unix_socket_path=str(stack._state / "redis" / "redis.sock"))
 
 
+def to_upstream(stack: Stack, number: signal.Signals, *services: str) -> None:
+    """Send a signal to services that the upstream's launcher has started."""
+    for pid, command in children_of(stack.upstream.pid).items():
+        if command.partition("-m quire ")[2].split(" ")[0] in services:
+            os.kill(pid, number)
+
+
 def streaming(stack: Stack) -> int:
     """Return the number of requests whose log has a token and not yet the end."""
     redis = Redis.from_url(stack.redis_url)
@@ -160,7 +168,7 @@ def streaming(stack: Stack) -> int:
     return sum(int(request.get(b"emitted", 0)) > 0 and b"outcome" not in request for request in requests)
 
 
-def until(condition: Any, timeout_s: float = 20.0) -> None:
+def until(condition: Any, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -181,11 +189,11 @@ def test_two_tenants_share_the_upstream(stack: Stack) -> None:
         floods = [Stream(url, body, flood) for _ in range(8)]
         floods[0].wait_events(1)
         # The upstream stands until the other tenant's call waits too.
-        stack.upstream.send(signal.SIGSTOP)
+        to_upstream(stack, signal.SIGSTOP, "gateway")
         one = Stream(url, body, late)
         until(lambda: one.status == 200)
         before = ended(floods)
-        stack.upstream.send(signal.SIGCONT)
+        to_upstream(stack, signal.SIGCONT, "gateway")
         assert one.wait_end().is_complete
         assert ended(floods) <= before + 3, "it waited for the others"
         for stream in floods:
@@ -233,7 +241,15 @@ def test_the_upstream_dies_in_the_middle_and_comes_back(stack: Stack) -> None:
     chat = {"model": MODEL, "messages": CHAT, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}
     whole = Stream(stack.url, chat, path="/v1/chat/completions")
     stream = Stream(stack.url, long_body())
-    until(lambda: streaming(stack) == 2)
+
+    def are_in_the_middle() -> bool:
+        """Let the upstream run for a moment: if it ran freely, answers might end before the kill."""
+        to_upstream(stack, signal.SIGCONT, "gateway", "worker")
+        time.sleep(0.02)
+        to_upstream(stack, signal.SIGSTOP, "gateway", "worker")
+        return streaming(stack) == 2
+
+    until(are_in_the_middle)
     stack.upstream.kill()
     stack.worker.wait_for("cannot be used")
     assert not stream.is_complete
