@@ -38,6 +38,7 @@ GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 def make_engine(model: Path, device: str = "cuda", **options: object) -> Engine:
     sizes: dict[str, object] = {
         "max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 64, "block_size": 8, "num_blocks": 32,
+        "threads": 1,
         "self_test": "off",  # its cases use operations of torch that the simulated device lacks
     }  # fmt: skip
     settings = WorkerSettings(model=str(model), device=device, dtype="float32", **sizes | options)  # type: ignore[arg-type]
