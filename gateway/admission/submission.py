@@ -28,6 +28,7 @@ from quire.shared.protocol.broker import (
 )
 from quire.shared.protocol.broker.lane import text
 from quire.shared.protocol.charge import LimitReached
+from quire.shared.protocol.keys import image_name
 from quire.shared.protocol.messages import GenerationRequest
 from quire.shared.protocol.states import OutcomeName
 
@@ -63,7 +64,8 @@ class Submission:
     async def submit(
         self, requests: Sequence[GenerationRequest], terms: Admission, files: Mapping[str, bytes] = NO_FILES
     ) -> Submitted:
-        """Accept the requests of a call into the queue, on the same terms. files: of their images, by digest.
+        """Accept the requests of a call into the queue, on the same terms. files: by digest, those of their images,
+        and of images that Redis keeps with them.
 
         Returns the id of the first request of the call, and the limits after the last one. If the idempotency key was
         used before, the id is that of the earlier call, and all requests of the earlier call are in Redis.
@@ -156,11 +158,12 @@ class Submission:
             rows=request.rows,
             # Further prompts of a call have a number behind its id.
             begins_call="-" not in request.id,
-            images=request.image_names,
+            images=tuple(image_name(request.cache_scope, digest) for digest in files),
         )
-        own = [files[digest] for digest in request.digests]
         # A command whose reply was lost may have been executed; to execute it again is harmless.
-        return await self._retry(partial(self._broker.submit, request.id, request.encode(), terms, own))
+        return await self._retry(
+            partial(self._broker.submit, request.id, request.encode(), terms, list(files.values()))
+        )
 
 
 def queue_is_full(error: QueueFull, rate: ServiceRate) -> QueueIsFull:

@@ -131,6 +131,18 @@ async def hold_body(request: web.Request, size: int, timeout_s: float) -> None:
     request[_HELD] = budget, name, size
 
 
+async def hold_more(request: web.Request, timeout_s: float, size: int) -> None:
+    """Count further bytes of a call whose body counts, or fewer if the number is negative. Raises ServerBusy."""
+    if _HELD not in request or not size:
+        return
+    budget, name, held = request[_HELD]
+    if size > 0:
+        await budget.take(name, size, timeout_s)
+    else:
+        budget.give_back(name, -size)
+    request[_HELD] = budget, name, held + size
+
+
 def release_body(request: web.BaseRequest) -> None:
     """Count the body of a request no more: the call is submitted, or was refused."""
     if _HELD in request:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +15,15 @@ from tokenizers import Encoding
 
 from quire.gateway.errors.api_errors import ApiError, refused, too_long
 from quire.gateway.features.grammars.grammar_check import GrammarTrials
-from quire.gateway.features.images.images import Image, Images, find_images, place_images, take_urls
+from quire.gateway.features.images.images import (
+    Image,
+    Images,
+    ImageSender,
+    Part,
+    find_images,
+    place_images,
+    take_images,
+)
 from quire.gateway.features.tools.formats import REASONING_FORMATS
 from quire.gateway.features.tools.tool_grammars import ToolGrammars
 from quire.gateway.model.continued_message import render_continued
@@ -57,6 +66,7 @@ class Renderer:
     ) -> None:
         self.model = model
         self._images = images
+        self._sender = ImageSender()
         template = model.template if divides_control_tokens else None
         source = None if template is None else template.source + template.with_tools.source
         marks = {mark for form in REASONING_FORMATS.values() for mark in (form.start, form.end)}
@@ -71,6 +81,12 @@ class Renderer:
         self._grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def of(self, sender: ImageSender) -> Renderer:
+        """Return the renderer for the calls of a sender, which shares all that this one has."""
+        renderer = copy(self)
+        renderer._sender = sender
+        return renderer
+
     @property
     def template_takes_tools(self) -> bool:
         """True if the chat template describes tools to the model."""
@@ -84,13 +100,22 @@ class Renderer:
 
     async def images(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[Image]]:
         """Return the messages without the files of images, and the images in their order. Raises InvalidRequest."""
-        messages, urls = take_urls(messages)
-        if not urls:
-            return messages, []
+        messages, parts = take_images(messages)
+        return messages, await self.read_images(parts)
+
+    async def read_images(self, parts: Sequence[Part]) -> list[Image]:
+        """Return the images of parts of messages. Raises InvalidRequest, ServerBusy."""
+        if not parts:
+            return []
         if self.model.layout is None or self._images is None:
-            where = urls[0][1]
+            where = parts[0]["where"]
             raise refused(where, f"{where} is an image, and {self.model.name} takes text alone.", code="text_only")
-        return messages, await self._images.read_all(urls)
+        return await self._images.read_all(parts, self._sender)
+
+    async def hold_images(self, size: int, where: str) -> None:
+        """Wait until there is memory for stored images of a call. Raises InvalidRequest, ServerBusy."""
+        if self._images is not None:
+            await self._images.hold(size, where, self._sender)
 
     async def chat(
         self, conversation: Conversation, limit: int, mark: str = "", images: Sequence[Image] = ()

@@ -15,6 +15,6 @@ async def count(gateway: Gateway, request: web.Request) -> web.Response:
     betas = MessageDialect().check_headers(request.headers)
     settings = gateway.settings
     body = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
-    tokens, no_effect = await count_tokens(body, gateway.limits, gateway.renderer)
+    tokens, no_effect = await count_tokens(body, gateway.limits, gateway.renderer_for(request))
     request[NO_EFFECT_NAMES] = ", ".join((*betas, *no_effect))
     return web.json_response({"input_tokens": tokens})

@@ -17,7 +17,8 @@ from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.parsing import read_object
 from quire.gateway.api.responses.dialect import ResponseDialect, StorageLimits
-from quire.gateway.api.responses.query import index_of, read_page, read_place
+from quire.gateway.api.responses.images import digests_of, shown_items
+from quire.gateway.api.responses.query import index_of, read_page, read_place, shows_images
 from quire.gateway.api.responses.request import read_request
 from quire.gateway.api.responses.store import ResponseStore
 from quire.gateway.api.resume import StoredCall
@@ -55,7 +56,7 @@ def of_caller(verb: Callable[..., Awaitable[web.StreamResponse]]) -> Callable[..
 async def count(responses: ResponseDialect, gateway: Gateway, request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens: counts the tokens of the prompt of a response with this body."""
     body = await read_object(request, gateway.settings.max_body_bytes, gateway.settings.body_timeout_s)
-    call = await responses.read_unstored(body, gateway.limits, gateway.renderer)
+    call = await responses.read_unstored(body, gateway.limits, gateway.renderer_for(request))
     call.note(request, gateway.user_hash_key)
     return web.json_response({"object": "response.input_tokens", "input_tokens": call.about.prompt_tokens})
 
@@ -114,10 +115,11 @@ async def input_items(responses: ResponseDialect, gateway: Gateway, request: web
     if query.after:
         items = items[index_of(items, query.after) + 1 :]
     page = items[: query.limit]
+    files = await responses.store.files(call_id, digests_of(page)) if shows_images(request) else None
     return web.json_response(
         {
             "object": "list",
-            "data": page,
+            "data": shown_items(page, files),
             "first_id": page[0]["id"] if page else None,
             "last_id": page[-1]["id"] if page else None,
             "has_more": len(items) > len(page),
@@ -130,6 +132,7 @@ class ResponseLines:
 
     def __init__(self, gateway: Gateway, owner: str) -> None:
         self._gateway = gateway
+        self._renderer = gateway.renderer_of(owner)
         self._dialect = dialect_of(gateway, owner)
         self.name = self._dialect.name
 
@@ -137,7 +140,7 @@ class ResponseLines:
         read_request({**body, "store": False}, self._gateway.limits)
 
     async def read(self, body: dict[str, Any]) -> Call:
-        return await self._dialect.read({**body, "store": False}, self._gateway.limits, self._gateway.renderer)
+        return await self._dialect.read({**body, "store": False}, self._gateway.limits, self._renderer)
 
     def form_of(self, call: Call) -> None:
         return None

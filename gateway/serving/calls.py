@@ -89,7 +89,7 @@ async def serve_with(
     body = await read_object(request, settings.max_body_bytes, settings.body_timeout_s)
     if settings.log_prompts:
         _log_prompt(request[REQUEST_ID], body)
-    call = await (read or dialect.read)(body, gateway.limits, gateway.renderer)
+    call = await (read or dialect.read)(body, gateway.limits, gateway.renderer_for(request))
     caller = caller_of(request)
     call = gateway.key_limits.restricted(caller, call, body)
     call.note(request, gateway.user_hash_key)

@@ -7,16 +7,20 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
+from aiohttp import web
 from prometheus_client.metrics_core import Metric
 
 from quire.gateway.admission.retry import AccountRetry, RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
+from quire.gateway.api.body_budget import hold_more
+from quire.gateway.api.caller import caller_of
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.features.affinity.service import Affinity, AffinityMeter
-from quire.gateway.features.images.images import Images
+from quire.gateway.features.images.images import Images, ImageSender
 from quire.gateway.features.keys.service import Keys
 from quire.gateway.features.parking.service import Parking
 from quire.gateway.model.renderer import Renderer
@@ -63,6 +67,8 @@ class GatewayProcess:
             max_bytes=settings.max_image_bytes,
             max_pixels=settings.max_image_pixels,
             processes=settings.image_processes,
+            # A quarter: while a call waits for memory, others can go on.
+            max_call_bytes=min(settings.max_body_bytes, settings.max_bodies_bytes // 4),
         )
 
     def start(self) -> None:
@@ -175,6 +181,15 @@ class Gateway:
         self.renderer.close()
         await self._pubsub.aclose()
         await self._commands.aclose()
+
+    def renderer_for(self, request: web.Request) -> Renderer:
+        """Return the renderer for the call of a request."""
+        hold = partial(hold_more, request, self.settings.body_timeout_s)
+        return self.renderer.of(ImageSender(caller_of(request).owner, hold))
+
+    def renderer_of(self, owner: str) -> Renderer:
+        """Return the renderer for calls of an owner that come without a request of their own."""
+        return self.renderer.of(ImageSender(owner))
 
     @property
     def names(self) -> list[str]:

@@ -28,7 +28,12 @@ CACHE_CONTROL = closed(
 )
 
 MEDIA_TYPES = OneOf(("image/png", "image/jpeg", "image/webp", "image/gif"))
-_URL = closed({"type": {"const": "url"}, "url": TEXT})
+# The sources of images, each with the keys that it has besides `type`.
+_SOURCES: dict[str, Schema] = {
+    "base64": {"media_type": MEDIA_TYPES, "data": TEXT},
+    "url": {"url": TEXT},
+    "file": {"file_id": TEXT},
+}
 
 
 def _block_schema(kind: str, required: Schema, optional: Schema | None = None) -> Schema:
@@ -46,7 +51,7 @@ _SCHEMAS = {
     "tool_reference": _block_schema("tool_reference", {"tool_name": NAME}),
     "image": _block_schema(
         "image",
-        {"source": any_of(closed({"type": {"const": "base64"}, "media_type": MEDIA_TYPES, "data": TEXT}), _URL)},
+        {"source": any_of(*(closed({"type": {"const": name}, **keys}) for name, keys in _SOURCES.items()))},
     ),
 }
 _BLOCKS = {
@@ -229,18 +234,19 @@ def _assistant(
 
 
 def _image(name: str, block: dict[str, Any]) -> dict[str, str]:
-    """Return an image as `take_urls` reads it."""
+    """Return an image as `take_images` reads it."""
     source = block.get("source")
-    if type(source) is not dict or source.get("type") not in ("base64", "url"):
+    if type(source) is not dict or source.get("type") not in _SOURCES:
         example = 'an object like {"type": "base64", "media_type": "image/png", "data": "..."}'
         raise invalid(f"{name}.source", example, source)
-    keys = ("url",) if source["type"] == "url" else ("media_type", "data")
+    keys = _SOURCES[source["type"]]
     only_known(f"{name}.source", source, ("type", *keys))
     for key in keys:
         if type(source.get(key)) is not str:
             raise invalid(f"{name}.source.{key}", "a string", source.get(key))
-    if source["type"] == "url":
-        return {"type": "image", "url": source["url"], "where": f"{name}.source.url"}
+    if source["type"] != "base64":
+        [key] = keys
+        return {"type": "image", key: source[key], "where": f"{name}.source.{key}"}
     kind = _string(f"{name}.source.media_type", source["media_type"], MEDIA_TYPES)
     return {"type": "image", "url": f"data:{kind};base64,{source['data']}", "where": f"{name}.source.data"}
 

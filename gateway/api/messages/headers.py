@@ -37,6 +37,7 @@ KNOWN_BETAS = frozenset(
         "context-management-2025-06-27",
         "effort-2025-11-24",
         "extended-cache-ttl-2025-04-11",
+        "files-api-2025-04-14",
         "fine-grained-tool-streaming-2025-05-14",
         "interleaved-thinking-2025-05-14",
         "model-context-window-exceeded-2025-08-26",

@@ -15,6 +15,7 @@ from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored
 from quire.gateway.api.responses.events import START, ResponseEvents
+from quire.gateway.api.responses.images import files_of, read_images, stored_items
 from quire.gateway.api.responses.items import Item, droppable, without_oldest
 from quire.gateway.api.responses.query import read_place, wrong_place
 from quire.gateway.api.responses.request import ResponseRequest, read_request
@@ -64,10 +65,11 @@ class ResponseDialect(Dialect):
         request = read_request(body, limits, renderer.model.template)
         is_stored = request.is_stored and may_store
         request.call.check(limits)
-        before = await self.store.whole_conversation(request.previous) if request.previous else []
+        before = await self.store.whole_conversation(request.previous, renderer) if request.previous else []
         request = request.following(before)
         echo = request.echo()
         items = before + await self._resolved(request.items, before)
+        await read_images(request.items, renderer)
         conversation = self._written(request, items) if is_stored else b""
         try:
             call = await _fitting_call(request, items, limits, renderer, echo)
@@ -77,6 +79,8 @@ class ResponseDialect(Dialect):
             request.with_loosened(call),
             retention_s=self._storage.retention_s if is_stored else 0,
             conversation=await packed(conversation) if is_stored else b"",
+            # Also those of items that were left out of the prompt: the conversation names them.
+            files=files_of(items) if is_stored else call.files,
             chain=items[0]["id"] if items and (is_stored or request.previous) else "",
         )
 
@@ -151,7 +155,7 @@ class ResponseDialect(Dialect):
 
     def _written(self, request: ResponseRequest, items: Sequence[Item]) -> bytes:
         """Return the conversation as it is stored. Raises InvalidRequest if it is too long."""
-        data = json.dumps(items, ensure_ascii=False, separators=(",", ":")).encode()
+        data = json.dumps(stored_items(items), ensure_ascii=False, separators=(",", ":")).encode()
         limit = self._storage.conversation_bytes
         if len(data) > limit:
             name = "previous_response_id" if request.previous else "input"

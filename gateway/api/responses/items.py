@@ -53,6 +53,8 @@ _KEYS = {
 }
 # The type of a text part by role; `text` is the name of the chat API.
 _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text", "assistant": "output_text"}
+# Keys of an image that only this process knows: its name for errors, and the image once it is read.
+WHERE, IMAGE = "where", "image"
 _PART_KEYS = ("type", "text", "annotations", "logprobs", "prompt_cache_breakpoint")
 
 
@@ -142,10 +144,13 @@ def _parts(name: str, value: Any, part_type: str, takes_images: bool = False) ->
 
 def _image(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     only(name, value, ("type", "image_url", "file_id", "detail", "prompt_cache_breakpoint"))
-    if value.get("file_id") is not None:
-        raise refused(f"{name}.file_id", f"{name}.file_id is not supported; send the image as a data URL in image_url.")
     detail = DETAILS(f"{name}.detail", "auto" if value.get("detail") is None else value["detail"])
-    return {"type": "input_image", "image_url": Text()(f"{name}.image_url", value.get("image_url")), "detail": detail}
+    key = "image_url" if value.get("file_id") is None else "file_id"
+    if key == "file_id" and value.get("image_url") is not None:
+        raise refused(f"{name}.file_id", f"{name}.file_id and {name}.image_url are both given; leave out one of them.")
+    text = Text()(f"{name}.{key}", value.get(key))
+    part = {"type": "input_image", "image_url": None, "file_id": None, key: text, "detail": detail}
+    return part | {WHERE: f"{name}.{key}"}
 
 
 def _part(name: str, value: Any, part_type: str, takes_images: bool) -> dict[str, Any]:
@@ -293,19 +298,20 @@ def _call(item: Item) -> dict[str, Any]:
     return {"id": item["call_id"], "type": "function", "function": function}
 
 
-def _content(value: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:
+def _content(value: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Return the content of a message: one text, or several parts in the form of the chat API."""
     if isinstance(value, str):
         return value
     if len(value) == 1 and "text" in value[0]:
         text: str = value[0]["text"]
         return text
-    return [
-        {"type": "text", "text": part["text"]}
-        if "text" in part
-        else {"type": "image", "url": part["image_url"], "where": "input"}
-        for part in value
-    ]
+    return [{"type": "text", "text": part["text"]} if "text" in part else _image_part(part) for part in value]
+
+
+def _image_part(part: dict[str, Any]) -> dict[str, Any]:
+    """Return an image as `take_images` reads it."""
+    given = {"file_id": part["file_id"]} if part.get("file_id") else {"url": part["image_url"]}
+    return {"type": "image", "where": part.get(WHERE, "input"), IMAGE: part.get(IMAGE), **given}
 
 
 def without_oldest(items: Sequence[Item], count: int) -> list[Item]:

@@ -31,12 +31,13 @@ from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS,
 
 MAX_RESPONSE_ID_LENGTH = 64
 LOGPROBS = "message.output_text.logprobs"
-# Values of `include` besides LOGPROBS; this server has nothing of these names.
+# For lists of input items: the URLs of their images.
+IMAGE_URLS = "message.input_image.image_url"
+# Values of `include` besides these; this server has nothing of these names.
 NOT_HERE = (
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
-    "message.input_image.image_url",
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
     "web_search_call.results",
@@ -130,7 +131,7 @@ def reasoning_options(name: str, value: Any) -> ReasoningOptions:
     return ReasoningOptions(value.get("effort"), summary, tuple(f"{name}.{key}" for key in skipped))
 
 
-_INCLUDED = OneOf((LOGPROBS, *NOT_HERE))
+_INCLUDED = OneOf((LOGPROBS, IMAGE_URLS, *NOT_HERE))
 
 
 def include(name: str, value: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from aiohttp import web
 from quire.gateway.api.paging import AFTER, LIMIT, ORDER, ListQuery, PageQuery, read_query
 from quire.gateway.api.responses.body import PREFIX
 from quire.gateway.api.responses.events import START
-from quire.gateway.api.responses.parameters import LOGPROBS, NOT_HERE
+from quire.gateway.api.responses.parameters import IMAGE_URLS, LOGPROBS, NOT_HERE
 from quire.gateway.api.resume import AS_STARTING_AFTER, LAST_EVENT_ID, STARTING_AFTER
 from quire.gateway.errors.api_errors import NO_EFFECT_NAMES, InvalidRequest, refused
 from quire.shared.config.schema_parts import FLAG, Schema, id_parameter, request_parameter
@@ -59,14 +59,20 @@ def read_page(request: web.Request) -> PageQuery:
     return ITEMS.page(_only(request, ITEMS.names))
 
 
+def shows_images(request: web.Request) -> bool:
+    """Return whether a query asks for the URLs of images."""
+    return any(name in _INCLUDE and value == IMAGE_URLS for name, value in request.query.items())
+
+
 def _only(request: web.Request, known: Sequence[str]) -> dict[str, str]:
     """Return the query of a request, each parameter once; without effect, `include` is named. Raises InvalidRequest."""
     query = list(request.query.items())
     for name, value in query:
         if name in _INCLUDE:
-            if value != LOGPROBS and value not in NOT_HERE:
+            if value not in (LOGPROBS, IMAGE_URLS, *NOT_HERE):
                 raise refused("include", f"include has no {shown(value)}.")
-            request[NO_EFFECT_NAMES] = "include"
+            if value != IMAGE_URLS:
+                request[NO_EFFECT_NAMES] = "include"
     return read_query(((name, value) for name, value in query if name not in _INCLUDE), known)
 
 

@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from quire.gateway.api.responses.body import PREFIX, ResponseBody, ResponseStatus, is_stored
+from quire.gateway.api.responses.images import digests_of, set_images, stored_bytes
 from quire.gateway.api.responses.items import Item
 from quire.gateway.api.responses.output_items import OutputItems
 from quire.gateway.api.responses.tools import function_names
 from quire.gateway.api.resume import StoredCall, StoredCalls, read_call_id
 from quire.gateway.errors.api_errors import ApiError, GenerationFailed, InvalidRequest, NotFound
+from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.transcript import Transcript
-from quire.shared.protocol.messages import MessageError
+from quire.shared.protocol.keys import image_name
+from quire.shared.protocol.messages import GenerationRequest, MessageError
 
 DIALECT = "response"
 # Largest number of log entries per read.
@@ -108,14 +112,32 @@ class ResponseStore:
         items: list[Item] = json.loads(await asyncio.to_thread(zlib.decompress, compressed))
         return items
 
-    async def whole_conversation(self, response_id: str) -> list[Item]:
-        """Return the items before the answer of a stored response, and its output.
+    async def files(self, call_id: str, digests: Iterable[str]) -> dict[str, bytes]:
+        """Return files of the images of a stored response by digest. Raises NotFound or BrokerDown."""
+        if not (wanted := list(dict.fromkeys(digests))):
+            return {}
+        client, keys = self._broker.client, self._broker.keys
+        try:
+            body: Any = await self._retry(partial(client.hget, keys.request(call_id), "body"))
+            scope = GenerationRequest.decode(body or b"").cache_scope
+        except MessageError:
+            raise not_found(PREFIX + call_id) from None
+        names = [keys.image(image_name(scope, digest)) for digest in wanted]
+        files: Any = await self._retry(partial(client.mget, names))
+        if None in files:
+            raise not_found(PREFIX + call_id)
+        return dict(zip(wanted, files, strict=True))
 
-        Raises InvalidRequest for the parameter `previous_response_id`, or BrokerDown.
+    async def whole_conversation(self, response_id: str, renderer: Renderer) -> list[Item]:
+        """Return the items before the answer of a stored response, with their images, and its output.
+
+        Raises InvalidRequest for the parameter `previous_response_id`, ServerBusy or BrokerDown.
         """
         try:
             response = await self.read(response_id)
             items = await self.conversation(response.call_id)
+            await renderer.hold_images(stored_bytes(items), "previous_response_id")
+            set_images(items, await self.files(response.call_id, digests_of(items)))
         except NotFound:
             raise InvalidRequest(
                 f"Previous response with id {response_id[:80]!r} not found. It may have expired, or was made with "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from quire.shared.text.chat_template import Message
 
@@ -42,7 +43,12 @@ def hashed(*parts: str | bytes) -> bytes:
 
 def _text(message: Message) -> str:
     content = message["content"] or ""
-    text = (
-        content if isinstance(content, str) else "\n".join(part.get("text") or part.get("url", "") for part in content)
-    )
+    text = content if isinstance(content, str) else "\n".join(map(_part_text, content))
     return text[:MAX_CHARACTERS]
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    """Return the text of a part, or what names its image. An image that was read has its digest in any call."""
+    if (image := part.get("image")) is not None:
+        return str(image.digest)
+    return str(part.get("text") or part.get("url") or part.get("file_id", ""))

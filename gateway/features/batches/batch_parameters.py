@@ -9,8 +9,8 @@ from quire.gateway.api.labels import LABELS
 from quire.gateway.api.paging import AFTER, LIMIT, ORDER, ListQuery
 from quire.gateway.api.parameters import Body
 from quire.gateway.features.batches.batch import PREFIX, BatchStatus
-from quire.gateway.features.batches.files.file_store import BATCH, PURPOSES
 from quire.gateway.features.batches.files.file_store import PREFIX as FILE_PREFIX
+from quire.gateway.features.batches.files.file_store import PURPOSES, UPLOADED
 from quire.shared.config.schema_parts import (
     COUNT,
     FLAG,
@@ -132,8 +132,8 @@ BATCH_SCHEMAS: Schema = {
             ANCHOR: {"const": "created_at"},
             SECONDS: any_of(_EXPIRY, TEXT),
         },
-        purpose={"const": BATCH},
-        file=TEXT | {"contentMediaType": "application/jsonl"},
+        purpose=OneOf(UPLOADED),
+        file=TEXT,
     ),
     "File": record(
         id=TEXT,

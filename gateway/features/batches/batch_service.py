@@ -25,7 +25,7 @@ class BatchService:
         self._endpoints = LineEndpoints(endpoints)
         settings = directory.process.settings
         self._files = FileService(settings, settings.redis_url)
-        self._file_routes = FileRoutes(self._files, settings)
+        self._file_routes = FileRoutes(self._files, directory.process)
         self._batch_routes = BatchRoutes(directory, self._files)
         self.runner: BatchRunner | None = None
         self.meter = BatchMeter()
@@ -43,6 +43,7 @@ class BatchService:
         """Run batches."""
         await self._files.start(self._directory.process.retry)
         if self._files.is_on:
+            self._directory.process.images.read_file = self._files.image
             store = BatchStore(self._files.store.client)
             self.runner = BatchRunner(self._directory, self._endpoints, store, self._files.store.storage, self.meter)
             self._batch_routes.use(store, self.runner)

@@ -70,8 +70,9 @@ async def read_answer(
 class DialectLines:
     """Chats and completions."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, owner: str, dialect: Dialect) -> None:
         self._gateway = gateway
+        self._renderer = gateway.renderer_of(owner)
         self._dialect = dialect
         self.name = dialect.name
 
@@ -83,7 +84,7 @@ class DialectLines:
             read(body, COMPLETIONS)
 
     async def read(self, body: dict[str, Any]) -> Call:
-        return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer)
+        return await self._dialect.read(body, self._gateway.limits, self._renderer)
 
     def form_of(self, call: Call) -> None:
         return None
@@ -106,7 +107,7 @@ class LineEndpoints:
         """Return the endpoint at a path, one of BATCH_ENDPOINTS."""
         match path:
             case "/v1/chat/completions":
-                return DialectLines(gateway, ChatDialect())
+                return DialectLines(gateway, owner, ChatDialect())
             case "/v1/completions":
-                return DialectLines(gateway, CompletionDialect())
+                return DialectLines(gateway, owner, CompletionDialect())
         return self.others[path](gateway, owner)

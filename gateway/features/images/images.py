@@ -1,12 +1,17 @@
-"""The images of calls: URLs with the image itself, which become files that have a picture."""
+"""The images of calls: files in data URLs, uploaded files and addresses, which become files that have a picture.
+
+A part of a message with an image has `where`, its name for errors, and one of: `url`, `file_id`, and `image`, an Image
+that was read before. `media_type`, if there is one, must be that of the file. `detail` low makes the picture small.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from quire.gateway.errors.api_errors import ServerBusy, invalid, refused
+from quire.gateway.errors.api_errors import NotFound, ServerBusy, invalid, refused
 from quire.gateway.features.images.picture_check import CheckLost, PictureChecks
 from quire.shared.images.layouts.layout import Layout, LayoutError
 from quire.shared.images.picture_error import PictureError
@@ -20,6 +25,12 @@ MAX_RATIO = 200
 _MAX_HEADER = 256
 _DATA_URL = "a data URL, such as data:image/png;base64,..."
 RETRY_S = 1
+# First bytes of the files of each media type; those of WebP are those of a container.
+_STARTS = {"image/png": b"\x89PNG", "image/jpeg": b"\xff\xd8", "image/gif": b"GIF8"}
+
+# Returns the content of a file: id, owner, and its largest size; None if it is larger. Raises NotFound with the reason.
+FileReader = Callable[[str, str, int], Awaitable[bytes | None]]
+Part = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +42,43 @@ class Image:
     width: int
     height: int
 
+    @property
+    def media_type(self) -> str:
+        """The media type of the file."""
+        return next((name for name, start in _STARTS.items() if self.data.startswith(start)), "image/webp")
 
-def take_urls(messages: Sequence[Message]) -> tuple[Sequence[Message], list[tuple[str, str]]]:
-    """Return the messages with images as chat templates take them, and the URL of each image with its place."""
-    urls: list[tuple[str, str]] = []
+    @classmethod
+    def of(cls, data: bytes, width: int, height: int) -> Image:
+        """Return the image of a file."""
+        return cls(data, hashlib.sha256(data).hexdigest(), width, height)
+
+
+async def _hold_nothing(size: int) -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSender:
+    """The sender of a call with images. owner: of the files that the call may name.
+
+    hold: waits until there is memory for further bytes of the call, or gives bytes back if the number is negative.
+    """
+
+    owner: str = ""
+    hold: Callable[[int], Awaitable[None]] = _hold_nothing
+
+
+def take_images(messages: Sequence[Message]) -> tuple[Sequence[Message], list[Part]]:
+    """Return the messages with images as chat templates take them, and the parts with the images."""
+    parts: list[Part] = []
     taken = []
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and any("url" in part for part in content):
-            urls += [(part["url"], part["where"]) for part in content if "url" in part]
-            message = {**message, "content": [{"type": "image"} if "url" in part else part for part in content]}
+        if isinstance(content, list) and (own := [part for part in content if "where" in part]):
+            parts += own
+            message = {**message, "content": [{"type": "image"} if "where" in part else part for part in content]}
         taken.append(message)
-    return (taken if urls else messages), urls
+    return (taken if parts else messages), parts
 
 
 def with_placeholders(messages: Sequence[Message], layout: Layout | None) -> Sequence[Message]:
@@ -64,39 +100,52 @@ def with_placeholders(messages: Sequence[Message], layout: Layout | None) -> Seq
 class Images:
     """Reads the images of all calls of a gateway process. Checks run in processes of their own.
 
-    max_images: in one call. max_bytes, max_pixels: of one image. processes: of checks.
+    max_images: in one call. max_bytes, max_pixels: of one image. max_call_bytes: of the images of a call that are not
+    in its body. processes: of checks. read_file: set by the feature that has files; None without one.
     """
 
-    def __init__(self, *, max_images: int, max_bytes: int, max_pixels: int, processes: int) -> None:
+    def __init__(
+        self, *, max_images: int, max_bytes: int, max_pixels: int, processes: int, max_call_bytes: int = 2**25
+    ) -> None:
         self._max_images = max_images
         self._max_bytes = max_bytes
+        self._max_call_bytes = max_call_bytes
         self._checks = PictureChecks(processes, max_bytes, max_pixels)
         self._waiting = 0
+        self.read_file: FileReader | None = None
 
     def close(self) -> None:
         self._checks.close()
 
-    async def read_all(self, urls: Sequence[tuple[str, str]]) -> list[Image]:
-        """Return the images of a call, given as (url, where), one after the other. Raises as `read` does."""
-        if len(urls) > self._max_images:
+    async def read_all(self, parts: Sequence[Part], sender: ImageSender = ImageSender()) -> list[Image]:
+        """Return the images of a call, one after the other. Raises InvalidRequest, ServerBusy."""
+        if len(parts) > self._max_images:
             raise refused(
-                urls[self._max_images][1],
-                f"The call has {len(urls)} images; this server allows at most {self._max_images} (--max-images).",
+                parts[self._max_images]["where"],
+                f"The call has {len(parts)} images; this server allows at most {self._max_images} (--max-images).",
             )
-        return [await self.read(url, where) for url, where in urls]
+        images, left = [], self._max_call_bytes
+        for part in parts:
+            image = part.get("image")
+            if image is None:
+                image, size = await self.read(part, sender, left)
+                left -= size
+            images.append(image)
+        return images
 
-    async def read(self, url: str, where: str) -> Image:
-        """Return the image of a data URL. `where` names the part of the call that has it.
+    async def read(self, part: Part, sender: ImageSender, left: int) -> tuple[Image, int]:
+        """Return the image of a part, and the size of its file if that is not in the body of the call, else 0.
 
-        The bytes decide on the format. The media type of the URL may be another one or missing, as in the OpenAI API.
-        Raises InvalidRequest, ServerBusy.
+        left: bytes of files that the call may still have. Raises InvalidRequest, ServerBusy.
         """
-        start = self._start_of_base64(url, where)
+        where = part["where"]
         if self._waiting >= MAX_WAITING:
             raise _busy("Too many images wait to be checked.")
         self._waiting += 1
         try:
-            data, width, height = await self._checks.check(url, start)
+            given, start, size = await self._given(part, sender, left)
+            is_small = part.get("detail") == "low"
+            data, width, height = await self._checks.check(given, start, is_small=is_small)
         except PictureError as error:
             raise refused(where, f"{where} is an image that cannot be used: {error}.") from error
         except CheckLost:
@@ -105,7 +154,57 @@ class Images:
             self._waiting -= 1
         if max(width, height) > MAX_RATIO * min(width, height):
             raise refused(where, f"{where} is {width} x {height} pixels: one side is over {MAX_RATIO} times the other.")
-        return Image(data, hashlib.sha256(data).hexdigest(), width, height)
+        return Image.of(data, width, height), size
+
+    async def _given(self, part: Part, sender: ImageSender, left: int) -> tuple[str | bytes, int, int]:
+        """Return the file of a part, 0, and its size; or a URL, the place of its base64, and 0.
+
+        Raises InvalidRequest, PictureError, ServerBusy.
+        """
+        where = part["where"]
+        if "url" in part:
+            return part["url"], self._start_of_base64(part["url"], where), 0
+        if self.read_file is None:
+            raise PictureError("this server stores no files; send the image as a data URL")
+        most = min(self._max_bytes, left)
+        await sender.hold(most)
+        file: bytes | None = None
+        try:
+            file = await self.read_file(part["file_id"], sender.owner, most)
+        except NotFound as error:
+            raise PictureError(error.message.rstrip(".")) from None
+        finally:
+            await sender.hold(len(file or b"") - most)
+        if file is None:
+            setting = "--max-image-bytes" if most == self._max_bytes else "--max-body-bytes, with the other images"
+            raise PictureError(f"it has more than {most:,} bytes; this server allows no more ({setting})")
+        return file, 0, len(file)
+
+    async def hold(self, size: int, where: str, sender: ImageSender) -> None:
+        """Wait until there is memory for images of a call that are stored. Raises InvalidRequest, ServerBusy."""
+        if size > self._max_call_bytes:
+            raise refused(
+                where,
+                f"{where} has images of {size:,} bytes; this server allows at most {self._max_call_bytes:,} in a call "
+                "(--max-body-bytes).",
+            )
+        await sender.hold(size)
+
+    async def check_file(self, size: int, content: AsyncIterator[bytes]) -> None:
+        """Check that an upload is an image. Raises InvalidRequest, ServerBusy, and what `content` raises."""
+        try:
+            self._check_size(size)
+            await self._checks.check(b"".join([piece async for piece in content]))
+        except PictureError as error:
+            raise refused("file", f"file is no image that can be used: {error}.") from error
+        except CheckLost:
+            raise _busy("The check of the image was interrupted.") from None
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise PictureError(
+                f"it has {size:,} bytes; this server allows at most {self._max_bytes:,} (--max-image-bytes)"
+            )
 
     def _start_of_base64(self, url: str, where: str) -> int:
         header, comma, _ = url[:_MAX_HEADER].partition(",")
@@ -118,13 +217,7 @@ class Images:
         if not comma or not header.lower().endswith(";base64") or not url.isascii():
             raise invalid(where, f"{_DATA_URL}, with the image in base64", url[:_MAX_HEADER])
         start = len(header) + 1
-        size = (len(url) - start) // 4 * 3 - url.count("=", -2)
-        if size > self._max_bytes:
-            raise refused(
-                where,
-                f"{where} is an image of {size:,} bytes; this server allows at most {self._max_bytes:,} "
-                "(--max-image-bytes).",
-            )
+        self._check_size((len(url) - start) // 4 * 3 - url.count("=", -2))
         return start
 
 

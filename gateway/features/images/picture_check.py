@@ -42,18 +42,19 @@ class PictureChecks:
         for process in list(self._all):
             process.end()
 
-    async def check(self, text: str, start: int) -> tuple[bytes, int, int]:
-        """Return the file whose base64 is `text` from `start`, in ASCII, and the width and height of its picture.
+    async def check(self, given: str | bytes, start: int = 0, *, is_small: bool = False) -> tuple[bytes, int, int]:
+        """Return the file of an image, and the width and height of its picture.
 
-        Raises PictureError, CheckLost.
+        given: the file; or a text whose base64 in ASCII begins at `start`. is_small: a picture that is larger than
+        SMALL_SIDE is scaled down, and becomes a PNG file. Raises PictureError, CheckLost.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._check, text, start)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._check, given, start, is_small)
 
-    def _check(self, text: str, start: int) -> tuple[bytes, int, int]:
+    def _check(self, given: str | bytes, start: int, is_small: bool) -> tuple[bytes, int, int]:
         process = self._idle.pop() if self._idle else _Process(self._limits)
         self._all.add(process)
         try:
-            width, height, found = process.ask(text, start)
+            width, height, found = process.ask(given, start, is_small)
         except (OSError, EOFError) as error:
             self._all.discard(process)
             raise _fault(process.end(0 if isinstance(error, TimeoutError) else _EXIT_S)) from error
@@ -91,14 +92,15 @@ class _Process:
                 command, stdin=end, stdout=end, stderr=subprocess.DEVNULL, start_new_session=True
             )
 
-    def ask(self, text: str, start: int) -> tuple[int, int, bytes]:
+    def ask(self, given: str | bytes, start: int, is_small: bool) -> tuple[int, int, bytes]:
         """Return an answer: width, height, and the file; or 0, 0 and the reason. Raises OSError, EOFError."""
         self.served += 1
         self._socket.settimeout(TIMEOUT_S)
-        self._socket.sendall(HEAD.pack(len(text) - start))
+        self._socket.sendall(HEAD.pack(isinstance(given, str), is_small, len(given) - start))
         # In slices: a copy of all would be as large as the file.
-        for index in range(start, len(text), _SLICE):
-            self._socket.sendall(text[index : index + _SLICE].encode("ascii"))
+        for index in range(start, len(given), _SLICE):
+            piece = given[index : index + _SLICE]
+            self._socket.sendall(piece.encode("ascii") if isinstance(piece, str) else piece)
         width, height, length = ANSWER.unpack(self._receive(ANSWER.size))
         return width, height, self._receive(length)
 

@@ -8,6 +8,7 @@ than most checks.
 from __future__ import annotations
 
 import binascii
+import io
 import resource
 import sys
 import warnings
@@ -17,7 +18,7 @@ from typing import BinaryIO
 
 from PIL import Image
 
-from quire.gateway.features.images.picture_messages import ANSWER, HEAD, TRIAL_CPU_S
+from quire.gateway.features.images.picture_messages import ANSWER, HEAD, SMALL_SIDE, TRIAL_CPU_S
 from quire.shared.images.picture import picture
 from quire.shared.images.picture_error import PictureError
 
@@ -42,20 +43,32 @@ def main() -> None:
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     while head := orders.read(HEAD.size):
         _limit_cpu()
-        answer(orders.read(*HEAD.unpack(head)), answers, max_bytes, max_pixels)
+        is_base64, is_small, length = HEAD.unpack(head)
+        answer(orders.read(length), answers, max_bytes, max_pixels, is_base64, is_small)
         answers.flush()
 
 
-def answer(text: bytes, answers: BinaryIO, max_bytes: int, max_pixels: int) -> None:
-    """Write the answer for one image. text: base64."""
+def answer(given: bytes, answers: BinaryIO, max_bytes: int, max_pixels: int, is_base64: bool, is_small: bool) -> None:
+    """Write the answer for one image."""
     try:
-        data = binascii.a2b_base64(text, strict_mode=True)
-        width, height = picture(data, max_bytes=max_bytes, max_pixels=max_pixels).size
+        data = binascii.a2b_base64(given, strict_mode=True) if is_base64 else given
+        image = picture(data, max_bytes=max_bytes, max_pixels=max_pixels)
+        if is_small and max(image.size) > SMALL_SIDE:
+            data = _small(image)
+        width, height = image.size
     except (PictureError, binascii.Error) as error:
         reason = str(error) if isinstance(error, PictureError) else f"its base64 is wrong: {error}"
         width, height, data = 0, 0, reason.encode()
     answers.write(ANSWER.pack(width, height, len(data)))
     answers.write(data)
+
+
+def _small(image: Image.Image) -> bytes:
+    """Scale a picture down, and return it as a PNG file."""
+    image.thumbnail((SMALL_SIDE, SMALL_SIDE), reducing_gap=None)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def _limit_cpu() -> None:

@@ -37,7 +37,7 @@ def routes(directory: ModelDirectory) -> list[web.RouteDef]:
 async def tokenize(gateway: Gateway, request: web.Request) -> web.Response:
     """POST /tokenize: the tokens of a text, or of a conversation as a chat renders it."""
     settings = gateway.settings
-    limits, renderer = gateway.limits, gateway.renderer
+    limits, renderer = gateway.limits, gateway.renderer_for(request)
     asked = read_tokenize(await read_object(request, settings.max_body_bytes, settings.body_timeout_s))
     if asked.model:
         limits.check_model(asked.model)

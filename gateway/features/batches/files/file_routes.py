@@ -11,22 +11,24 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
+from quire.gateway.api.body_budget import hold_body
 from quire.gateway.api.caller import caller_of
 from quire.gateway.errors.api_errors import ApiError, FileInUse, StorageDown, StorageIsFull, refused
 from quire.gateway.features.batches.batch_parameters import FILES_QUERY
-from quire.gateway.features.batches.files.file_service import FileService, not_found
+from quire.gateway.features.batches.files.file_service import FileService, not_found, storage_down
 from quire.gateway.features.batches.files.file_store import (
     PREFIX,
     PURPOSES,
+    VISION,
     StorageFull,
     UploadLost,
     new_file_id,
     read_id,
 )
 from quire.gateway.features.batches.files.reservation import Reservation, ReservedWriter
-from quire.gateway.features.batches.files.storage import StorageError
+from quire.gateway.features.batches.files.storage import WHOLE, StorageError
 from quire.gateway.features.batches.files.upload import UploadReader
-from quire.gateway.settings import GatewaySettings
+from quire.gateway.serving.service import GatewayProcess
 from quire.shared.config.validators import shown
 
 T = TypeVar("T")
@@ -37,9 +39,10 @@ PATH = "/v1/files"
 class FileRoutes:
     """Handlers of one gateway process. A caller finds only the files that its key has made."""
 
-    def __init__(self, files: FileService, settings: GatewaySettings) -> None:
+    def __init__(self, files: FileService, process: GatewayProcess) -> None:
         self._files = files
-        self._settings = settings
+        self._settings = process.settings
+        self._images = process.images
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes. Without a storage each answers with the error that names the setting."""
@@ -67,6 +70,8 @@ class FileRoutes:
                 written = await self._files.write(
                     file_id, lambda writer: reader.read(ReservedWriter(writer, reservation))
                 )
+                if written.purpose == VISION:
+                    await self._check_picture(request, file_id, written.size)
                 # 3) Make the file known, with its real size.
                 life_s = written.expires_s or settings.file_retention_s
                 complete = partial(store.complete, filename=written.filename, purpose=written.purpose)
@@ -76,6 +81,14 @@ class FileRoutes:
             if not is_complete:
                 await asyncio.shield(self._drop(file_id, owner))
         return web.json_response(stored.shown())
+
+    async def _check_picture(self, request: web.Request, file_id: str, size: int) -> None:
+        """Check that the content of an upload is an image. Raises ApiError."""
+        try:
+            await hold_body(request, min(size, self._settings.max_image_bytes), self._settings.body_timeout_s)
+            await self._images.check_file(size, self._files.store.storage.read(file_id, WHOLE, 0, size))
+        except StorageError as error:
+            raise storage_down(error) from error
 
     async def all(self, request: web.Request) -> web.Response:
         """GET /v1/files: the files of the caller in pages, the newest first."""

@@ -12,7 +12,15 @@ from redis.exceptions import RedisError
 
 from quire.gateway.admission.retry import AccountRetry
 from quire.gateway.errors.api_errors import FilesAreOff, NotFound, StorageDown
-from quire.gateway.features.batches.files.file_store import PREFIX, FileStore, StorageBounds, StoredFile, read_id
+from quire.gateway.features.batches.files.file_store import (
+    OF_IMAGES,
+    PREFIX,
+    VISION,
+    FileStore,
+    StorageBounds,
+    StoredFile,
+    read_id,
+)
 from quire.gateway.features.batches.files.folder_storage import FolderStorage
 from quire.gateway.features.batches.files.s3_storage import S3Storage
 from quire.gateway.features.batches.files.storage import WHOLE, ObjectWriter, Storage, StorageError
@@ -125,6 +133,21 @@ class FileService:
                     yield data
         except StorageError as error:
             raise storage_down(error) from error
+
+    async def image(self, public_id: str, owner: str, most: int) -> bytes | None:
+        """Return the content of a file that a call names as its image. most: of its bytes.
+
+        Returns None for a larger file. Raises NotFound, StorageDown and BrokerDown.
+        """
+        file = await self.find(public_id, owner)
+        if file.purpose not in OF_IMAGES:
+            raise NotFound(f"the purpose of the file is {file.purpose}; upload it with the purpose {VISION}")
+        if file.bytes > most:
+            return None
+        content = b"".join([piece async for piece in self.content(file)])
+        if len(content) != file.bytes:  # deleted meanwhile
+            raise not_found(public_id)
+        return content
 
     async def delete(self, file_id: str, owner: str) -> str:
         """Delete a file. Returns `deleted`, `used` or `unknown`. Raises BrokerDown."""

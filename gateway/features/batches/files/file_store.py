@@ -16,8 +16,11 @@ from quire.shared.protocol.broker.scripts import load_script
 from quire.shared.protocol.keys import UPLOAD_LEASE_S, BatchKeys
 
 PREFIX = "file-"
-BATCH, BATCH_OUTPUT = "batch", "batch_output"
-PURPOSES = (BATCH, BATCH_OUTPUT)
+BATCH, BATCH_OUTPUT, VISION, USER_DATA = "batch", "batch_output", "vision", "user_data"
+PURPOSES = (BATCH, BATCH_OUTPUT, VISION, USER_DATA)
+# Purposes of the files that clients upload, and of those that a call may name as images.
+UPLOADED = (BATCH, VISION, USER_DATA)
+OF_IMAGES = (VISION, USER_DATA)
 
 _FIELDS = ("owner", "filename", "purpose", "bytes", "created", "expires", "complete")
 _HEXADECIMAL = re.compile(r"[0-9a-f]{32}", re.ASCII)

@@ -20,7 +20,7 @@ from quire.gateway.errors.api_errors import (
     refused,
 )
 from quire.gateway.features.batches.batch_parameters import ANCHOR, MAX_EXPIRY_S, MIN_EXPIRY_S, SECONDS, expiry_s
-from quire.gateway.features.batches.files.file_store import BATCH
+from quire.gateway.features.batches.files.file_store import UPLOADED
 from quire.gateway.features.batches.files.storage import CHUNK, ObjectWriter
 from quire.shared.config.validators import InvalidValue, shown
 
@@ -145,9 +145,9 @@ def _filename(name: str | None) -> str:
 
 
 def _purpose(value: str | None) -> str:
-    if value != BATCH:
+    if value is None or value not in UPLOADED:
         given = "is missing" if value is None else f"is {shown(value)}"
-        raise refused("purpose", f"purpose {given}; this server keeps files for `batch` only.")
+        raise refused("purpose", f"purpose {given}; this server keeps files for {', '.join(UPLOADED)}.")
     return value
 
 

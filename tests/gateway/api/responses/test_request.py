@@ -224,7 +224,10 @@ def test_items_keep_their_ids_and_get_the_form_of_answers() -> None:
         ({"role": "user"}, "input[0].content"),
         ({"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].image_url"),
-        ({"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}, "input[0].content[0].file_id"),
+        (
+            {"role": "user", "content": [{"type": "input_image", "file_id": "f", "image_url": "x"}]},
+            "input[0].content[0].file_id",
+        ),
         ({"role": "user", "content": [{"type": "input_file"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0].text"),
         ({"role": "user", "content": [{"type": "input_text", "text": "x", "extra": 1}]}, "input[0].content[0].extra"),

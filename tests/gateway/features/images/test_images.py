@@ -45,10 +45,15 @@ def url(file: bytes, media_type: str = "image/png") -> str:
     return f"data:{media_type};base64,{base64.b64encode(file).decode()}"
 
 
+async def read(images: Images, text: str, where: str = WHERE, **keys: str) -> door.Image:
+    [image] = await images.read_all([{"url": text, "where": where, **keys}])
+    return image
+
+
 async def refusal(images: Images, text: str) -> str:
     """Read an image that is refused. Returns the message."""
     with pytest.raises(InvalidRequest) as caught:
-        await images.read(text, WHERE)
+        await read(images, text)
     assert caught.value.param == WHERE
     assert WHERE in caught.value.message
     return caught.value.message
@@ -71,18 +76,18 @@ def checkers() -> dict[int, dict[str, int]]:
 async def test_an_image_of_each_format(images: Images) -> None:
     for format in FORMATS:
         file = saved(noise("RGB", 30, 20), format)
-        image = await images.read(url(file, f"image/{format.lower()}"), WHERE)
+        image = await read(images, url(file, f"image/{format.lower()}"))
         assert image == door.Image(file, hashlib.sha256(file).hexdigest(), 30, 20)
 
 
 async def test_width_and_height_are_upright(images: Images) -> None:
-    image = await images.read(url(saved(noise("RGB", 30, 20), "JPEG", exif=exif(6))), WHERE)
+    image = await read(images, url(saved(noise("RGB", 30, 20), "JPEG", exif=exif(6))))
     assert (image.width, image.height) == (20, 30)
 
 
 @pytest.mark.parametrize("head", ["data:image/jpeg", "data:text/plain;charset=utf-8", "DATA:IMAGE/PNG", "data:"])
 async def test_the_bytes_decide_on_the_format(images: Images, head: str) -> None:
-    assert (await images.read(f"{head};base64,{base64.b64encode(SMALL).decode()}", WHERE)).data == SMALL
+    assert (await read(images, f"{head};base64,{base64.b64encode(SMALL).decode()}")).data == SMALL
 
 
 @pytest.mark.parametrize(
@@ -116,12 +121,12 @@ async def test_what_is_no_image_is_refused_by_name(images: Images, text: str, sa
 async def test_the_largest_file_is_accepted(images: Images) -> None:
     file = png(1, 1, 8, 0, [b"\0"])
     rest = MAX_BYTES - len(file) - len(chunk(b"teSt", b""))
-    image = await images.read(url(png(1, 1, 8, 0, [b"\0"], chunk(b"teSt", bytes(rest)))), WHERE)
+    image = await read(images, url(png(1, 1, 8, 0, [b"\0"], chunk(b"teSt", bytes(rest)))))
     assert len(image.data) == MAX_BYTES
 
 
 async def test_the_images_of_a_call_are_few(images: Images) -> None:
-    calls = [(url(SMALL), f"messages[{index}]") for index in range(4)]
+    calls = [{"url": url(SMALL), "where": f"messages[{index}]"} for index in range(4)]
     assert len(await images.read_all(calls[:3])) == 3
     with pytest.raises(InvalidRequest, match="4 images; this server allows at most 3") as caught:
         await images.read_all(calls)
@@ -163,7 +168,7 @@ async def test_decompression_bombs_are_refused(images: Images) -> None:
     """Except those that take no memory: the rows that follow those of a PNG file are not decoded."""
     for name, file in bombs().items():
         if name == "png rows":
-            await images.read(url(file), WHERE)
+            await read(images, url(file))
             continue
         message = await refusal(images, url(file))
         assert "makes the decoder fail" not in message, name
@@ -175,7 +180,7 @@ async def test_animations_cost_one_frame(images: Images) -> None:
     first, *others = [Pillow.new("P", (1000, 800), colour) for colour in range(60)]
     for format in ("GIF", "PNG", "WEBP"):
         file = saved(first, format, save_all=True, append_images=others, quality=20)
-        image = await images.read(url(file), WHERE)
+        image = await read(images, url(file))
         assert (image.width, image.height) == (1000, 800)
     assert all(memory["VmHWM"] < 64 * 1024 * 1024 for memory in checkers().values())
 
@@ -185,16 +190,16 @@ async def test_a_file_that_takes_too_long_is_refused() -> None:
     """A JPEG file of padding, which Pillow reads byte by byte."""
     images = Images(max_images=1, max_bytes=100_000_000, max_pixels=1000, processes=1)
     assert "takes more than 10 s" in await refusal(images, url(b"\xff\xd8" + bytes([255]) * 90_000_000))
-    assert (await images.read(url(SMALL), WHERE)).width == 4
+    assert (await read(images, url(SMALL))).width == 4
     images.close()
 
 
 async def stopped(images: Images) -> tuple[int, asyncio.Task[Any]]:
     """Stops a process before it checks an image. Returns its id, and the call that waits for it."""
-    await images.read(url(SMALL), WHERE)
+    await read(images, url(SMALL))
     (process,) = checkers()
     os.kill(process, signal.SIGSTOP)
-    return process, asyncio.create_task(images.read(url(SMALL), WHERE))
+    return process, asyncio.create_task(read(images, url(SMALL)))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,7 @@ async def stopped(images: Images) -> tuple[int, asyncio.Task[Any]]:
 )
 async def test_a_process_that_ends_costs_one_call(images: Images, sent: signal.Signals, status: int, says: str) -> None:
     process, call = await stopped(images)
-    others = await asyncio.gather(*(images.read(url(SMALL), WHERE) for _ in range(8)))
+    others = await asyncio.gather(*(read(images, url(SMALL)) for _ in range(8)))
     assert len(others) == 8
     assert not call.done()
     os.kill(process, sent)
@@ -217,29 +222,29 @@ async def test_a_process_that_ends_costs_one_call(images: Images, sent: signal.S
         await call
     assert caught.value.status == status
     assert process not in checkers()
-    assert (await images.read(url(SMALL), WHERE)).width == 4
+    assert (await read(images, url(SMALL))).width == 4
 
 
 async def test_a_process_that_hangs_costs_one_call(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
-    await images.read(url(SMALL), WHERE)
+    await read(images, url(SMALL))
     (process,) = checkers()
     os.kill(process, signal.SIGSTOP)
     with monkeypatch.context() as patch:
         patch.setattr(picture_check, "TIMEOUT_S", 0.2)
         with pytest.raises(ServerBusy, match="interrupted") as caught:
-            await images.read(url(SMALL), WHERE)
+            await read(images, url(SMALL))
     assert "Retry-After" in caught.value.headers
     assert process not in checkers()
-    assert (await images.read(url(SMALL), WHERE)).width == 4
+    assert (await read(images, url(SMALL))).width == 4
 
 
 async def test_a_process_that_dies_while_it_is_idle_costs_one_call(images: Images) -> None:
-    await images.read(url(SMALL), WHERE)
+    await read(images, url(SMALL))
     (process,) = checkers()
     os.kill(process, signal.SIGKILL)
     with pytest.raises(ServerBusy):
-        await images.read(url(SMALL), WHERE)
-    assert (await images.read(url(SMALL), WHERE)).width == 4
+        await read(images, url(SMALL))
+    assert (await read(images, url(SMALL))).width == 4
 
 
 async def test_few_images_wait(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +252,7 @@ async def test_few_images_wait(images: Images, monkeypatch: pytest.MonkeyPatch) 
     process, call = await stopped(images)
     await asyncio.sleep(0)
     with pytest.raises(ServerBusy, match="Too many images wait"):
-        await images.read(url(SMALL), WHERE)
+        await read(images, url(SMALL))
     os.kill(process, signal.SIGCONT)
     assert (await call).width == 4
 
@@ -256,7 +261,7 @@ async def test_a_process_is_replaced_after_many_images(images: Images, monkeypat
     monkeypatch.setattr(picture_check, "MAX_SERVED", 3)
     for _ in range(3):
         before = set(checkers())
-        await images.read(url(SMALL), WHERE)
+        await read(images, url(SMALL))
     assert len(before) == 1
     assert not checkers()
 
@@ -264,9 +269,9 @@ async def test_a_process_is_replaced_after_many_images(images: Images, monkeypat
 def test_processes_end_with_the_gateway() -> None:
     program = """
 import asyncio, sys
-from tests.gateway.features.images.test_images import SMALL, Images, checkers, url
+from tests.gateway.features.images.test_images import SMALL, Images, checkers, read, url
 images = Images(max_images=1, max_bytes=9999, max_pixels=9999, processes=1)
-asyncio.run(images.read(url(SMALL), "x"))
+asyncio.run(read(images, url(SMALL)))
 print(*checkers(), flush=True)
 sys.stdin.read()
 """
@@ -289,7 +294,7 @@ async def read_mutated(images: Images, format: str, number: int) -> None:
         for index in numbers:
             file = mutated(files[index % len(files)], rng)
             try:
-                image = await images.read(url(file), WHERE)
+                image = await read(images, url(file))
             except InvalidRequest as error:
                 counts["refused"] += 1
                 if "decoder fail" in error.message or "takes more than" in error.message:
@@ -331,7 +336,7 @@ async def test_memory_is_bounded_over_a_thousand_large_images() -> None:
 
     async def call(number: int) -> None:
         for _ in range(number):
-            await images.read(text, WHERE)
+            await read(images, text)
             memory.append(own_memory())
             of_checks.append(sum(fields["VmRSS"] for fields in checkers().values()))
 
