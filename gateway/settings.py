@@ -99,6 +99,12 @@ class ImageSettings:
     max_image_pixels: int = option(
         25_000_000, minimum=1024, maximum=2**28, help="Largest number of pixels of an image: width times height."
     )
+    image_hosts: str = option(
+        "",
+        metavar="HOSTS",
+        help="Hosts from which the gateway fetches images that calls name by http(s) addresses, separated by commas: "
+        "images.example.com, *.example.com, images.example.com:8443. Their addresses must be public. By default none.",
+    )
     image_processes: int = option(
         2,
         minimum=1,

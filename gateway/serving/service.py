@@ -67,6 +67,7 @@ class GatewayProcess:
             max_bytes=settings.max_image_bytes,
             max_pixels=settings.max_image_pixels,
             processes=settings.image_processes,
+            hosts=settings.image_hosts,
             # A quarter: while a call waits for memory, others can go on.
             max_call_bytes=min(settings.max_body_bytes, settings.max_bodies_bytes // 4),
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.gateway.errors.api_errors import NotFound, ServerBusy, invalid, refused
+from quire.gateway.features.images.image_fetch import ImageFetcher, ImageHosts
 from quire.gateway.features.images.picture_check import CheckLost, PictureChecks
 from quire.shared.images.layouts.layout import Layout, LayoutError
 from quire.shared.images.picture_error import PictureError
@@ -101,17 +102,27 @@ class Images:
     """Reads the images of all calls of a gateway process. Checks run in processes of their own.
 
     max_images: in one call. max_bytes, max_pixels: of one image. max_call_bytes: of the images of a call that are not
-    in its body. processes: of checks. read_file: set by the feature that has files; None without one.
+    in its body. processes: of checks. hosts: from which images are fetched. read_file: set by the feature that has
+    files; None without one.
     """
 
     def __init__(
-        self, *, max_images: int, max_bytes: int, max_pixels: int, processes: int, max_call_bytes: int = 2**25
+        self,
+        *,
+        max_images: int,
+        max_bytes: int,
+        max_pixels: int,
+        processes: int,
+        max_call_bytes: int = 2**25,
+        hosts: str = "",
     ) -> None:
+        """Raise StartError for wrong hosts."""
         self._max_images = max_images
         self._max_bytes = max_bytes
         self._max_call_bytes = max_call_bytes
         self._checks = PictureChecks(processes, max_bytes, max_pixels)
         self._waiting = 0
+        self.fetcher = ImageFetcher(ImageHosts.parse(hosts))
         self.read_file: FileReader | None = None
 
     def close(self) -> None:
@@ -161,16 +172,25 @@ class Images:
 
         Raises InvalidRequest, PictureError, ServerBusy.
         """
-        where = part["where"]
-        if "url" in part:
-            return part["url"], self._start_of_base64(part["url"], where), 0
-        if self.read_file is None:
+        url, where = part.get("url"), part["where"]
+        if url is not None and not url[:6].lower().startswith(("http:", "https:")):
+            return url, self._start_of_base64(url, where), 0
+        if url is not None and not self.fetcher.is_on:
+            raise refused(
+                where,
+                f"{where} is the address of an image, which this server does not fetch; give {_DATA_URL}, or have the "
+                "operator name the host in --image-hosts.",
+            )
+        if url is None and self.read_file is None:
             raise PictureError("this server stores no files; send the image as a data URL")
         most = min(self._max_bytes, left)
         await sender.hold(most)
         file: bytes | None = None
         try:
-            file = await self.read_file(part["file_id"], sender.owner, most)
+            if url is not None:
+                file = await self.fetcher.fetch(url, most)
+            elif self.read_file is not None:
+                file = await self.read_file(part["file_id"], sender.owner, most)
         except NotFound as error:
             raise PictureError(error.message.rstrip(".")) from None
         finally:
@@ -209,10 +229,6 @@ class Images:
     def _start_of_base64(self, url: str, where: str) -> int:
         header, comma, _ = url[:_MAX_HEADER].partition(",")
         if header[:5].lower() != "data:":
-            if header.lower().startswith(("http:", "https:")):
-                raise refused(
-                    where, f"{where} is the address of an image, which this server does not fetch; give {_DATA_URL}."
-                )
             raise invalid(where, _DATA_URL, url[:_MAX_HEADER])
         if not comma or not header.lower().endswith(";base64") or not url.isascii():
             raise invalid(where, f"{_DATA_URL}, with the image in base64", url[:_MAX_HEADER])
