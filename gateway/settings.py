@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.shared.config.service_settings import ListenSettings, ServiceSettings, is_loopback
 from quire.shared.config.settings import option
@@ -114,6 +114,10 @@ class ImageSettings:
     )
 
 
+# --max-body-bytes by default, without an image.
+BODY_BYTES = 4 * 1024 * 1024
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettings):
     """One gateway. A gateway keeps no state: any number of gateways may serve the same Redis."""
@@ -149,7 +153,11 @@ class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettin
         help="Longest context in tokens; 0 for the largest that model and workers allow.",
     )
     max_body_bytes: int = option(
-        4 * 1024 * 1024, minimum=1024, maximum=64 * 1024 * 1024, help="Largest request body in bytes."
+        0,
+        minimum=0,
+        maximum=64 * 1024 * 1024,
+        help="Largest request body in bytes; 0 for 4 MiB, and with images for the base64 of one of --max-image-bytes "
+        "more. The images of a call that are not in its body may have as many bytes.",
     )
     max_bodies_bytes: int = option(
         256 * 1024 * 1024,
@@ -383,6 +391,11 @@ class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettin
         if self.allow_anonymous and self.require_keys:
             raise StartError("--allow-anonymous and --require-keys are both given; give one of them")
         return self.allow_anonymous or (is_loopback(self.host) and not self.require_keys)
+
+    def with_body_bytes(self, *, takes_images: bool) -> GatewaySettings:
+        """Return the settings with the value of `max_body_bytes` that its default stands for."""
+        image = math.ceil(self.max_image_bytes / 3) * 4 if takes_images else 0
+        return replace(self, max_body_bytes=self.max_body_bytes or BODY_BYTES + image)
 
     @property
     def max_key_stored_bytes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.shared.protocol.broker import Broker
 from quire.shared.protocol.messages import WorkerCard
+from quire.shared.protocol.messages.requests import MAX_FAULT_LENGTH
 from quire.shared.telemetry.internal_server import InternalServer
 from quire.worker.engine.engine import Engine
 from quire.worker.inspect.admin_server import admin_server
@@ -61,6 +62,8 @@ class EngineRuntime:
 
     def card(self, worker_id: str, incarnation: str, model: str) -> WorkerCard:
         engine, limits, status = self._engine, self._engine.limits, self._thread.status
+        served = engine.runner.model
+        is_blind = engine.images is None and served.config.is_wrapped
         return WorkerCard(
             worker_id=worker_id,
             incarnation=incarnation,
@@ -75,9 +78,10 @@ class EngineRuntime:
             running=status.running,
             waiting=status.waiting,
             steps=status.steps,
-            weights_digest=engine.runner.model.weights_digest,
+            weights_digest=served.weights_digest,
             adapters=tuple(f"{name}@{digest}" for name, digest in engine.adapters.held),
             adapter_faults=self._loader.faults,
+            no_images=served.why_no_images[:MAX_FAULT_LENGTH] if is_blind else "",
         )
 
     def close(self) -> None:

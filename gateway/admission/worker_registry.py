@@ -73,6 +73,12 @@ class WorkerRegistry:
         return f"fp_{weights}{installed_version('0')}"[:MAX_FINGERPRINT]
 
     @property
+    def no_images(self) -> str:
+        """Why images are refused; empty if they are not. Any worker may get any request, so all must compute them."""
+        reasons = [(card.no_images, card.worker_id) for card in self.workers if card.no_images]
+        return "the worker {1} computes no images: {0}".format(*reasons[0]) if reasons else ""
+
+    @property
     def empty_s(self) -> float:
         """Seconds for which no worker has been alive; 0 with a worker, or if Redis does not answer."""
         return 0.0 if self._empty_at is None else asyncio.get_running_loop().time() - self._empty_at

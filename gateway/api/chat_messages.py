@@ -31,7 +31,7 @@ _CALLED = closed({"name": TOOL_NAME, "arguments": TEXT})
 _CALL = closed({"id": CALL_ID, "function": _CALLED}, {"type": {"const": "function"}, "index": {"type": "integer"}})
 _CALLS = array(_CALL, high=MAX_TOOL_CALLS)
 _TEXT_PART = with_nulls({"type": {"const": "text"}, "text": TEXT})
-DETAILS = OneOf(("auto", "high"))
+DETAILS = OneOf(("auto", "low", "high"))
 _IMAGE_PART = with_nulls({"type": {"const": "image_url"}, "image_url": with_nulls({"url": TEXT}, {"detail": DETAILS})})
 # What `read_content` accepts, without and with images.
 CONTENT_SCHEMA = any_of(TEXT, array(_TEXT_PART, low=1))
@@ -208,8 +208,7 @@ def _image(name: str, value: dict[str, Any]) -> dict[str, str]:
     if type(image) is not dict:
         raise invalid(f"{name}.image_url", 'an object like {"url": "data:image/png;base64,..."}', image)
     only(f"{name}.image_url", image, ("url", "detail"))
-    if (detail := image.get("detail")) is not None:
-        DETAILS(f"{name}.image_url.detail", detail)
+    detail = DETAILS(f"{name}.image_url.detail", "auto" if image.get("detail") is None else image["detail"])
     if type(image.get("url")) is not str:
         raise invalid(f"{name}.image_url.url", "a string", image.get("url"))
-    return {"type": "image", "url": image["url"], "where": f"{name}.image_url.url"}
+    return {"type": "image", "url": image["url"], "detail": detail, "where": f"{name}.image_url.url"}

@@ -69,7 +69,7 @@ async def _read(request: web.Request, limit: int, timeout_s: float) -> bytes:
 
 
 def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"The body is over the limit of {limit} bytes.")
+    return BodyTooLarge(f"The body is over the limit of {limit} bytes (this server's setting --max-body-bytes).")
 
 
 def parse_object(data: bytes, limit: int = LEAST_MAX_VALUES) -> dict[str, Any]:

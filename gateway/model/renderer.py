@@ -110,6 +110,9 @@ class Renderer:
         if self.model.layout is None or self._images is None:
             where = parts[0]["where"]
             raise refused(where, f"{where} is an image, and {self.model.name} takes text alone.", code="text_only")
+        if self._sender.refusal:
+            where = parts[0]["where"]
+            raise refused(where, f"{where} is an image, and {self._sender.refusal}.", code="text_only")
         return await self._images.read_all(parts, self._sender)
 
     async def hold_images(self, size: int, where: str) -> None:

@@ -68,6 +68,8 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     model = None if settings.discover_models else await asyncio.to_thread(_load, settings)
     tracer = start_tracing("gateway", settings.gateway_id, settings.otlp_endpoint, os.environ)
     server = await check_redis(settings.redis_url, model.name if model else REGISTRY_LANE)
+    if model is not None:
+        settings = settings.with_body_bytes(takes_images=model.layout is not None)
     process = GatewayProcess(settings, tracer)
     await process.keys.check_start()
     directory = ModelDirectory(process, Gateway(settings, model, process=process) if model else None)

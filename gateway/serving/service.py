@@ -48,7 +48,8 @@ class GatewayProcess:
     """
 
     def __init__(self, settings: GatewaySettings, tracer: Tracer | None = None) -> None:
-        self.settings = settings
+        # A model that is found later may take images.
+        self.settings = settings = settings.with_body_bytes(takes_images=settings.discover_models)
         self.tracer = tracer
         self.id = settings.gateway_id or new_id()
         self.started = int(time.time())
@@ -97,8 +98,8 @@ class Gateway:
         process: GatewayProcess | None = None,
     ) -> None:
         """process: shared with the other models; by default one of this model alone."""
+        self.settings = settings = settings.with_body_bytes(takes_images=model.layout is not None)
         self.process = process or GatewayProcess(settings, tracer)
-        self.settings = settings
         self.model = model
         self.id = self.process.id
         self.started = self.process.started
@@ -186,11 +187,11 @@ class Gateway:
     def renderer_for(self, request: web.Request) -> Renderer:
         """Return the renderer for the call of a request."""
         hold = partial(hold_more, request, self.settings.body_timeout_s)
-        return self.renderer.of(ImageSender(caller_of(request).owner, hold))
+        return self.renderer.of(ImageSender(caller_of(request).owner, self.worker_registry.no_images, hold))
 
     def renderer_of(self, owner: str) -> Renderer:
         """Return the renderer for calls of an owner that come without a request of their own."""
-        return self.renderer.of(ImageSender(owner))
+        return self.renderer.of(ImageSender(owner, self.worker_registry.no_images))
 
     @property
     def names(self) -> list[str]:

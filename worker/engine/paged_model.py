@@ -37,6 +37,10 @@ class CheckpointConfig(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
+    @property
+    def is_wrapped(self) -> bool:
+        """True if the model has a text model inside, as vision-language models have."""
+
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of the weights, known before they are loaded. A backend that packs them may take more."""
 

@@ -50,6 +50,7 @@ class ModelFacts:
     vocab_size: int
     eos_token_ids: frozenset[int]
     max_model_len: int
+    takes_images: bool = False
 
 
 class UpstreamRuntime:
@@ -94,6 +95,7 @@ class UpstreamRuntime:
             running=status.running,
             waiting=status.waiting,
             steps=status.steps,
+            no_images="it sends calls to servers of other engines, as text" if facts.takes_images else "",
         )
 
     def close(self) -> None: ...
@@ -178,4 +180,5 @@ def _read_model(folder: Path, max_model_len: int) -> ModelFacts:
         declared if type(declared) is int else tokenizer.get_vocab_size(with_added_tokens=True),
         frozenset(eos if own is None else [*eos, own]),
         min(max_model_len or longest, longest),
+        config.get("vision_config") is not None,
     )

@@ -248,7 +248,8 @@ def _image(name: str, block: dict[str, Any]) -> dict[str, str]:
         [key] = keys
         return {"type": "image", key: source[key], "where": f"{name}.source.{key}"}
     kind = _string(f"{name}.source.media_type", source["media_type"], MEDIA_TYPES)
-    return {"type": "image", "url": f"data:{kind};base64,{source['data']}", "where": f"{name}.source.data"}
+    url = f"data:{kind};base64,{source['data']}"
+    return {"type": "image", "url": url, "media_type": kind, "where": f"{name}.source.data"}
 
 
 def _thinking(name: str, block: dict[str, Any]) -> str:

@@ -60,12 +60,13 @@ async def _hold_nothing(size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImageSender:
-    """The sender of a call with images. owner: of the files that the call may name.
+    """The sender of a call with images. owner: of the files that the call may name. refusal: of all images now.
 
     hold: waits until there is memory for further bytes of the call, or gives bytes back if the number is negative.
     """
 
     owner: str = ""
+    refusal: str = ""
     hold: Callable[[int], Awaitable[None]] = _hold_nothing
 
 
@@ -165,7 +166,10 @@ class Images:
             self._waiting -= 1
         if max(width, height) > MAX_RATIO * min(width, height):
             raise refused(where, f"{where} is {width} x {height} pixels: one side is over {MAX_RATIO} times the other.")
-        return Image.of(data, width, height), size
+        image = Image.of(data, width, height)
+        if (stated := part.get("media_type", image.media_type)) != image.media_type:
+            raise refused(where, f"{where} is an image of the type {image.media_type}, but media_type is {stated}.")
+        return image, size
 
     async def _given(self, part: Part, sender: ImageSender, left: int) -> tuple[str | bytes, int, int]:
         """Return the file of a part, 0, and its size; or a URL, the place of its base64, and 0.

@@ -191,13 +191,19 @@ class WorkerCard:
     # The LoRA adapters that the worker holds, as `name@digest`, and faults of those that it could not load.
     adapters: tuple[str, ...] = checked(Texts(MAX_ADAPTERS, 1, MAX_ADAPTER_LENGTH), default=())
     adapter_faults: tuple[str, ...] = checked(Texts(MAX_ADAPTER_FAULTS, 1, MAX_FAULT_LENGTH), default=())
+    # Why it computes no images; empty if it does, and of a model without images.
+    no_images: str = checked(Text(0, MAX_FAULT_LENGTH), default="")
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     def encode(self) -> bytes:
-        """Return the card as a message."""
-        return pack(as_map(self))
+        """Return the card as a message, without the field of images unless it has a reason."""
+        return pack({name: value for name, value in as_map(self).items() if value or name != "no_images"})
 
     @classmethod
     def decode(cls, data: bytes) -> WorkerCard:
         """Read a message. Raise MessageError."""
-        return decode(data, MAX_CARD_BYTES, lambda value: read_map(cls, "worker card", value))
+        return decode(data, MAX_CARD_BYTES, cls._read)
+
+    @classmethod
+    def _read(cls, value: Any) -> WorkerCard:
+        return read_map(cls, "worker card", {"no_images": "", **value} if type(value) is dict else value)

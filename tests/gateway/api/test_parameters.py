@@ -390,7 +390,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "image_url"}]}], f"{PART}.image_url"),
     ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 1}}]}], f"{PART}.image_url.url"),
     (
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x", "detail": "low"}}]}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x", "detail": "original"}}]}],
         f"{PART}.image_url.detail",
     ),
     ([{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], f"{PART}.type"),

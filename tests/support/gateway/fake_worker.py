@@ -34,6 +34,7 @@ class FakeWorker:
     # Makes the report about the prompt, which the first item carries.
     report: Callable[[GenerationRequest], PromptReport | None] = lambda request: None
     weights_digest: str = ""
+    no_images: str = ""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeWorker]:
@@ -70,6 +71,7 @@ class FakeWorker:
                 waiting=0,
                 steps=1,
                 weights_digest=self.weights_digest,
+                no_images=self.no_images,
             )
         )
 

@@ -320,12 +320,15 @@ async def test_a_slow_host_costs_its_own_call(site: Site, monkeypatch: pytest.Mo
     monkeypatch.setattr(image_fetch, "MAX_FETCHES", 1)
     site.fetcher = ImageFetcher(ImageHosts.parse(HOSTS), site._resolve, site._socket)
 
+    released = asyncio.Event()
+
     async def silent(request: web.BaseRequest) -> web.StreamResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
+        await released.wait()
+        return web.Response()
 
     site.answers["/a"] = silent
     assert "takes more than 0.2 s" in await site.refusal(f"http://{NAME}/a")
+    released.set()
     monkeypatch.setattr(image_fetch, "FETCH_S", 60)
     assert await site.fetch(f"http://{NAME}/b") == PICTURE
 
