@@ -17,7 +17,6 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.tools import check_choice
 from quire.gateway.errors.api_errors import refused
 from quire.gateway.features.affinity.beginnings import beginnings_of
-from quire.gateway.features.images.images import with_placeholders
 from quire.gateway.model.conversation import Conversation
 from quire.gateway.model.renderer import RenderedChat, Renderer
 from quire.gateway.model.served_model import ServedModel
@@ -57,7 +56,7 @@ async def render_prompt(conversation: Conversation, limits: RequestLimits, rende
     shown, images = await renderer.images(conversation.messages)
     messages, (tools, variables), mark = await renderer.mark_control_tokens(shown, given, limits.max_model_len)
     # A template, or the format of tools, may make one text of a content.
-    messages = with_placeholders(messages, renderer.model.layout)
+    messages = renderer.with_placeholders(messages)
     tool_format = renderer.model.calls
     if tool_format is not None and renderer.describes_tools:
         messages = tool_format.plain_messages(messages, tools)

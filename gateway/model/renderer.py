@@ -23,6 +23,7 @@ from quire.gateway.features.images.images import (
     find_images,
     place_images,
     take_images,
+    with_placeholders,
 )
 from quire.gateway.features.tools.formats import REASONING_FORMATS
 from quire.gateway.features.tools.tool_grammars import ToolGrammars
@@ -114,6 +115,10 @@ class Renderer:
             where = parts[0]["where"]
             raise refused(where, f"{where} is an image, and {self._sender.refusal}.", code="text_only")
         return await self._images.read_all(parts, self._sender)
+
+    def with_placeholders(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages with the placeholder as the text of each image, for contents that become one text."""
+        return with_placeholders(messages, self.model.layout)
 
     async def hold_images(self, size: int, where: str) -> None:
         """Wait until there is memory for stored images of a call. Raises InvalidRequest, ServerBusy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import random
 from pathlib import Path
@@ -45,8 +46,8 @@ async def test_memory_is_bounded_and_does_not_grow(redis_url: str, tmp_path: Pat
         async with worker.running(), aiohttp.ClientSession(timeout=timeout) as session:
 
             async def upload(picture: bytes) -> str:
-                form = aiohttp.FormData({"purpose": "vision"})
-                form.add_field("file", picture, filename="a.png")
+                form = aiohttp.FormData({"purpose": "vision"}, quote_fields=False)
+                form.add_field("file", io.BytesIO(picture), filename="a.png")
                 async with session.post(f"{url}/v1/files", data=form) as answer:
                     return str((await answer.json())["id"])
 
@@ -56,7 +57,8 @@ async def test_memory_is_bounded_and_does_not_grow(redis_url: str, tmp_path: Pat
                 parts = [response_part(file_id=await upload(picture)) for picture in pictures]
             bodies = [json.dumps(response(part, store=False)[1]).encode() for part in parts]
             resident = Resident(process.pid)
-            before, peaks, left = resident.now(), [], CALLS
+            before, left = resident.now(), CALLS
+            peaks: list[int] = []
 
             async def client() -> None:
                 nonlocal left
@@ -64,7 +66,7 @@ async def test_memory_is_bounded_and_does_not_grow(redis_url: str, tmp_path: Pat
                     left -= 1
                     headers = {"Content-Type": "application/json"}
                     async with session.post(
-                        f"{url}/v1/responses", data=bodies[left % PICTURES], headers=headers
+                        f"{url}/v1/responses", data=io.BytesIO(bodies[left % PICTURES]), headers=headers
                     ) as answer:
                         assert answer.status == 200, await answer.text()
                         await answer.read()
@@ -72,7 +74,6 @@ async def test_memory_is_bounded_and_does_not_grow(redis_url: str, tmp_path: Pat
                         peaks.append(resident.peak)
                         resident.peak = 0
 
-            peaks.clear()
             await asyncio.gather(*(client() for _ in range(PARALLEL)))
             peaks.append(resident.peak)
             await resident.stop()
