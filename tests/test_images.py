@@ -43,14 +43,14 @@ TEMPLATE = (
 )
 
 
-def make_seeing(folder: Path) -> Path:
+def make_seeing(folder: Path, context: int = 2048) -> Path:
     """Write a tiny LLaVA whose tokenizer, template and processor know images."""
     from tokenizers import AddedToken
     from transformers import AutoTokenizer
 
     kind = KINDS["llava"]
     top = {"image_token_index": IMAGE_TOKEN, "image_token_id": IMAGE_TOKEN}
-    make_vision(folder, "llava", kind.tower, top, max_position_embeddings=2048, vocab_size=VOCAB_SIZE + 8)
+    make_vision(folder, "llava", kind.tower, top, max_position_embeddings=context, vocab_size=VOCAB_SIZE + 8)
     (folder / "preprocessor_config.json").write_text(json.dumps(kind.processor))
     processor = {"processor_class": "LlavaProcessor", "patch_size": 14, "vision_feature_select_strategy": "default"}
     processor["num_additional_image_tokens"] = 1

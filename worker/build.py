@@ -141,7 +141,9 @@ def load_model(
     if settings.num_ranks == 1:
         return choice.load_model(path, config, ops, device, settings.max_model_len, read, packed, bits=bits)
     followers = Followers(settings, path, ops, cuda.record_on_cuda, cpus=cpus)
-    return lead(followers, path, config, ops, device, settings.max_model_len, read, packed, bits)
+    model: PagedModel = lead(followers, path, config, ops, device, settings.max_model_len, read, packed, bits)
+    model.why_no_images = "this worker computes no images: its model is on several ranks"
+    return model
 
 
 def limit_torch_threads(ops: kernels.Ops) -> None:
@@ -177,6 +179,8 @@ def make_engine(
     blocks = SpillingBlockManager.of(limits) if settings.spills else None
     engine = Engine(model, limits, eos_token_ids, texts.tokenizer, name, blocks, runner=runner, grammars=grammars)
     engine.images = make_embedder(model, limits)
+    if engine.images is None and model.config.is_wrapped:
+        engine.no_images = model.why_no_images
     progress.phase("warming up")
     warm_up(engine)
     cuda.capture_graphs(engine)

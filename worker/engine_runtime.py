@@ -62,8 +62,6 @@ class EngineRuntime:
 
     def card(self, worker_id: str, incarnation: str, model: str) -> WorkerCard:
         engine, limits, status = self._engine, self._engine.limits, self._thread.status
-        served = engine.runner.model
-        is_blind = engine.images is None and served.config.is_wrapped
         return WorkerCard(
             worker_id=worker_id,
             incarnation=incarnation,
@@ -78,10 +76,10 @@ class EngineRuntime:
             running=status.running,
             waiting=status.waiting,
             steps=status.steps,
-            weights_digest=served.weights_digest,
+            weights_digest=engine.runner.model.weights_digest,
             adapters=tuple(f"{name}@{digest}" for name, digest in engine.adapters.held),
             adapter_faults=self._loader.faults,
-            no_images=served.why_no_images[:MAX_FAULT_LENGTH] if is_blind else "",
+            no_images=engine.no_images[:MAX_FAULT_LENGTH],
         )
 
     def close(self) -> None:

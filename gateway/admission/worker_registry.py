@@ -75,8 +75,7 @@ class WorkerRegistry:
     @property
     def no_images(self) -> str:
         """Why images are refused; empty if they are not. Any worker may get any request, so all must compute them."""
-        reasons = [(card.no_images, card.worker_id) for card in self.workers if card.no_images]
-        return "the worker {1} computes no images: {0}".format(*reasons[0]) if reasons else ""
+        return next((f"{card.no_images} (worker {card.worker_id})" for card in self.workers if card.no_images), "")
 
     @property
     def empty_s(self) -> float:

@@ -109,16 +109,18 @@ async def serve_with(
         conversation=call.conversation,
     )
     terms = gateway.affinity.placed(metadata.prompt_cache_key or call.chain, call.beginnings, requests, terms)
-    # The body is not needed while the answer is written.
+    # The body is not needed while the answer is written. Its images count until Redis has them.
     del body
     request.pop(BODY, None)
-    release_body(request)
+    if not call.files:
+        release_body(request)
     # 2) Listen before the requests are submitted, so that no frame is missed.
     can_return = bool(terms.idempotency_key) or (call.stream and len(requests) == 1)
     with gateway.listening([item.id for item in requests], can_return, caller.owner) as buffer:
         # 3) Submit a request for each prompt.
         first, rates, is_left = await gateway.submission.submit(requests, terms, call.files)
-        call = replace(call, files={})  # Redis has them
+        call = replace(call, files={})
+        release_body(request)
         gateway.affinity.note(first, is_left)
         gateway.key_limits.tell(request, rates)
         if first == call_id:

@@ -111,6 +111,8 @@ class SubmitReply(StrEnum):
     LIMITED = "limited"
     #: The requests that stay in Redis take as much memory as they may, in all or of the API key.
     NO_ROOM = "no_room"
+    #: Redis has lost a file that it had, so the caller must send it.
+    NO_FILES = "no_files"
 
 
 class CancelReply(StrEnum):

@@ -100,6 +100,8 @@ class Engine:
         self.times = StepTimes()
         # Embeds the images of prompts; None: requests with images are refused.
         self.images: ImageEmbedder | None = None
+        # Why there is none although the model has images, for gateways.
+        self.no_images = ""
         # Speculation: drafted tokens that steps compute too; None without.
         self.drafts: Speculation | None = None
         # Called with each scheduled step while the engine is being watched; must be quick and change nothing.

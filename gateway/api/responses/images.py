@@ -1,7 +1,7 @@
 """The images of a conversation: read once, stored by their digests, and shown again.
 
 A stored image has `file`, the digest, size and picture of its file, which Redis keeps with the request of the response.
-Of a data URL the item has only what comes before the base64.
+An item has the beginning of a data URL up to its base64.
 """
 
 from __future__ import annotations

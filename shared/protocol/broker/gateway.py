@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -41,6 +42,10 @@ class NoRoom(Exception):
         self.key = key
         self.held = held
         self.wait_ms = wait_ms
+
+
+class FilesLost(Exception):
+    """Redis does not have a file that a submission left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,28 @@ class GatewayVerbs(Lane):
         self._cancel = self.script("cancel")
         self._expire = self.script("expire")
         self._delete = self.script("delete")
+        # Held while files are sent: other commands wait for them on the connection, while their time runs.
+        self._files_turn = asyncio.Lock()
 
     async def submit(self, request_id: str, body: bytes, terms: Admission, files: Sequence[bytes] = ()) -> Submitted:
         """Accept a request into the queue; calls with the same id accept it once. files: of `terms.images`.
 
-        Raises QueueFull, NoRoom, IdempotencyConflict and LimitReached.
+        Files that Redis has are not sent. Raises QueueFull, NoRoom, IdempotencyConflict and LimitReached.
         """
+        if not files:
+            return await self._submit_with(request_id, body, terms, files)
+        async with self._files_turn:
+            pipe = self.client.pipeline(transaction=False)
+            for name in terms.images:
+                pipe.exists(self.keys.image(name))
+            new = [b"" if is_known else file for is_known, file in zip(await pipe.execute(), files, strict=True)]
+            try:
+                return await self._submit_with(request_id, body, terms, new)
+            except FilesLost:
+                return await self._submit_with(request_id, body, terms, files)
+
+    async def _submit_with(self, request_id: str, body: bytes, terms: Admission, files: Sequence[bytes]) -> Submitted:
+        """Accept a request, with those of its files that are not empty. Raises FilesLost too."""
         request = self.keys.request(request_id)
         keys = [request, self.keys.idempotency(terms.idempotency_key) if terms.idempotency_key else request]
         args = [self.keys.prefix, request_id, body, terms.encode(), *files]
@@ -112,6 +133,8 @@ class GatewayVerbs(Lane):
         check_refusal(reply)
         if found is SubmitReply.NO_ROOM:
             raise NoRoom(terms.owner if text(reply[1]) == "key" else "", int(reply[2]), int(reply[3]))
+        if found is SubmitReply.NO_FILES:
+            raise FilesLost(request_id)
         if found is SubmitReply.CONFLICT:
             raise IdempotencyConflict(terms.idempotency_key)
         first = text(reply[1]) if found is SubmitReply.SAME else request_id

@@ -3,12 +3,13 @@
 --   KEYS  request hash, idempotency key (or the request hash again: none)
 --   ARGV  prefix, id, body, terms (msgpack map, see Admission.encode in shared/protocol/admission.py; what is empty is
 --         left out. Without max_stored the request is not counted among those that stay, see _stored.lua; without
---         charge it is charged to nobody, see _limits.lua), the files of terms.images in their order (see _images.lua)
+--         charge it is charged to nobody, see _limits.lua), the files of terms.images in their order (see _images.lua;
+--         empty if Redis has the file)
 --   ->    {'accepted', now_ms, {state of the limits per minute of each account, see _limits.lua}, 1 if the request is
 --         left to one worker (see _affinity.lua; 0 = any worker may take it)}
 --         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)}
 --         | {'no_room', 'key' or 'all', bytes held, milliseconds until a request of the key may go (-1: none has ended)}
---         | {'duplicate'} | {'same', id of the first call} | {'conflict'}
+--         | {'no_files'} (Redis has lost a file that was not sent) | {'duplicate'} | {'same', id of the first call} | {'conflict'}
 --         | {'full', queued requests, queued tokens}
 -- Repeatable: an id is accepted once, so a caller that lost the reply calls again. The caller's gateway becomes a
 -- listener in any case. An idempotency key whose request has expired counts as unused.
@@ -64,6 +65,12 @@ if stays then
     local reached, held, wait = make_room(prefix, owner, bytes + more, terms.max_stored, terms.max_key_stored, now)
     if reached then
         return {'no_room', reached, held, wait}
+    end
+end
+for i, name in ipairs(images) do
+    -- Also one that has gone with a request which made room.
+    if files[i] == '' and redis.call('EXISTS', prefix .. 'image:' .. name) == 0 then
+        return {'no_files'}
     end
 end
 local states = {}

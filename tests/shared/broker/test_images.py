@@ -62,6 +62,27 @@ async def test_requests_of_a_tenant_share_a_file_until_the_last_of_them_is_gone(
     assert await client.zcard(KEYS.due) == 0
 
 
+async def test_a_file_that_redis_has_is_not_sent_again(broker: Broker, client: Redis) -> None:
+    file = bytes(1_000_000)
+    await send(broker, "a", {"one": file}, bounds=QueueBounds(10_000, 100_000, 10_000_000))
+    before = (await client.info("stats"))["total_net_input_bytes"]
+    await send(broker, "b", {"one": file, "two": b"2"}, bounds=QueueBounds(10_000, 100_000, 10_000_000))
+    assert (await client.info("stats"))["total_net_input_bytes"] - before < len(file) // 2
+    assert await client.mget(KEYS.image("one"), KEYS.image("two")) == [file, b"2"]
+
+
+async def test_a_file_that_made_room_for_itself_is_sent(broker: Broker, client: Redis) -> None:
+    """The only request that named it goes, because there is no room for both."""
+    file = bytes(1000)
+    bounds = QueueBounds(10_000, 100_000, 1000 + 2 * STORED_BYTES)
+    await send(broker, "a", {"one": file}, bounds=bounds, retention_s=5000)
+    await broker.cancel("a")
+    await client.zadd(KEYS.ended(""), {"a": 0})
+    await send(broker, "b", {"one": file}, bounds=bounds)
+    assert not await client.exists(KEYS.request("a"))
+    assert await client.get(KEYS.image("one")) == file
+
+
 async def test_a_file_lives_as_long_as_the_stored_response(broker: Broker, client: Redis) -> None:
     await send(broker, "a", {"one": b"1"}, retention_s=5000)
     await send(broker, "b", {"one": b"1"})

@@ -113,7 +113,7 @@ async def test_a_worker_without_images_has_them_refused_with_its_reason(gateway:
             await registry.refresh()
             for path, body in calls(PICTURE):
                 _, says = refusal(await gateway.post(path, body))
-                assert f"the worker {blind.worker_id} computes no images: {reason}" in says
+                assert f"is an image, and {reason} (worker {blind.worker_id})" in says
             assert (await gateway.chat()).status == 200
             await blind.broker.retire(blind.worker_id, blind.worker_id)
         await registry.refresh()

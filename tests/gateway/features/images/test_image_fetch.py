@@ -177,7 +177,7 @@ async def test_no_other_url_is_even_resolved(site: Site, url: str) -> None:
     assert site.resolved == site.reached == []
 
 
-# Of no network, special networks, and tunnels to them.
+# Addresses of special networks and of tunnels to them, and texts that are no addresses.
 BAD = (
     "0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 100.127.255.254 127.0.0.1 127.8.8.8 169.254.169.254 172.16.0.1 "
     "172.31.255.255 192.0.0.8 192.0.2.1 192.88.99.1 192.168.1.1 198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 "
@@ -189,7 +189,7 @@ BAD = (
 
 @pytest.mark.parametrize("address", BAD.split())
 async def test_an_address_that_is_not_public_is_not_reached(site: Site, address: str) -> None:
-    """Neither alone nor beside a public one, and not with the resolver's check gone."""
+    """The resolver refuses it alone and with a public one, and the socket refuses it too."""
     assert not is_public(address)
     for addresses in ([address], [PUBLIC, address]):
         site.addresses[NAME] = addresses
