@@ -20,6 +20,7 @@ from quire.worker.capacity import CPU_CACHE_LIMIT, GIB, choose_limits, choose_nu
 from quire.worker.device import devices
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine_runtime import EngineRuntime
 from quire.worker.models.native.config import read_config
 from quire.worker.models.transformers.bridge import TransformersModel
 from quire.worker.models.transformers.config import read_transformers_config
@@ -29,6 +30,7 @@ from tests.support.checkpoints import BOS_TOKEN_ID, EOS_TOKEN_ID, make_checkpoin
 from tests.support.mock_model import EOS, MockModel
 from tests.support.quantized import quantize_checkpoint
 from tests.support.transformers_checkpoints import make_kind
+from tests.support.vision_checkpoints import make_vision
 
 
 def test_an_answer_ends_at_the_end_tokens_of_the_configuration_and_of_the_tokenizer(tmp_path: Path) -> None:
@@ -44,6 +46,16 @@ def test_an_answer_ends_at_the_end_tokens_of_the_configuration_and_of_the_tokeni
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": BOS_TOKEN_ID}))
     assert end_tokens() == {BOS_TOKEN_ID, EOS_TOKEN_ID}
+
+
+def test_the_card_of_a_worker_says_why_it_computes_no_images(tmp_path: Path) -> None:
+    def reason(folder: Path) -> str:
+        engine = build_engine(WorkerSettings(model=str(folder), device="cpu", num_blocks=32), "test")
+        return EngineRuntime(engine).card("w1", "1", "test").no_images
+
+    assert reason(make_checkpoint(tmp_path / "llama", "llama")) == ""
+    blind = make_vision(tmp_path / "blind", "cohere2_vision")
+    assert reason(blind) == "this worker computes no images: images of the model type cohere2_vision are not computed"
 
 
 def mapped(folder: Path) -> list[str]:
