@@ -20,7 +20,6 @@ from quire.worker.capacity import CPU_CACHE_LIMIT, GIB, choose_limits, choose_nu
 from quire.worker.device import devices
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine_runtime import EngineRuntime
 from quire.worker.models.native.config import read_config
 from quire.worker.models.transformers.bridge import TransformersModel
 from quire.worker.models.transformers.config import read_transformers_config
@@ -48,10 +47,9 @@ def test_an_answer_ends_at_the_end_tokens_of_the_configuration_and_of_the_tokeni
     assert end_tokens() == {BOS_TOKEN_ID, EOS_TOKEN_ID}
 
 
-def test_the_card_of_a_worker_says_why_it_computes_no_images(tmp_path: Path) -> None:
+def test_a_worker_of_a_model_with_images_says_why_it_computes_none(tmp_path: Path) -> None:
     def reason(folder: Path) -> str:
-        engine = build_engine(WorkerSettings(model=str(folder), device="cpu", num_blocks=32), "test")
-        return EngineRuntime(engine).card("w1", "1", "test").no_images
+        return build_engine(WorkerSettings(model=str(folder), device="cpu", num_blocks=32), "test").no_images
 
     assert reason(make_checkpoint(tmp_path / "llama", "llama")) == ""
     blind = make_vision(tmp_path / "blind", "cohere2_vision")
