@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from quire.shared.config.schema_parts import Schema, with_nulls
 from quire.shared.config.validators import Integer, InvalidValue, shown, wrong
 
 # Of the parts that an answer may not repeat: their length, and the tokens of all repetitions.
@@ -21,11 +22,15 @@ class RepetitionDetection:
         "min_count": Integer(0, MAX_REPEATED_TOKENS),
     }
 
+    @property
+    def schema(self) -> Schema:
+        return with_nulls({}, self.fields)
+
     def __call__(self, name: str, value: Any) -> tuple[int, ...]:
         if type(value) is not dict:
             raise wrong(name, self, value)
-        for key in value:
-            if key not in self.fields:
+        for key, number in value.items():
+            if number is not None and key not in self.fields:
                 raise InvalidValue(name, f"has the unknown key {shown(key)}; it may have {', '.join(self.fields)}")
         given = {key: check(f"{name}.{key}", value.get(key) or 0) for key, check in self.fields.items()}
         if not given["max_pattern_size"]:

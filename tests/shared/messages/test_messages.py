@@ -34,7 +34,12 @@ from quire.shared.protocol.messages.codec import VERSION as MANIFEST_VERSION
 from quire.shared.protocol.messages.codec import pack, pack_token_ids
 from quire.shared.protocol.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
 from quire.shared.protocol.messages.step_items import VERSION as REPORT_VERSION
-from quire.shared.protocol.sampling_params import EARLY_STOPPING, MAX_ALLOWED_TOKENS, MAX_GRAMMAR_LENGTH
+from quire.shared.protocol.sampling_params import (
+    EARLY_STOPPING,
+    MAX_ALLOWED_TOKENS,
+    MAX_GRAMMAR_LENGTH,
+    MAX_MARKER_TOKENS,
+)
 
 # --- codec ------------------------------------------------------------------------------------------------------------
 # Bytes that are no message are refused, at no cost.
@@ -194,6 +199,8 @@ def test_every_sampling_parameter_is_checked(name: str, value: Any) -> None:
         ("grammar", "x"): "x" * (MAX_GRAMMAR_LENGTH + 1),
         ("stop_token_ids", "[1]"): [1] * 81,
         ("allowed_token_ids", "[1]"): [1] * (MAX_ALLOWED_TOKENS + 1),
+        ("thinking_start", "[1]"): [1] * (MAX_MARKER_TOKENS + 1),
+        ("thinking_end", "[1]"): [1] * (MAX_MARKER_TOKENS + 1),
     }
     broken["sampling"][name] = wrong.get((name, str(value)), value)
     with pytest.raises(MessageError, match=name):
