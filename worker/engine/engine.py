@@ -396,7 +396,7 @@ class Engine:
 
     def _embed_images(self, step: Step) -> None:
         if self.images is not None:
-            self._faulty += self.images.embed(step)
+            self._faulty += self.images.embed(step, self.scheduler.max_num_batched_tokens)
 
     def _sampling_inputs(self, step: Step, logits: torch.Tensor) -> SamplingInputs:
         """Record what the step has computed. Returns the sequences that get a token, with their logits."""

@@ -53,6 +53,7 @@ class ImageTower(Protocol):
 
     image_token_id: int
     is_deep: bool  # the first layers of the text model get more of an image than its embeddings
+    both_ways: bool  # the tokens of an image attend to each other in both directions
 
     def embed(self, pictures: Sequence[bytes]) -> list[torch.Tensor]:
         """Return the embeddings [tokens, hidden] of each image file. Raises what the file is to blame for."""

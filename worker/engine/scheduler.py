@@ -74,6 +74,7 @@ class Scheduler:
             raise RequestRefused(
                 f"{count} sequences at once are more than the {self.limits.max_num_seqs} that run here (max_num_seqs)"
             )
+        self._check_images(group)
         needed, available = self._max_blocks(group), self.limits.num_blocks - self.blocks.num_pinned
         if needed > available:
             available += self._num_pinned_blocks(group)
@@ -81,6 +82,23 @@ class Scheduler:
             raise RequestRefused(
                 f"{tokens} tokens{f' in {count} sequences' if count > 1 else ''} need {needed} KV blocks and the cache "
                 f"has {available}"
+            )
+
+    def _check_images(self, group: SequenceGroup) -> None:
+        """Raise RequestRefused for an image that one step computes as a whole, and that has too many tokens for it."""
+        if group.images is None:
+            return
+        tokens, reserved = group.images.longest_whole, self.limits.max_num_seqs - 1  # every other sequence may decode
+        if tokens + reserved > self.limits.max_num_batched_tokens:
+            raise RequestRefused(
+                f"an image of {tokens} tokens is computed in one step, next to {reserved} sequences that decode; it "
+                f"needs a --max-num-batched-tokens of at least {tokens + reserved}, which is "
+                f"{self.limits.max_num_batched_tokens}"
+            )
+        if tokens > MAX_SCORED_POSITIONS and (group.prompt_scores is not None or group.sampling.prompt_logprobs >= 0):
+            raise RequestRefused(
+                f"log-probabilities of prompts are not computed with an image of {tokens} tokens, which one step "
+                f"computes: a step scores at most {MAX_SCORED_POSITIONS} tokens"
             )
 
     def _max_blocks(self, group: SequenceGroup) -> int:
@@ -163,9 +181,17 @@ class Scheduler:
     def _add_chunk(self, step: Step, sequence: Sequence, budget: int) -> int:
         """Add the sequence's next chunk to the step, within the budget. Returns the number of its tokens."""
         left = self._prefill_end(sequence) - sequence.num_computed
-        count, scores, num_scored = min(left, budget), sequence.group.prompt_scores, 0
+        count, scores, num_scored = max(0, min(left, budget)), sequence.group.prompt_scores, 0
+        most = left
         if scores is not None:
-            count = min(count, scores.max_tokens(sequence.num_computed, MAX_SCORED_POSITIONS - step.num_scored))
+            most = min(left, scores.max_tokens(sequence.num_computed, MAX_SCORED_POSITIONS - step.num_scored))
+            count = min(count, most)
+        if count and (images := sequence.group.images) is not None:
+            first, end = (at - sequence.num_computed for at in images.divided_by(sequence.num_computed + count))
+            room = self.limits.max_num_batched_tokens - step.num_tokens
+            # An image that begins here goes beyond what is left of the budget.
+            count = first or (end if end <= min(most, room) else 0)
+        if scores is not None:
             num_scored = scores.num_positions(sequence.num_computed + count)
         if count:
             # The last chunk of a leader lets the other sequences fork, also those of beams that are sampled later.
@@ -334,6 +360,8 @@ class Scheduler:
         self.blocks.start(leader, prefix, len(leader.token_ids))
         # If the whole prompt is cached, its last token is computed again for its logits.
         leader.num_computed = min(prefix.num_tokens, end - 1)
+        if group.images is not None:
+            leader.num_computed, _ = group.images.divided_by(leader.num_computed)
         self.blocks.counters.prefix_queries += end
         self.blocks.counters.prefix_hits += prefix.num_tokens
         if group.num_cached_tokens < 0:

@@ -111,6 +111,16 @@ class ImageSpans(Protocol):
         """Return the positions for RoPE of tokens first .. end - 1 of a sequence, int32."""
         ...
 
+    def divided_by(self, position: int) -> tuple[int, int]:
+        """Return the first token and the end of the image of which a chunk that ends before this position, or begins
+        there, would be a part, although steps compute it as a whole; the position twice if there is none."""
+        ...
+
+    @property
+    def longest_whole(self) -> int:
+        """The most tokens of an image that steps compute as a whole; 0: none."""
+        ...
+
     @property
     def offset(self) -> int:
         """The position for RoPE of a token after the prompt, less its index."""

@@ -48,6 +48,7 @@ def make_layers(
             expert_norms=None,
             per_layer_input=None,
             output_scale=1.0,
+            uses_key_ends=False,
         )
         for window in windows
     ]

@@ -60,6 +60,11 @@ class PromptImages:
         # The index of each image token in the prompt, and for each image the number of image tokens before it.
         self._positions = np.concatenate(found)
         self._starts = np.cumsum([0, *self.sizes])
+        # The ends of the images, if their tokens attend to each other in both directions. Steps compute them as a whole.
+        self._ends: np.ndarray | None = None
+        if tower.both_ways:
+            self._check_runs()
+            self._ends = self._positions[self._starts[1:] - 1] + 1
         # Positions for RoPE, if image tokens have three axes: of the prompt, and of its image tokens [N, 3].
         self._prompt_positions: np.ndarray | None = None
         self.axes: np.ndarray | None = None
@@ -72,6 +77,15 @@ class PromptImages:
             self._place(len(prompt), has_grids)
         # The embeddings of the image in whose middle the last chunk has ended.
         self.held: tuple[int, torch.Tensor] | None = None
+
+    def _check_runs(self) -> None:
+        """Raise RequestRefused unless the image tokens of each image are in a row, with text before the next image.
+
+        Then the image alone, which hashes of blocks contain, decides what its tokens see.
+        """
+        begins = np.flatnonzero(np.diff(self._positions) != 1) + 1
+        if not np.array_equal(begins, self._starts[1:-1]):
+            raise RequestRefused("the image tokens of each image must be in a row, with text between two images")
 
     def _place(self, length: int, grids: list[tuple[int, int]]) -> None:
         """Compute the positions of a prompt of `length` tokens. grids: rows and columns of the tokens of each image.
@@ -113,6 +127,24 @@ class PromptImages:
         low, high = np.searchsorted(self._positions, (first, end))
         return [] if self.axes is None else [self.axes[low:high]]
 
+    def key_ends_of(self, first: int, end: int) -> list[np.ndarray]:
+        """Return the ends of the keys that the image tokens in first .. end - 1 see, if not those at their positions."""
+        if self._ends is None:
+            return []
+        return [np.repeat(self._ends, self.sizes)[slice(*np.searchsorted(self._positions, (first, end)))]]
+
+    def divided_by(self, position: int) -> tuple[int, int]:
+        """Return the span that a cut before this position would divide; the position twice if there is none."""
+        if self._ends is not None and (index := int(np.searchsorted(self._ends, position, side="right"))) < len(self._ends):
+            first = int(self._positions[self._starts[index]])
+            if first < position:
+                return first, int(self._ends[index])
+        return position, position
+
+    @property
+    def longest_whole(self) -> int:
+        return 0 if self._ends is None else max(self.sizes)
+
     def parts(self, first: int, end: int) -> Iterator[ImagePart]:
         """Iterate over the embeddings that go to these rows, in their order."""
         low, high = np.searchsorted(self._positions, (first, end))
@@ -151,8 +183,8 @@ class ImageEmbedder:
         """Return the images of a request. Raises RequestRefused."""
         return PromptImages(request.images, request.prompt, self._tower, files)
 
-    def embed(self, step: Step) -> list[tuple[str, str]]:
-        """Compute the embeddings for a step.
+    def embed(self, step: Step, most: int) -> list[tuple[str, str]]:
+        """Compute the embeddings for a step. most: tokens of a step for which the memory of the device suffices.
 
         The chunks of prompts with a faulty image are taken out of the step. Returns the ids of their requests, with the
         reason.
@@ -160,6 +192,7 @@ class ImageEmbedder:
         rows: list[np.ndarray] = []
         values: list[torch.Tensor] = []
         axes: list[np.ndarray] = []
+        key_ends: list[np.ndarray] = []
         faulty: list[tuple[str, str]] = []
         at = len(step.decodes)
         for chunk in list(step.chunks):
@@ -167,6 +200,8 @@ class ImageEmbedder:
             images, end = group.images, first + chunk.num_tokens
             if isinstance(images, PromptImages) and len(positions := images.rows(first, end)):
                 try:
+                    if chunk.num_tokens > most:
+                        raise ImageFault(f"device memory does not suffice for an image of {chunk.num_tokens} tokens")
                     found = self._values(images, first, end)
                 except ImageFault as fault:
                     step.chunks.remove(chunk)
@@ -176,11 +211,13 @@ class ImageEmbedder:
                 rows.append(positions - first + at)
                 values += found
                 axes += images.axes_of(first, end)
+                key_ends += images.key_ends_of(first, end)
             at += chunk.num_tokens
         if rows:
             with torch.inference_mode():
                 turned = self._send(axes) if axes else None
-                step.embeddings = TokenEmbeddings(self._send(rows), torch.cat(values), turned)
+                ends = self._send(key_ends).int() if key_ends else None
+                step.embeddings = TokenEmbeddings(self._send(rows), torch.cat(values), turned, ends)
         return faulty
 
     def _send(self, arrays: list[np.ndarray]) -> torch.Tensor:
