@@ -22,7 +22,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.images import DEFAULT_CACHE_BYTES, ImageEmbedder
 from quire.worker.models.choice import choose_model, load_model
 from quire.worker.models.vision.tower import VisionTower
-from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.support.parity import make_engine
 from tests.support.vision_checkpoints import make_vision
 
@@ -162,10 +162,11 @@ class Question(NamedTuple):
         return GenerationRequest(name, "vision", self.prompt, params, images=self.images)
 
 
-def make_model(folder: Path, name: str) -> Path:
-    """Write a checkpoint of KINDS with the files of its processor."""
+def make_model(folder: Path, name: str, **fields: Any) -> Path:
+    """Write a checkpoint of KINDS with the files of its processor. fields: of the text model."""
     kind = KINDS[name]
-    make_vision(folder, kind.model_type or name, kind.tower, kind.top, max_position_embeddings=512, **kind.text)
+    fields = {"max_position_embeddings": 512} | kind.text | fields
+    make_vision(folder, kind.model_type or name, kind.tower, kind.top, **fields)
     (folder / "preprocessor_config.json").write_text(json.dumps(kind.processor))
     if kind.files:
         (folder / "processor_config.json").write_text(json.dumps(kind.files))
@@ -241,6 +242,14 @@ class VisionFamily:
 
     def by_transformers(self, question: Question) -> list[int]:
         """Return the greedy answer of Transformers, with an end token if there is one."""
+        return self._generate(question)[0]
+
+    def by_transformers_beams(self, question: Question, count: int) -> list[list[int]]:
+        """Return the results of a beam search of Transformers, each up to its end token."""
+        found = self._generate(question, num_beams=count, num_return_sequences=count)
+        return [row[: row.index(EOS_TOKEN_ID) + 1] if EOS_TOKEN_ID in row else row for row in found]
+
+    def _generate(self, question: Question, **sizes: int) -> list[list[int]]:
         from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
         if self._reference is None:
@@ -259,9 +268,10 @@ class VisionFamily:
             max_new_tokens=MAX_TOKENS,
             do_sample=False,
             pad_token_id=0,
+            **sizes,
             **{name: value for name, value in inputs.items() if name not in unused},
         )
-        return out[0, ids.shape[1] :].tolist()
+        return out[:, ids.shape[1] :].tolist()
 
 
 def digest_of(data: bytes) -> str:

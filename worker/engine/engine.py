@@ -392,6 +392,9 @@ class Engine:
                 self.drafts.drop(step)
             step = self.scheduler.schedule()
             self._embed_images(step)
+            if not step.num_tokens:  # all of its chunks had faulty images
+                self.runner.move_blocks(step)
+                return step, StepOutput(torch.empty((0, self.vocab_size)))
         return step, output
 
     def _embed_images(self, step: Step) -> None:

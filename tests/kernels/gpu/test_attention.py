@@ -285,7 +285,8 @@ def test_tokens_of_an_image_see_all_of_it(monkeypatch, window, invariant):
         return
     new = paged.q[0], *paged.kv[0]
     out, starts = torch.full_like(new[0], float("nan")), torch.tensor([0, 90]).int()
-    step = attention.AttentionPlan(paged.ops.launch_options, paged.tables[:1], torch.tensor([90]).int(), starts, split=True)
+    tables = paged.tables[:1], torch.tensor([90]).int(), starts
+    step = attention.AttentionPlan(paged.ops.launch_options, *tables, split=True)
     ends = paged.key_ends([0], paged.queries)
     step.attend(new[0], paged.k_cache, paged.v_cache, paged.scale, window, out, new[1:], key_ends=ends)
     assert_close(out.flatten(1), paged.exact(0))

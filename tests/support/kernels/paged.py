@@ -89,9 +89,9 @@ class Paged:
         for _ in range(times - 1):  # calls of other layers, whose windows may differ
             other = 0 if self.window else 20
             self.ops.paged_attention(-q, self.k_cache, self.v_cache, *tables, self.scale / 2, other, plan=plan)
-        caches = self.k_cache, self.v_cache
+        caches, ends = (self.k_cache, self.v_cache), self.key_ends(order, queries)
         given = self.ops.paged_attention(
-            q, *caches, *tables, self.scale, self.window, out, plan, self.sinks, self.softcap, self.key_ends(order, queries)
+            q, *caches, *tables, self.scale, self.window, out, plan, self.sinks, self.softcap, ends
         )
         assert given.data_ptr() == out.data_ptr()
         return list(out.split(counts))

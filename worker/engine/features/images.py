@@ -60,7 +60,7 @@ class PromptImages:
         # The index of each image token in the prompt, and for each image the number of image tokens before it.
         self._positions = np.concatenate(found)
         self._starts = np.cumsum([0, *self.sizes])
-        # The ends of the images, if their tokens attend to each other in both directions. Steps compute them as a whole.
+        # The ends of the images, if their tokens attend to each other in both directions.
         self._ends: np.ndarray | None = None
         if tower.both_ways:
             self._check_runs()
@@ -128,18 +128,18 @@ class PromptImages:
         return [] if self.axes is None else [self.axes[low:high]]
 
     def key_ends_of(self, first: int, end: int) -> list[np.ndarray]:
-        """Return the ends of the keys that the image tokens in first .. end - 1 see, if not those at their positions."""
+        """Return the ends of the keys that the image tokens in first .. end - 1 see; none: after their positions."""
         if self._ends is None:
             return []
         return [np.repeat(self._ends, self.sizes)[slice(*np.searchsorted(self._positions, (first, end)))]]
 
     def divided_by(self, position: int) -> tuple[int, int]:
         """Return the span that a cut before this position would divide; the position twice if there is none."""
-        if self._ends is not None and (index := int(np.searchsorted(self._ends, position, side="right"))) < len(self._ends):
-            first = int(self._positions[self._starts[index]])
-            if first < position:
-                return first, int(self._ends[index])
-        return position, position
+        index = len(self.sizes) if self._ends is None else int(np.searchsorted(self._ends, position, side="right"))
+        if self._ends is None or index == len(self.sizes):
+            return position, position
+        first = int(self._positions[self._starts[index]])
+        return (first, int(self._ends[index])) if first < position else (position, position)
 
     @property
     def longest_whole(self) -> int:

@@ -224,6 +224,7 @@ class Decoder(PagedModel):
                 layer.sinks is not None,
                 layer.q_norm is not None,
                 layer.v_norm is not None,
+                layer.uses_key_ends and self.tower is not None,
             )
             for index, layer in enumerate(layers)
         )

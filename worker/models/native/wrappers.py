@@ -1,8 +1,8 @@
 """The text model inside a vision-language model, read as one of the families of Quire's own decoder.
 
 Such a checkpoint has the text model's configuration in `text_config` (older ones at the top), and its tensors below
-a prefix. The tensors of the vision tower are read elsewhere (`quire.worker.models.vision`). Models whose positions have three
-axes (M-RoPE) give a token of text the same position on each axis, so RoPE with one axis computes the same.
+a prefix. `quire.worker.models.vision` reads the tensors of the vision tower. Models whose positions have three axes
+(M-RoPE) give a token of text the same position on each axis, so RoPE with one axis computes the same.
 """
 
 from __future__ import annotations
