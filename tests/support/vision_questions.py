@@ -208,7 +208,7 @@ class VisionFamily:
 
     def engine(self, max_bytes: int = DEFAULT_CACHE_BYTES, **limits: Any) -> Engine:
         """Make an engine. max_bytes: of cached embeddings."""
-        engine = make_engine(self.model, **({"max_num_batched_tokens": 96} if self.tower.both_ways else {}) | limits)
+        engine = make_engine(self.model, **({"max_num_batched_tokens": 96} if self.tower.most_whole else {}) | limits)
         engine.images = ImageEmbedder(self.tower, self.model.ops.device, max_bytes)
         return engine
 

@@ -74,7 +74,6 @@ class Scheduler:
             raise RequestRefused(
                 f"{count} sequences at once are more than the {self.limits.max_num_seqs} that run here (max_num_seqs)"
             )
-        self._check_images(group)
         needed, available = self._max_blocks(group), self.limits.num_blocks - self.blocks.num_pinned
         if needed > available:
             available += self._num_pinned_blocks(group)
@@ -82,23 +81,6 @@ class Scheduler:
             raise RequestRefused(
                 f"{tokens} tokens{f' in {count} sequences' if count > 1 else ''} need {needed} KV blocks and the cache "
                 f"has {available}"
-            )
-
-    def _check_images(self, group: SequenceGroup) -> None:
-        """Raise RequestRefused for an image that one step computes as a whole, and that has too many tokens for it."""
-        if group.images is None:
-            return
-        tokens, reserved = group.images.longest_whole, self.limits.max_num_seqs - 1  # every other sequence may decode
-        if tokens + reserved > self.limits.max_num_batched_tokens:
-            raise RequestRefused(
-                f"an image of {tokens} tokens is computed in one step, next to {reserved} sequences that decode; it "
-                f"needs a --max-num-batched-tokens of at least {tokens + reserved}, which is "
-                f"{self.limits.max_num_batched_tokens}"
-            )
-        if tokens > MAX_SCORED_POSITIONS and (group.prompt_scores is not None or group.sampling.prompt_logprobs >= 0):
-            raise RequestRefused(
-                f"log-probabilities of prompts are not computed with an image of {tokens} tokens, which one step "
-                f"computes: a step scores at most {MAX_SCORED_POSITIONS} tokens"
             )
 
     def _max_blocks(self, group: SequenceGroup) -> int:

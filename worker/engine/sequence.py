@@ -117,11 +117,6 @@ class ImageSpans(Protocol):
         ...
 
     @property
-    def longest_whole(self) -> int:
-        """The most tokens of an image that steps compute as a whole; 0: none."""
-        ...
-
-    @property
     def offset(self) -> int:
         """The position for RoPE of a token after the prompt, less its index."""
         ...

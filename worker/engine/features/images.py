@@ -18,7 +18,7 @@ import torch
 
 from quire.shared.protocol.messages import GenerationRequest, ImageRef
 from quire.worker.engine.forward_batch import TokenEmbeddings
-from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits, RequestRefused
 from quire.worker.engine.paged_model import ImageTower, PagedModel
 from quire.worker.engine.step import Step
 from quire.worker.engine.transfers import send
@@ -62,8 +62,8 @@ class PromptImages:
         self._starts = np.cumsum([0, *self.sizes])
         # The ends of the images, if their tokens attend to each other in both directions.
         self._ends: np.ndarray | None = None
-        if tower.both_ways:
-            self._check_runs()
+        if tower.most_whole:
+            self._check_runs(tower.most_whole)
             self._ends = self._positions[self._starts[1:] - 1] + 1
         # Positions for RoPE, if image tokens have three axes: of the prompt, and of its image tokens [N, 3].
         self._prompt_positions: np.ndarray | None = None
@@ -78,11 +78,16 @@ class PromptImages:
         # The embeddings of the image in whose middle the last chunk has ended.
         self.held: tuple[int, torch.Tensor] | None = None
 
-    def _check_runs(self) -> None:
+    def _check_runs(self, most: int) -> None:
         """Raise RequestRefused unless the image tokens of each image are in a row, with text before the next image.
 
-        Then the image alone, which hashes of blocks contain, decides what its tokens see.
+        Then the image alone, which hashes of blocks contain, decides what its tokens see. most: tokens of an image.
         """
+        if max(self.sizes) > most:
+            raise RequestRefused(
+                f"an image of the prompt has {max(self.sizes)} image tokens, and images of this model have at most "
+                f"{most}: gateway and worker must have the files of the same model"
+            )
         begins = np.flatnonzero(np.diff(self._positions) != 1) + 1
         if not np.array_equal(begins, self._starts[1:-1]):
             raise RequestRefused("the image tokens of each image must be in a row, with text between two images")
@@ -141,10 +146,6 @@ class PromptImages:
         first = int(self._positions[self._starts[index]])
         return (first, int(self._ends[index])) if first < position else (position, position)
 
-    @property
-    def longest_whole(self) -> int:
-        return 0 if self._ends is None else max(self.sizes)
-
     def parts(self, first: int, end: int) -> Iterator[ImagePart]:
         """Iterate over the embeddings that go to these rows, in their order."""
         low, high = np.searchsorted(self._positions, (first, end))
@@ -181,6 +182,11 @@ class ImageEmbedder:
 
     def of(self, request: GenerationRequest, files: Mapping[str, bytes]) -> PromptImages:
         """Return the images of a request. Raises RequestRefused."""
+        if self._tower.most_whole > MAX_SCORED_POSITIONS and request.sampling.prompt_logprobs >= 0:
+            raise RequestRefused(
+                f"log-probabilities of prompts are not computed with images of this model: one step computes up to "
+                f"{self._tower.most_whole} tokens of an image, and scores at most {MAX_SCORED_POSITIONS}"
+            )
         return PromptImages(request.images, request.prompt, self._tower, files)
 
     def embed(self, step: Step, most: int) -> list[tuple[str, str]]:
@@ -271,13 +277,13 @@ class ImageEmbedder:
 
 
 def make_embedder(model: PagedModel, limits: EngineLimits) -> ImageEmbedder | None:
-    """Return what embeds the images of a model; None if it has no tower, or a step may have too many tokens for it."""
+    """Return what embeds the images of a model; None if it has no tower, or if the size of a step does not fit it."""
     if model.tower is None:
         return None
-    if 0 < model.max_image_tokens < limits.max_num_batched_tokens:
-        model.why_no_images = (
-            f"images of this model need a --max-num-batched-tokens of at most {model.max_image_tokens}"
-        )
+    needed, tokens = model.least_step(limits.max_num_seqs), limits.max_num_batched_tokens
+    if 0 < model.max_image_tokens < tokens or needed > tokens:
+        bound = f"at most {model.max_image_tokens}" if needed <= tokens else f"at least {needed}"
+        model.why_no_images = f"images of this model need a --max-num-batched-tokens of {bound}"
         log.warning("this worker serves text alone: %s", model.why_no_images)
         return None
     return ImageEmbedder(model.tower, model.ops.device)

@@ -43,10 +43,10 @@ class VisionTower:
         arguments: dict[str, Any],
         token_id: int,
         has_axes: bool = False,
-        both_ways: bool = False,
+        most_whole: int = 0,
     ) -> None:
         """model: of Transformers, without its text model. arguments: for each call of the image processor."""
-        self._has_axes, self.both_ways = has_axes, both_ways
+        self._has_axes, self.most_whole = has_axes, most_whole
         self.is_deep = bool(_deep_layers(model.config))
         self._model, self._processor, self._arguments = model, processor, arguments
         self.image_token_id = token_id
@@ -160,7 +160,9 @@ def load_tower(
     for tensor in (*model.parameters(), *model.buffers()):
         # A copy: later changes of the mapped file would change the model.
         tensor.data = tensor.data.to(device, copy=True)
-    tower = VisionTower(model.eval().requires_grad_(False), processor, arguments, token_id, has_axes, bool(both_ways))
+    most = getattr(processor, "max_soft_tokens", 0) or getattr(config, "mm_tokens_per_image", 0)
+    sizes = has_axes, most if both_ways else 0
+    tower = VisionTower(model.eval().requires_grad_(False), processor, arguments, token_id, *sizes)
     log.info("%s computes images: %.0f MiB", model_class.__name__, tower.nbytes / 2**20)
     return tower
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
+from quire.worker.capacity import choose_limits
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.features.images import ImageEmbedder
+from quire.worker.engine.features.images import ImageEmbedder, make_embedder
 from quire.worker.engine.features.spill.block_spill import BlockSpill
 from quire.worker.engine.features.spill.blocks import SpillingBlockManager
 from quire.worker.engine.features.spill.start import start_spill
 from quire.worker.engine.forward_batch import ForwardBatch
-from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.paged_model import KVCache
 from quire.worker.engine.step import Step
+from quire.worker.settings import WorkerSettings
 from tests.support.vision_questions import IMAGE_TOKEN, KINDS, Question, VisionFamily, answer, digest_of
 
 pytest.importorskip("transformers")
@@ -103,10 +106,6 @@ def test_no_chunk_ends_inside_of_an_image_whose_tokens_see_each_other(
     engine.observer = observe
     assert [choices[0] for choices in answer(engine, one.asked)] == one.expected
     assert least < max(sizes) <= least + 3
-    refusing = one.engine(max_num_seqs=4, max_num_batched_tokens=least + 2)
-    largest = max(one.asked, key=lambda question: max(len(one.tower.embed([d])[0]) for d in question.files.values()))
-    with pytest.raises(RequestRefused, match=f"needs a --max-num-batched-tokens of at least {least + 3}"):
-        refusing.add(largest.request("a"), pictures=largest.files)
 
 
 def spilling(one: VisionFamily) -> Engine:
@@ -184,6 +183,29 @@ def test_an_image_for_which_memory_does_not_suffice_ends_its_request_alone(
     assert outcomes["text"].name in ("stop", "length")
 
 
+def test_a_step_has_room_for_an_image_whose_tokens_see_each_other(family: Callable[[str], VisionFamily]) -> None:
+    """Next to all other sequences that may decode."""
+    for name, most in (("gemma3", 16), ("gemma4", 70)):
+        model = family(name).model
+        limits = EngineLimits(64, 8, 4, most + 3, 512)
+        assert make_embedder(model, limits) is not None
+        assert make_embedder(model, replace(limits, max_num_batched_tokens=most + 2)) is None
+        assert f"need a --max-num-batched-tokens of at least {most + 3}" in model.why_no_images
+        chosen = choose_limits(WorkerSettings(max_num_seqs=250), model, torch.device("cpu"))
+        assert chosen.max_num_batched_tokens == 249 + most
+
+
+def test_prompts_with_images_larger_than_a_step_may_score_are_not_scored(
+    family: Callable[[str], VisionFamily], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = family("gemma4")
+    engine, question = one.engine(num_blocks=120), one.asked[0]
+    engine.add(question.request("a", prompt_logprobs=1), pictures=question.files)
+    monkeypatch.setattr(one.tower, "most_whole", 280)
+    with pytest.raises(RequestRefused, match="one step computes up to 280 tokens of an image, and scores at most 256"):
+        engine.add(question.request("b", prompt_logprobs=1), pictures=question.files)
+
+
 def test_image_tokens_that_see_each_other_are_in_a_row(family: Callable[[str], VisionFamily]) -> None:
     one = family("gemma3")
     engine, question = one.engine(), one.ask([one.picture(), one.picture()])
@@ -194,8 +216,13 @@ def test_image_tokens_that_see_each_other_are_in_a_row(family: Callable[[str], V
         prompt=(*prompt[: start + length], *prompt[second:]),
         images=(question.images[0], question.images[1]._replace(start=start + length)),
     )
-    for wrong in (with_text, side_by_side):
-        with pytest.raises(RequestRefused, match=message):
+    at, image = question.images[0].end, question.images[0]
+    long = question._replace(
+        prompt=(*question.prompt[:at], IMAGE_TOKEN, *question.prompt[at:]),
+        images=(image._replace(length=image.length + 1),),
+    )
+    for wrong, reason in ((with_text, message), (side_by_side, message), (long, "17 image tokens, .* have at most 16")):
+        with pytest.raises(RequestRefused, match=reason):
             engine.add(wrong.request("a"), pictures=wrong.files)
 
 
