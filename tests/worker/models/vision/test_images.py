@@ -198,9 +198,16 @@ def test_a_step_has_room_for_an_image_whose_tokens_see_each_other(family: Callab
 def test_prompts_with_images_larger_than_a_step_may_score_are_not_scored(
     family: Callable[[str], VisionFamily], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Others are, with the same scores however large steps are."""
     one = family("gemma4")
-    engine, question = one.engine(num_blocks=120), one.asked[0]
-    engine.add(question.request("a", prompt_logprobs=1), pictures=question.files)
+    question, found = one.asked[1], []
+    for tokens in (96, 512):
+        engine = one.engine(num_blocks=120, max_num_batched_tokens=tokens)
+        engine.add(question.request("a", prompt_logprobs=1, returns_prompt=True), pictures=question.files)
+        while engine.has_work:
+            found += [item.report.records for item in engine.step() if item.report is not None]
+    assert found[0] == found[1]
+    assert len(found) == 2
     monkeypatch.setattr(one.tower, "most_whole", 280)
     with pytest.raises(RequestRefused, match="one step computes up to 280 tokens of an image, and scores at most 256"):
         engine.add(question.request("b", prompt_logprobs=1), pictures=question.files)
