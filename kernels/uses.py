@@ -25,7 +25,7 @@ class AttentionUse:
     has_sinks: bool = False
     has_norms: bool = False  # of q and k, before the rotation
     has_v_norm: bool = False
-    # Of steps with images; not shown, so that it does not seed the inputs of the other steps.
+    # In steps with images. The name of a use leaves it out, so that the inputs of other steps do not depend on it.
     has_key_ends: bool = field(default=False, repr=False)
 
     def __str__(self) -> str:

@@ -171,7 +171,7 @@ class Scheduler:
         if count and (images := sequence.group.images) is not None:
             first, end = (at - sequence.num_computed for at in images.divided_by(sequence.num_computed + count))
             room = self.limits.max_num_batched_tokens - step.num_tokens
-            # An image that begins here goes beyond what is left of the budget.
+            # An image that begins here may exceed the rest of the budget.
             count = first or (end if end <= min(most, room) else 0)
         if scores is not None:
             num_scored = scores.num_positions(sequence.num_computed + count)

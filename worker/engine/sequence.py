@@ -112,8 +112,8 @@ class ImageSpans(Protocol):
         ...
 
     def divided_by(self, position: int) -> tuple[int, int]:
-        """Return the first token and the end of the image of which a chunk that ends before this position, or begins
-        there, would be a part, although steps compute it as a whole; the position twice if there is none."""
+        """Return the first token and the end of the image that a cut before this position would divide, although one
+        step must compute all of it; or the position twice."""
         ...
 
     @property

@@ -139,7 +139,7 @@ class PromptImages:
         return [np.repeat(self._ends, self.sizes)[slice(*np.searchsorted(self._positions, (first, end)))]]
 
     def divided_by(self, position: int) -> tuple[int, int]:
-        """Return the span that a cut before this position would divide; the position twice if there is none."""
+        """Return the span that a cut before this position would divide, or the position twice."""
         index = len(self.sizes) if self._ends is None else int(np.searchsorted(self._ends, position, side="right"))
         if self._ends is None or index == len(self.sizes):
             return position, position
