@@ -263,9 +263,9 @@ class Ops(Protocol):
         Query i of sequence s has position seq_lens[s] - (queries of s - i) and sees the keys at or before its position;
         with a window (0: none) only keys in (position - window, position], as in Hugging Face Mistral. Blocks whose
         keys are before every window of the call may have been freed.
-        key_ends [T] int32: query t sees the keys before position key_ends[t] instead, for tokens of an image that see all
-        of the image. The position is after that of the query, and at most seq_lens[s]. A window begins where it does
-        without.
+        key_ends [T] int32: query t sees the keys before position key_ends[t] instead, for tokens of an image that see
+        all of the image. The position is after that of the query, and at most seq_lens[s]. A window begins where it
+        does without.
         softcap (0: none): a score s, scaled, becomes softcap * tanh(s / softcap) before the mask (Gemma 2). sinks [H]
         float32, finite: the logit of each head that is added to the denominator of the softmax and has no value, as if
         a key with this score and a value of zeros were visible to every query (gpt-oss).

@@ -110,8 +110,8 @@ KINDS["gemma3"] = Kind(
     types="token_type_ids",
 )
 GEMMA4_TEXT = {
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_hidden_layers": 6,
     "sliding_window": 24,
     "global_head_dim": 32,
 }
