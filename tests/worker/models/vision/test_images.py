@@ -12,9 +12,9 @@ import torch
 from quire.worker.capacity import choose_limits
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.images import ImageEmbedder, make_embedder
-from quire.worker.engine.features.spill.block_spill import BlockSpill
+from quire.worker.engine.features.spill.block_spill import BlockSpill, SpillCosts
 from quire.worker.engine.features.spill.blocks import SpillingBlockManager
-from quire.worker.engine.features.spill.start import start_spill
+from quire.worker.engine.features.spill.host_pool import CachePool
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.paged_model import KVCache
@@ -114,7 +114,10 @@ def spilling(one: VisionFamily) -> Engine:
     blocks = SpillingBlockManager(limits.num_blocks, limits.block_size)
     engine = Engine(one.model, limits, one.model.config.eos_token_ids, None, blocks=blocks)
     engine.images = ImageEmbedder(one.tower, torch.device("cpu"))
-    start_spill(engine, 0.01, None, 0, one.path, {})
+    costs = SpillCosts(0.0, 3600.0)  # to read a block always takes less time than to compute it
+    pool = CachePool(engine.runner.kv_cache, 256)
+    spill = BlockSpill(engine.groups, pool, torch.device("cpu"), bytes(32), None, costs)
+    engine.scheduler.spill = engine.runner.spill = spill
     return engine
 
 
