@@ -182,6 +182,7 @@ def attention(
     dtype: torch.dtype,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    ends: Tensor | None = None,
 ) -> None:
     """Check the arguments of `Ops.paged_attention`, other than its caches. kv_heads, d: of the caches."""
     shape = q.shape
@@ -197,6 +198,7 @@ def attention(
         raise ValueError(f"softcap is {softcap}: it must be 0 (none) or positive")
     if sinks is not None:
         tensor("sinks", sinks, torch.float32, (shape[1],))
+    key_ends(ends, shape[0])
 
 
 def step(
@@ -216,6 +218,12 @@ def sequences(block_tables: Tensor, seq_lens: Tensor, query_start_loc: Tensor) -
     tensor("seq_lens", seq_lens, torch.int32, (count,))
     tensor("query_start_loc", query_start_loc, torch.int32, (count + 1,))
     tensor("block_tables", block_tables, torch.int32, (count, block_tables.shape[-1]))
+
+
+def key_ends(ends: Tensor | None, tokens: int) -> None:
+    """Check the argument key_ends [T] int32 of attention."""
+    if ends is not None:
+        tensor("key_ends", ends, torch.int32, (tokens,))
 
 
 def no_such_slot(token: int, positions: Tensor, max_position: int, slots: Tensor, slot_count: int) -> str:

@@ -32,6 +32,7 @@ def run_layers(
     interrupt: Interrupt | None = None,
     layer_inputs: Tensor | None = None,
     added: AddedRows | None = None,
+    key_ends: Tensor | None = None,
 ) -> Tensor:
     """Compute `Ops.decoder_layers` with single operations of `ops`. Arguments, result and errors as there."""
     checks.tensor("rows", rows, torch.int64, (rows.shape[0],))
@@ -65,6 +66,7 @@ def run_layers(
             layer.sliding_window,
             sinks=layer.sinks,
             softcap=stack.softcap,
+            key_ends=key_ends if layer.uses_key_ends else None,
         )
 
     return run_layers_with(ops, residual, stack, rows, attend, adapters, interrupt, AdaptedRows, layer_inputs, added)

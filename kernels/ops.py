@@ -111,6 +111,7 @@ class DecoderLayer(Protocol):
     cos_sin: Tensor | None  # rotations of this layer; None: those of the stack
     per_layer_input: PerLayerInput | None
     output_scale: float  # of the residual at the end of the layer
+    uses_key_ends: bool  # attention sees the keys that `key_ends` of the step says
 
 
 class AllReduceGroup(Protocol):
@@ -251,6 +252,7 @@ class Ops(Protocol):
         plan: object = None,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         """Return causal attention over the cache, [T, H * D].
 
@@ -261,6 +263,9 @@ class Ops(Protocol):
         Query i of sequence s has position seq_lens[s] - (queries of s - i) and sees the keys at or before its position;
         with a window (0: none) only keys in (position - window, position], as in Hugging Face Mistral. Blocks whose
         keys are before every window of the call may have been freed.
+        key_ends [T] int32: query t sees the keys before position key_ends[t] instead, for tokens of an image that see
+        all of the image. The position is after that of the query, and at most seq_lens[s]. A window begins where it
+        does without.
         softcap (0: none): a score s, scaled, becomes softcap * tanh(s / softcap) before the mask (Gemma 2). sinks [H]
         float32, finite: the logit of each head that is added to the denominator of the softmax and has no value, as if
         a key with this score and a value of zeros were visible to every query (gpt-oss).
@@ -302,13 +307,15 @@ class Ops(Protocol):
         interrupt: Interrupt | None = None,
         layer_inputs: Tensor | None = None,
         added: AddedRows | None = None,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         """Compute all layers of one step, from the embeddings to the final norm, as `layers.run_layers` defines it.
 
         residual [T, hidden] act is overwritten. rows [R] int64: the tokens whose output is wanted. Other arguments as
         for rope_and_cache and paged_attention. adapters: of `pack_adapter`, for the tokens that use one; not with
         several ranks. layer_inputs [T, layers, P] act: for layers with `per_layer_input`. added: to the outputs of the
-        first layers; on a CPU not with adapters. Returns [R, hidden] act, the input of the head.
+        first layers; on a CPU not with adapters. key_ends: as for paged_attention, for layers with `uses_key_ends`.
+        Returns [R, hidden] act, the input of the head.
 
         interrupt: on a CPU, raises StepInterrupted before the next layer once it is requested; not with several ranks.
         A GPU ignores it, because its layers are only launched here.

@@ -187,11 +187,11 @@ class ReferenceOps:
         plan: object = None,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         _, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.kv_dtype)
-        checks.attention(
-            q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype, sinks, softcap
-        )
+        tables = block_tables, seq_lens, query_start_loc
+        checks.attention(q, kv_heads, d, *tables, scale, sliding_window, self.dtype, sinks, softcap, key_ends)
         out = torch.empty_like(q) if out is None else out.view_as(q)
         starts = query_start_loc.tolist()
         for s, length in enumerate(seq_lens.tolist()):
@@ -212,7 +212,7 @@ class ReferenceOps:
             )
             position = torch.arange(first, length, device=q.device)[:, None]
             key = torch.arange(lowest, length, device=q.device)
-            seen = key <= position
+            seen = key <= position if key_ends is None else key < key_ends[starts[s] : starts[s + 1], None]
             if sliding_window:
                 seen &= key > position - sliding_window
             grouped = queries.view(len(queries), kv_heads, -1, d)  # [queries, H_kv, G, D]
@@ -261,10 +261,11 @@ class ReferenceOps:
         interrupt: Interrupt | None = None,
         layer_inputs: Tensor | None = None,
         added: AddedRows | None = None,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(stack, Stack)
         step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
-        return run_layers(self, residual, stack, *step, adapters, interrupt, layer_inputs, added)
+        return run_layers(self, residual, stack, *step, adapters, interrupt, layer_inputs, added, key_ends)
 
     def alloc_kv_cache(
         self, num_blocks: int, num_kv_heads: int, block_size: int, head_dim: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,6 +25,8 @@ class AttentionUse:
     has_sinks: bool = False
     has_norms: bool = False  # of q and k, before the rotation
     has_v_norm: bool = False
+    # In steps with images. The name of a use leaves it out, so that the inputs of other steps do not depend on it.
+    has_key_ends: bool = field(default=False, repr=False)
 
     def __str__(self) -> str:
         parts = [f"{self.heads}/{self.kv_heads} heads of {self.head_dim}"]
@@ -33,6 +35,7 @@ class AttentionUse:
         parts += ["sinks"] if self.has_sinks else []
         parts += ["norms"] if self.has_norms else []
         parts += ["a norm of values"] if self.has_v_norm else []
+        parts += ["ends of keys"] if self.has_key_ends else []
         return ", ".join(parts)
 
 

@@ -39,6 +39,8 @@ def choose_limits(
     if device.type == "cpu":
         bytes_per_block = bytes_on_all_ranks
     sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
+    if not settings.max_num_batched_tokens:
+        tokens = max(tokens, model.least_step(sequences))
     if memory is not None:
         budget, free, tokens = memory
         fp8 = "take --kv-cache-dtype fp8, " if settings.kv_cache_dtype == "auto" and devices.has_fp8(device) else ""

@@ -129,7 +129,8 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         0,
         minimum=0,
         maximum=1_048_576,
-        help="Token budget of one step: decodes first, then chunks of prompts; 0 is 256 on a CPU, 8192 on a GPU.",
+        help="Token budget of one step: decodes first, then chunks of prompts; 0 is 256 on a CPU, 8192 on a GPU, "
+        "and more if an image needs it.",
     )
     max_prefill_tokens: int = option(
         0,

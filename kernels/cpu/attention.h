@@ -77,6 +77,12 @@ struct Chunk {
     const char *keys[kChunkGroups], *values[kChunkGroups];
 };
 
+// Returns the index of the first query of an item among the tokens of the step.
+INLINE size_t token_of(const Attention& job, const AttentionItem& item) {
+    const int32_t* starts = job.shape.query_start + item.sequence;
+    return size_t(starts[1] - job.shape.seq_lens[item.sequence] + item.first);
+}
+
 // Returns the group of tokens in the cache that begins at a position.
 INLINE const char* group_at(const Attention& job, const AttentionItem& item, bool is_key, int position) {
     const auto& s = job.shape;
@@ -88,7 +94,7 @@ INLINE const char* group_at(const Attention& job, const AttentionItem& item, boo
 
 INLINE Chunk locate(const Attention& job, const AttentionItem& item, int index) {
     const auto& s = job.shape;
-    const int last = item.first + item.count;
+    const int last = item.key_end;
     const int lowest = s.window && item.first >= s.window ? item.first - s.window + 1 : 0;
     Chunk c;
     c.start = index * kChunkKeys;
@@ -164,10 +170,11 @@ struct Visible {
     int low, high, from, to;
 };
 
-INLINE Visible visible(const Attention& job, const Chunk& c, int position) {
+// key_end: of the row.
+INLINE Visible visible(const Attention& job, const Chunk& c, int position, int key_end) {
     const int window = job.shape.window;
     Visible v;
-    v.high = (position + 1 < c.end ? position + 1 : c.end) - c.start;
+    v.high = (key_end < c.end ? key_end : c.end) - c.start;
     v.low = window && position - window + 1 > c.start ? position - window + 1 - c.start : 0;
     v.from = v.low / W * W;
     v.to = v.high <= v.low ? v.from : (v.high + W - 1) / W * W;
@@ -273,6 +280,7 @@ INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const 
         copy_scales(job, item, c, false, w.value_scales);
         key_scales = w.key_scales, value_scales = w.value_scales;
     }
+    const int32_t* key_ends = job.shape.key_ends ? job.shape.key_ends + token_of(job, item) : nullptr;
     const int begin = c.first_group * kUnitWords, end = (c.end - c.start + kPerWord - 1) / kPerWord;
     const bool odd = (c.end - c.start) % kPerWord != 0;
     for (size_t t = 0; t < weigh_tiling.tiles; ++t) {
@@ -281,7 +289,8 @@ INLINE void attend_chunk(const Attention& job, const AttentionItem& item, const 
         // Two loops, because each row is a long chain of dependent steps: the chains of several rows overlap here.
         Visible seen[kWeighRows];
         for (int r = 0; r < count; ++r) {
-            seen[r] = visible(job, c, item.first + (start + r) / group);
+            const int query = (start + r) / group, position = item.first + query;
+            seen[r] = visible(job, c, position, key_ends ? key_ends[query] : position + 1);
             float* scores = w.scores + (start + r) * kChunkKeys;
             const float cap = job.cap_input_scale;
             if (cap != 0.f) cap_scores(seen[r].from, seen[r].to, key_scales, cap, scores);
@@ -319,11 +328,6 @@ INLINE void merge(const State& to, const State& from, int rows, int d, float sca
 INLINE void clear(const State& s, int rows, int d) {
     for (int r = 0; r < rows; ++r) s.maximum[r] = kMinusInfinity, s.total[r] = 0.f;
     for (int i = 0; i < rows * d; i += W) store(s.values + i, zero());
-}
-
-INLINE size_t token_of(const Attention& job, const AttentionItem& item) {
-    const int32_t* starts = job.shape.query_start + item.sequence;
-    return size_t(starts[1] - job.shape.seq_lens[item.sequence] + item.first);
 }
 
 INLINE void write_out(const Attention& job, const AttentionItem& item, const State& s) {
@@ -383,7 +387,7 @@ INLINE void merge_item(const Attention& job, const AttentionItem& item, size_t m
     const int d = job.value_dim(), rows = item.count * (job.shape.heads / job.shape.kv_heads);
     const Workspace w = workspace(most_rows, size_t(job.shape.head_dim), size_t(d));
     clear(w.running, rows, d);
-    const int chunks = (item.first + item.count - 1) / kChunkKeys + 1 - item.chunk;
+    const int chunks = quire::end_of_chunks(item.key_end) - item.chunk;
     for (int i = 0; i < chunks; ++i)
         merge(w.running, state_at(partials + state_size(size_t(item.partial) + size_t(i) * rows, d), rows), rows, d,
               job.scale);

@@ -21,11 +21,15 @@ int64_t check(const AttentionShape& s) {
             const int32_t block = s.block_tables[i * s.table_width + b];
             if (block < 0 || size_t(block) >= s.block_count) return 1 + int64_t(i);
         }
+        for (int32_t q = 0; s.key_ends && q < queries; ++q) {
+            const int32_t end = s.key_ends[s.query_start[i] + q];
+            if (end <= length - queries + q || end > length) return 1 + int64_t(i);
+        }
     }
     return 0;
 }
 
-// Calls use(sequence, first query position, number of positions, first chunk, end of chunks) for every tile.
+// Calls use(sequence, first query position, number of positions, end of keys, first chunk) for every tile.
 template <class Use>
 void each_tile(const AttentionShape& s, Use use) {
     const int32_t group = s.heads / s.kv_heads, per_tile = std::max(1, kQueryRows / group);
@@ -34,7 +38,10 @@ void each_tile(const AttentionShape& s, Use use) {
         for (int32_t q = 0; q < queries; q += per_tile) {
             const int32_t count = std::min(per_tile, queries - q), first = s.seq_lens[i] - queries + q;
             const int32_t lowest = s.window ? std::max(0, first - s.window + 1) : 0;
-            use(int32_t(i), first, count, lowest / kChunkKeys, (first + count - 1) / kChunkKeys + 1);
+            int32_t key_end = first + count;
+            for (int32_t t = 0; s.key_ends && t < count; ++t)
+                key_end = std::max(key_end, s.key_ends[s.query_start[i] + q + t]);
+            use(int32_t(i), first, count, key_end, lowest / kChunkKeys);
         }
     }
 }
@@ -46,8 +53,8 @@ int64_t plan_attention(const AttentionShape& s, AttentionPlan* plan) {
     const int32_t group = s.heads / s.kv_heads;
     size_t tiles = 0;
     int64_t total = 0, largest = 0;
-    each_tile(s, [&](int32_t, int32_t, int32_t count, int32_t begin, int32_t end) {
-        const int64_t cost = int64_t(end - begin) * (count * group + 4);
+    each_tile(s, [&](int32_t, int32_t, int32_t count, int32_t key_end, int32_t begin) {
+        const int64_t cost = int64_t(end_of_chunks(key_end) - begin) * (count * group + 4);
         ++tiles;
         total += cost * s.kv_heads;
         largest = std::max(largest, cost);
@@ -59,21 +66,22 @@ int64_t plan_attention(const AttentionShape& s, AttentionPlan* plan) {
     const auto pieces = [&](int64_t cost, int32_t chunks) {
         return cost <= share ? 1 : int32_t(std::min<int64_t>(chunks, (cost + share - 1) / share));
     };
-    each_tile(s, [&](int32_t, int32_t, int32_t queries, int32_t begin, int32_t end) {
-        count += pieces(int64_t(end - begin) * (queries * group + 4), end - begin);
+    each_tile(s, [&](int32_t, int32_t, int32_t queries, int32_t key_end, int32_t begin) {
+        const int32_t chunks = end_of_chunks(key_end) - begin;
+        count += pieces(int64_t(chunks) * (queries * group + 4), chunks);
     });
     count *= s.kv_heads;
     auto* items = static_cast<AttentionItem*>(scratch(kPlan, count * (sizeof(AttentionItem) + 4) + 4));
     auto* run_start = reinterpret_cast<uint32_t*>(items + count);
     size_t at = 0;
-    each_tile(s, [&](int32_t sequence, int32_t first, int32_t queries, int32_t begin, int32_t end) {
+    each_tile(s, [&](int32_t sequence, int32_t first, int32_t queries, int32_t key_end, int32_t begin) {
         const int64_t per_chunk = queries * group + 4;
-        const int32_t chunks = end - begin, cuts = pieces(chunks * per_chunk, chunks);
+        const int32_t chunks = end_of_chunks(key_end) - begin, cuts = pieces(chunks * per_chunk, chunks);
         for (int32_t head = 0; head < s.kv_heads; ++head)
             for (int32_t cut = 0; cut < cuts; ++cut) {
                 AttentionItem& item = items[at++];
-                item = {sequence, head, first, queries, begin + chunks * cut / cuts, begin + chunks * (cut + 1) / cuts,
-                        0, -1, cut == 0};
+                item = {sequence, head, first, queries, key_end, begin + chunks * cut / cuts,
+                        begin + chunks * (cut + 1) / cuts, 0, -1, cut == 0};
                 item.cost = (item.chunk_end - item.chunk) * per_chunk;
                 if (cuts > 1) {
                     item.partial = int64_t(partial_rows);

@@ -14,12 +14,13 @@ struct AttentionShape {
     const int32_t *block_tables, *seq_lens, *query_start;
     size_t table_width, sequences, tokens, block_count;
     int heads, kv_heads, head_dim, block_size, window;
+    const int32_t* key_ends = nullptr;  // [tokens], the end of the keys that a query sees; null: after its position
 };
 
 // A piece of work: query positions [first, first + count) of one sequence and one kv head, over the chunks of keys
-// [chunk, chunk_end).
+// [chunk, chunk_end). No query sees a key at or after key_end.
 struct AttentionItem {
-    int32_t sequence, kv_head, first, count, chunk, chunk_end;
+    int32_t sequence, kv_head, first, count, key_end, chunk, chunk_end;
     int64_t cost;
     int64_t partial;  // index of its first row among the saved partial results; -1: the tile was not cut
     bool leads;       // the first item of a tile
@@ -34,6 +35,9 @@ struct AttentionPlan {
     size_t runs;
     size_t partial_rows;
 };
+
+// Returns the number of chunks before a position, that of the position before it included.
+inline int32_t end_of_chunks(int32_t key_end) { return (key_end - 1) / kChunkKeys + 1; }
 
 // Returns 0, or 1 + the index of a sequence with invalid lengths or an invalid block table.
 SHARED int64_t plan_attention(const AttentionShape& shape, AttentionPlan* plan);

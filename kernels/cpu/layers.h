@@ -24,6 +24,7 @@ struct Layer {
     Weights input_gate, input_projection;  // `PerLayerInput`
     const act* input_norm_of_own;          // or null: the layer has no input of its own
     double output_scale;                   // of the residual at the end
+    int64_t uses_key_ends;                 // attention sees the keys that key_ends of the step says
 };
 
 // `_Step` in stack.py has the same fields in the same order.
@@ -35,6 +36,7 @@ struct Step {
     const int32_t* positions;
     const void* slots;
     const int32_t *block_tables, *seq_lens, *query_start;
+    const int32_t* key_ends;  // [T], or null
     const int64_t* rows;  // [R], the tokens whose output is wanted
     const act* layer_inputs;  // [T, layers, input_width], or null
     int64_t layer_count, tokens, row_count, sequences, table_width, max_position, block_count, wide_slots;
@@ -96,17 +98,19 @@ INLINE int64_t run_layers(const Step& whole) {
     act* buffers[kBuffers];
     size_t total = 0;
     for (size_t width : sizes) total += (most * width + 31) / 32 * 32;
-    const size_t wanted_ints = size_t(s.row_count + s.sequences + 1);
+    const size_t wanted_ints = size_t(2 * s.row_count + s.sequences + 1);
     act* memory = (act*)quire::scratch(quire::kActivations, total * sizeof(act) + wanted_ints * sizeof(int32_t));
     for (int i = 0; i < kBuffers; ++i) buffers[i] = memory, memory += (most * sizes[i] + 31) / 32 * 32;
     act *x = buffers[0], *qkv = buffers[1], *q = buffers[2], *mixed = buffers[3], *mlp = buffers[4];
 
-    int32_t *wanted_positions = (int32_t*)memory, *wanted_starts = wanted_positions + s.row_count;
+    int32_t *wanted_positions = (int32_t*)memory, *wanted_ends = wanted_positions + s.row_count;
+    int32_t* wanted_starts = wanted_ends + s.row_count;
     const int64_t sharing = first_sharing_layer(s);
     bool is_cut = false;  // only the wanted rows are left
 
     quire::AttentionPlan plan{};
     const Layer* planned = nullptr;
+    const int32_t* planned_ends = nullptr;
     rms_norm(s.residual, nullptr, s.layers[0].input_norm, eps, t, hidden, x);
     for (int64_t i = 0; i < s.layer_count; ++i) {
         if (s.interrupt && __atomic_load_n(s.interrupt, __ATOMIC_RELAXED)) return kInterrupted;
@@ -116,10 +120,12 @@ INLINE int64_t run_layers(const Step& whole) {
             for (int64_t r = 0; r < s.row_count; ++r) {  // rows move forward: they are in order
                 const size_t from = size_t(s.rows[r]);
                 wanted_positions[r] = s.positions[from];
+                if (s.key_ends) wanted_ends[r] = s.key_ends[from];
                 memmove(x + size_t(r) * hidden, x + from * hidden, hidden * sizeof(act));
                 memmove(s.residual + size_t(r) * hidden, s.residual + from * hidden, hidden * sizeof(act));
             }
             t = size_t(s.row_count);
+            if (s.key_ends) s.key_ends = wanted_ends;
             s.positions = wanted_positions, s.query_start = wanted_starts, s.tokens = s.row_count;
             planned = nullptr, is_cut = true;
             if (t == 0) return 0;
@@ -131,16 +137,17 @@ INLINE int64_t run_layers(const Step& whole) {
         linear({x, t, hidden, layer.qkv, qkv_width, qkv, kAct});
         if (adapted_tokens) adapt(s.adapters, *adapted_tokens, size_t(i), kAdaptQkv, x, hidden, qkv, qkv_width);
 
+        const int32_t* key_ends = layer.uses_key_ends ? s.key_ends : nullptr;
         const Attention attention{
             {s.block_tables, s.seq_lens, s.query_start, size_t(s.table_width), size_t(s.sequences), t,
              size_t(s.block_count), int(s.heads), int(layer.kv_heads), int(layer.head_dim), int(s.block_size),
-             int(layer.window)},
+             int(layer.window), key_ends},
             q, layer.k_cache, layer.v_cache, mixed, softcap != 0.f ? softcap : float(s.scale), KvType(s.kv_type),
             softcap != 0.f ? float(s.scale) / softcap : 0.f, layer.sinks};
         if (!planned || planned->window != layer.window || planned->kv_heads != layer.kv_heads ||
-            planned->head_dim != layer.head_dim) {
+            planned->head_dim != layer.head_dim || planned_ends != key_ends) {
             if (const int64_t bad = quire::plan_attention(attention.shape, &plan)) return kBadSequence + bad;
-            planned = &layer;
+            planned = &layer, planned_ends = key_ends;
         }
         const Rope rope{qkv, s.positions, layer.cos_sin, s.slots, layer.k_cache, layer.v_cache, q, layer.q_norm,
                         layer.k_norm, layer.v_norm, t, size_t(s.max_position), size_t(s.block_count),

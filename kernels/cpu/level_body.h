@@ -100,9 +100,10 @@ EXPORT(int64_t, _paged_attention)
 (const void* q, const void* k_cache, const void* v_cache, const void* block_tables, const void* seq_lens,
  const void* query_start, void* out, size_t table_width, size_t sequences, size_t tokens, size_t block_count, int heads,
  int kv_heads, int head_dim, int block_size, int window, float scale, int kv_type, const void* sinks,
- float softcap) {
+ float softcap, const void* key_ends) {
     const Attention job{{(const int32_t*)block_tables, (const int32_t*)seq_lens, (const int32_t*)query_start,
-                         table_width, sequences, tokens, block_count, heads, kv_heads, head_dim, block_size, window},
+                         table_width, sequences, tokens, block_count, heads, kv_heads, head_dim, block_size, window,
+                         (const int32_t*)key_ends},
                         (const act*)q,
                         (const char*)k_cache,
                         (const char*)v_cache,

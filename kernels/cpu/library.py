@@ -48,7 +48,7 @@ class LevelFunctions(Protocol):
         self, q: Pointer, k_cache: Pointer, v_cache: Pointer, block_tables: Pointer, seq_lens: Pointer,
         query_start: Pointer, out: Pointer, table_width: Size, sequences: Size, tokens: Size, block_count: Size,
         heads: Int, kv_heads: Int, head_dim: Int, block_size: Int, window: Int, scale: Float,
-        kv_type: Int, sinks: Pointer, softcap: Float,
+        kv_type: Int, sinks: Pointer, softcap: Float, key_ends: Pointer,
     ) -> Int64: ...  # fmt: skip
 
     def cache_latent(

@@ -221,17 +221,18 @@ class CpuOps:
         plan: object = None,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         blocks, kv_heads, block_size, d = checks.caches(k_cache, v_cache, None, self.kv_dtype)
-        checks.attention(
-            q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype, sinks, softcap
-        )
+        tables = block_tables, seq_lens, query_start_loc
+        checks.attention(q, kv_heads, d, *tables, scale, sliding_window, self.dtype, sinks, softcap, key_ends)
         tokens, heads, _ = q.shape
         out = self._out(out, (tokens, heads * d), self.dtype)
         bad = self._functions.paged_attention(
             address(q), address(k_cache), address(v_cache), address(block_tables), address(seq_lens),
             address(query_start_loc), address(out), block_tables.shape[1], seq_lens.shape[0], tokens, blocks, heads,
             kv_heads, d, block_size, sliding_window, scale, self.kv_type, address(sinks), softcap,
+            address(key_ends),
         )  # fmt: skip
         if bad:
             raise IndexError(checks.no_such_blocks(bad - 1, blocks))
@@ -267,13 +268,14 @@ class CpuOps:
         interrupt: Interrupt | None = None,
         layer_inputs: Tensor | None = None,
         added: AddedRows | None = None,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(stack, CpuStack)
         step = positions, slot_mapping, block_tables, seq_lens, query_start_loc, rows
         # The library can neither call another all-reduce nor add to the outputs of layers.
         if added is not None or not isinstance(stack.stack.ranks, CpuRanks | None):
-            return run_layers(self, residual, stack.stack, *step, adapters, interrupt, layer_inputs, added)
-        return stack.run(self._functions, residual, *step, adapters, interrupt, layer_inputs)
+            return run_layers(self, residual, stack.stack, *step, adapters, interrupt, layer_inputs, added, key_ends)
+        return stack.run(self._functions, residual, *step, adapters, interrupt, layer_inputs, key_ends)
 
     # The cache
 

@@ -44,6 +44,7 @@ class _Layer(Structure):
         ("input_projection", LinearWeights),
         ("input_norm_of_own", c_void_p),
         ("output_scale", c_double),
+        ("uses_key_ends", c_int64),
     ]
 
 
@@ -52,7 +53,7 @@ class _Step(Structure):
 
     _ADDRESSES = (
         "final_norm", "residual", "out", "positions", "slots",
-        "block_tables", "seq_lens", "query_start", "rows", "layer_inputs",
+        "block_tables", "seq_lens", "query_start", "key_ends", "rows", "layer_inputs",
     )  # fmt: skip
     _SIZES = (
         "layer_count", "tokens", "row_count", "sequences", "table_width", "max_position", "block_count", "wide_slots",
@@ -134,7 +135,7 @@ class CpuStack:
         to.k_cache, to.v_cache, to.window = checks.address(k), checks.address(v), layer.sliding_window
         to.kv_heads, to.head_dim = stack.shape_of(index)
         to.inner = 0 if layer.down is None else layer.down.in_features
-        to.shares_kv, to.output_scale = layer.shares_kv, layer.output_scale
+        to.shares_kv, to.output_scale, to.uses_key_ends = layer.shares_kv, layer.output_scale, layer.uses_key_ends
         if (norms := layer.expert_norms) is not None:
             to.router_norm, to.experts_norm = checks.address(norms.router), checks.address(norms.experts)
             to.mlp_output_norm = checks.address(norms.mlp_output)
@@ -157,11 +158,13 @@ class CpuStack:
         adapters: AdapterBatch | None = None,
         interrupt: Interrupt | None = None,
         layer_inputs: Tensor | None = None,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         """Compute `Ops.decoder_layers` with the functions of a level. Raises GivenUp if another rank has ended."""
         tokens, sequences, count = residual.shape[0], seq_lens.shape[0], rows.shape[0]
         checks.step(residual, self.hidden, self.dtype, positions, slot_mapping, rows)
         checks.sequences(block_tables, seq_lens, query_start_loc)
+        checks.key_ends(key_ends, tokens)
         self.stack.check_inputs(layer_inputs, tokens, self.dtype)
         out = torch.empty((count, self.hidden), dtype=self.dtype)
         if tokens == 0:
@@ -173,7 +176,7 @@ class CpuStack:
         step.positions, step.slots = checks.address(positions), checks.address(slot_mapping)
         step.block_tables, step.seq_lens = checks.address(block_tables), checks.address(seq_lens)
         step.query_start, step.table_width = checks.address(query_start_loc), block_tables.shape[1]
-        step.layer_inputs = checks.address(layer_inputs)
+        step.layer_inputs, step.key_ends = checks.address(layer_inputs), checks.address(key_ends)
         step.tokens, step.sequences, step.row_count = tokens, sequences, count
         step.wide_slots = slot_mapping.dtype is torch.int64
         adapted = CpuAdapters(adapters) if adapters else None

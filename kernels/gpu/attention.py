@@ -58,6 +58,7 @@ class LayerAttention(NamedTuple):
     out: Tensor  # [T, H, D]
     sinks: Tensor | None  # [H]
     softcap: float  # 0: none
+    key_ends: Tensor | None  # [T]
 
     @property
     def group(self) -> int:
@@ -92,17 +93,18 @@ class AttentionPlan:
         fresh: tuple[Tensor, Tensor] | None = None,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        key_ends: Tensor | None = None,
     ) -> None:
         """Compute the attention of one layer into `out`.
 
         q, out [T, H, D]. fresh: k and v [T, H_kv, D] of this step; required with `split`, and only then.
-        sinks, softcap: as in `Ops.paged_attention`.
+        sinks, softcap, key_ends: as in `Ops.paged_attention`.
         """
         tokens, _, d = q.shape
         if tokens == 0 or len(self.seq_lens) == 0:
             return
-        options, only_rows = self.options, tokens <= len(self.seq_lens)
-        call = LayerAttention(q, k_cache, v_cache, scale * LOG2_E, window, out, sinks, softcap)
+        options, only_rows = self.options, tokens <= len(self.seq_lens) and key_ends is None
+        call = LayerAttention(q, k_cache, v_cache, scale * LOG2_E, window, out, sinks, softcap, key_ends)
         if not options.invariant:
             self._attend_rows(call, decode_tiles(d, call.group, q.dtype), 0, only_rows)
             if not only_rows:
@@ -161,7 +163,8 @@ class AttentionPlan:
         split = self.split and self.options.may_split
         kv_heads = call.k_cache.shape[1]
         tokens, capacity = len(call.q), self._capacity(call)
-        key = tokens, capacity, call.window, kv_heads, call.group, tiles
+        has_ends = call.key_ends is not None
+        key = tokens, capacity, call.window, kv_heads, call.group, tiles, has_ends
         if (plan := self._prefill.get(key)) is None:
             plan = self._prefill[key] = plan_prefill(
                 self.seq_lens,
@@ -172,20 +175,22 @@ class AttentionPlan:
                 longest=longest,
                 block_q=tiles.rows // call.group,
                 split=split,
-                places=0 if invariant else multiprocessors * tiles.per_sm // kv_heads,
+                # Keys are cut into chunks by the positions of queries.
+                places=0 if invariant or has_ends else multiprocessors * tiles.per_sm // kv_heads,
                 unit=max(tiles.keys, call.k_cache.shape[2]),
             )
         sequences = self.block_tables, self.seq_lens, self.query_start
         prefill(
             call.q, call.k_cache, call.v_cache, *sequences, plan, CACHED, call.out, tiles, call.scale, call.window,
             multiprocessors, aligned=invariant, piece=piece, sinks=call.sinks, softcap=call.softcap,
+            key_ends=call.key_ends,
         )  # fmt: skip
         if split:
             assert fresh is not None
             k, v = fresh
             prefill(
                 call.q, k, v, *sequences, plan, FRESH, call.out, tiles, call.scale, call.window,
-                multiprocessors, sinks=call.sinks, softcap=call.softcap,
+                multiprocessors, sinks=call.sinks, softcap=call.softcap, key_ends=call.key_ends,
             )  # fmt: skip
 
     def _attend_in_torch(self, call: LayerAttention, least: int, most: int | None) -> None:

@@ -28,6 +28,7 @@ def run_layers(
     adapters: AdapterBatch | None = None,
     layer_inputs: Tensor | None = None,
     added: AddedRows | None = None,
+    key_ends: Tensor | None = None,
 ) -> Tensor:
     """Compute `Ops.decoder_layers` with checked arguments. plan: of this step; it must not have been used before."""
     heads, tokens = stack.num_heads, residual.shape[0]
@@ -58,7 +59,9 @@ def run_layers(
             fresh_of[k_cache.data_ptr()] = k, v
         fresh = fresh_of[k_cache.data_ptr()] if plan.split else None
         out = torch.empty_like(q)
-        plan.attend(q, k_cache, v_cache, stack.scale, layer.sliding_window, out, fresh, layer.sinks, stack.softcap)
+        ends = key_ends if layer.uses_key_ends else None
+        window, sinks = layer.sliding_window, layer.sinks
+        plan.attend(q, k_cache, v_cache, stack.scale, window, out, fresh, sinks, stack.softcap, ends)
         return out.view(tokens, heads * d)
 
     return run_layers_with(

@@ -264,11 +264,11 @@ class TritonOps:
         plan: object = None,
         sinks: Tensor | None = None,
         softcap: float = 0.0,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         blocks, kv_heads, block_size, d = self._check_caches(k_cache, v_cache, None)
-        checks.attention(
-            q, kv_heads, d, block_tables, seq_lens, query_start_loc, scale, sliding_window, self.dtype, sinks, softcap
-        )
+        tables = block_tables, seq_lens, query_start_loc
+        checks.attention(q, kv_heads, d, *tables, scale, sliding_window, self.dtype, sinks, softcap, key_ends)
         supported.check_group(q.shape[1], kv_heads, d, self.dtype)
         if out is None:
             out = q.new_empty((len(q), q.shape[1] * d))
@@ -279,7 +279,7 @@ class TritonOps:
         if plan is None:
             plan = AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
         assert isinstance(plan, AttentionPlan)
-        plan.attend(q, k_cache, v_cache, scale, sliding_window, out.view_as(q), None, sinks, softcap)
+        plan.attend(q, k_cache, v_cache, scale, sliding_window, out.view_as(q), None, sinks, softcap, key_ends)
         return out
 
     def stack_layers(
@@ -312,11 +312,13 @@ class TritonOps:
         interrupt: Interrupt | None = None,
         layer_inputs: Tensor | None = None,
         added: AddedRows | None = None,
+        key_ends: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(stack, TritonStack)
         checks.step(residual, stack.hidden, self.dtype, positions, slot_mapping, rows)
         stack.stack.check_inputs(layer_inputs, len(residual), self.dtype)
         checks.sequences(block_tables, seq_lens, query_start_loc)
+        checks.key_ends(key_ends, len(residual))
         if self.check_ids:
             blocks, tokens, block_size = stack.num_blocks, len(residual), stack.block_size
             windows = {layer.sliding_window for layer in stack.stack.layers}
@@ -325,7 +327,7 @@ class TritonOps:
             id_checks.blocks(block_tables, seq_lens, query_start_loc, tokens, block_size, blocks, window)
             id_checks.rows(rows, tokens)
         plan = AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
-        given = adapters, layer_inputs, added
+        given = adapters, layer_inputs, added, key_ends
         return run_layers(self, residual, stack.stack, positions, slot_mapping, plan, rows, *given)
 
     # The cache

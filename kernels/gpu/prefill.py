@@ -39,14 +39,14 @@ from quire.kernels.gpu.tile_sizes import AttentionTiles, dot_precision, power_of
 
 @triton.jit
 def _fold_all(
-    first, last, most, total, mixed, lowest, end, queries, keys, values, table, position, window, scale, cap_scale,
-    block_stride, row_stride, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
-    PAGED: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
-    HALF: tl.constexpr,
+    first, last, most, total, mixed, lowest, end, queries, keys, values, table, position, seen_last, window, scale,
+    cap_scale, block_stride, row_stride, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Fold the tiles of keys that begin in [first, last). MASKED: keys outside [lowest, end) are not read.
 
-    position [ROWS]: of the queries.
+    position, seen_last [ROWS]: of the queries, and of the last keys that they see.
     """
     for start in tl.range(first, last, KEYS):
         token = start + tl.arange(0, KEYS)
@@ -59,7 +59,7 @@ def _fold_all(
             at = token.to(tl.int64) * row_stride
         k = load_tile(keys, at, inside, D, PADDED_D, MASKED, True)
         v = load_tile(values, at, inside, D, PADDED_D, MASKED, False)
-        seen = (token[None, :] <= position[:, None]) & inside[None, :]
+        seen = (token[None, :] <= seen_last[:, None]) & inside[None, :]
         if WINDOW:
             seen &= token[None, :] > position[:, None] - window
         most, total, mixed = fold(
@@ -70,12 +70,12 @@ def _fold_all(
 
 @triton.jit
 def _compute_item(
-    item, kv_head, q, k, v, block_tables, seq_lens, query_start, out, partial, partial_weights, sinks, table_width,
-    row_stride, window, scale, cap_scale,
+    item, kv_head, q, k, v, block_tables, seq_lens, query_start, out, partial, partial_weights, sinks, key_ends,
+    table_width, row_stride, window, scale, cap_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr, ALIGNED: tl.constexpr,
-    PIECE: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
-    HALF: tl.constexpr,
+    PIECE: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, ENDS: tl.constexpr,
+    PRECISION: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Compute the query heads of one key-value head for an item of a PrefillPlan. Arguments: see `prefill_kernel`."""
     BLOCK_Q: tl.constexpr = ROWS // GROUP
@@ -115,6 +115,10 @@ def _compute_item(
     # seen by: some (window)     all rows            some (causal)          none
     # A chunk begins a multiple of KEYS after `low`, and ends before such a multiple or at `stop`.
     stop = context + tl.minimum(first + BLOCK_Q, end - begin)
+    seen_last = position
+    if ENDS:
+        seen_last = tl.load(key_ends + begin + query, mask=exists, other=0) - 1
+        stop = tl.max(seen_last, axis=0) + 1
     chunk, chunk_end = 0, stop
     if SPLIT:
         chunk, chunk_end = tl.load(item + 2), tl.load(item + 3)
@@ -123,7 +127,7 @@ def _compute_item(
             # so that they compile as without chunks.
             table += chunk // BLOCK_SIZE
             context, position, stop, chunk_end = context - chunk, position - chunk, stop - chunk, chunk_end - chunk
-            chunk = 0
+            chunk, seen_last = 0, position
     lowest = 0
     inner = 0
     if WINDOW:
@@ -132,8 +136,8 @@ def _compute_item(
         inner = tl.minimum(low + tl.cdiv(tl.maximum(stop - window - low, 0), KEYS) * KEYS, stop)
         most, total, mixed = _fold_all(
             tl.maximum(low, chunk), tl.minimum(inner, chunk_end), most, total, mixed, lowest, stop, queries, keys,
-            values, table, position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS,
-            PAGED, WINDOW, True, CAPPED, PRECISION, HALF,
+            values, table, position, seen_last, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D,
+            BLOCK_SIZE, KEYS, PAGED, WINDOW, True, CAPPED, PRECISION, HALF,
         )  # fmt: skip
     diagonal = inner + tl.maximum(context + first + 1 - inner, 0) // KEYS * KEYS
     if PIECE:
@@ -145,25 +149,25 @@ def _compute_item(
             whole = tl.maximum(tl.minimum(diagonal, piece_end), piece)
             piece_most, piece_total, piece_mixed = _fold_all(
                 piece, whole, piece_most, piece_total, piece_mixed, lowest, stop, queries, keys, values, table,
-                position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED,
-                WINDOW, False, CAPPED, PRECISION, HALF,
+                position, seen_last, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS,
+                PAGED, WINDOW, False, CAPPED, PRECISION, HALF,
             )  # fmt: skip
             piece_most, piece_total, piece_mixed = _fold_all(
                 whole, piece_end, piece_most, piece_total, piece_mixed, lowest, stop, queries, keys, values, table,
-                position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED,
-                WINDOW, True, CAPPED, PRECISION, HALF,
+                position, seen_last, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS,
+                PAGED, WINDOW, True, CAPPED, PRECISION, HALF,
             )  # fmt: skip
             most, total, mixed = merge(most, total, mixed, piece_most, piece_total, piece_mixed)
     else:
         most, total, mixed = _fold_all(
             tl.maximum(inner, chunk), tl.minimum(diagonal, chunk_end), most, total, mixed, lowest, stop, queries, keys,
-            values, table, position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS,
-            PAGED, WINDOW, False, CAPPED, PRECISION, HALF,
+            values, table, position, seen_last, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D,
+            BLOCK_SIZE, KEYS, PAGED, WINDOW, False, CAPPED, PRECISION, HALF,
         )  # fmt: skip
         most, total, mixed = _fold_all(
             tl.maximum(diagonal, chunk), chunk_end, most, total, mixed, lowest, stop, queries, keys, values, table,
-            position, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS, PAGED, WINDOW,
-            True, CAPPED, PRECISION, HALF,
+            position, seen_last, window, scale, cap_scale, block_stride, row_stride, D, PADDED_D, BLOCK_SIZE, KEYS,
+            PAGED, WINDOW, True, CAPPED, PRECISION, HALF,
         )  # fmt: skip
 
     head = kv_head * GROUP + row % GROUP
@@ -183,12 +187,12 @@ def _compute_item(
 # The lists of a plan are parts of one tensor, at any alignment: each alignment would be a compilation of its own.
 @triton.jit(do_not_specialize=["table_width", "window"], do_not_specialize_on_alignment=["items", "order", "counts"])
 def prefill_kernel(
-    q, k, v, block_tables, seq_lens, query_start, items, order, counts, out, partial, partial_weights, sinks,
+    q, k, v, block_tables, seq_lens, query_start, items, order, counts, out, partial, partial_weights, sinks, key_ends,
     table_width, row_stride, window, scale, cap_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, PAGED: tl.constexpr, WINDOW: tl.constexpr, ALIGNED: tl.constexpr,
-    PIECE: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
-    FIELDS: tl.constexpr, HALF: tl.constexpr,
+    PIECE: tl.constexpr, SPLIT: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr, ENDS: tl.constexpr,
+    PRECISION: tl.constexpr, FIELDS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """Compute out [T, KV_HEADS * GROUP, D] from q of the same shape; items, order, counts: one list of a PrefillPlan.
 
@@ -199,6 +203,7 @@ def prefill_kernel(
     separately, a multiple of KEYS, without a window only; 0: all keys together.
     SPLIT: an item may be a chunk of the keys of a tile, neither with ALIGNED nor with PIECE. The result of a chunk
     is written to partial and partial_weights, as by `decode_kernel`.
+    ENDS: queries see the keys that key_ends says, as in `Ops.paged_attention`; not with SPLIT.
     grid (programs,): the work is the items with most keys first, all heads of an item together. A round is one head of
     an item for each program. Odd rounds are in reverse order, so that programs compute about equal numbers of keys.
     """
@@ -212,9 +217,9 @@ def prefill_kernel(
         index = turn * programs + tl.where(turn % 2 == 0, program, backwards)
         _compute_item(
             items + tl.load(order + index // KV_HEADS) * FIELDS, index % KV_HEADS, q, k, v, block_tables, seq_lens,
-            query_start, out, partial, partial_weights, sinks, table_width, row_stride, window, scale, cap_scale,
-            KV_HEADS, GROUP, D, PADDED_D, BLOCK_SIZE, ROWS, KEYS, PAGED, WINDOW, ALIGNED, PIECE, SPLIT, CAPPED, SINKS,
-            PRECISION, HALF,
+            query_start, out, partial, partial_weights, sinks, key_ends, table_width, row_stride, window, scale,
+            cap_scale, KV_HEADS, GROUP, D, PADDED_D, BLOCK_SIZE, ROWS, KEYS, PAGED, WINDOW, ALIGNED, PIECE, SPLIT,
+            CAPPED, SINKS, ENDS, PRECISION, HALF,
         )  # fmt: skip
 
 
@@ -249,6 +254,7 @@ def prefill(
     piece: int = 0,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    key_ends: Tensor | None = None,
 ) -> None:
     """Compute the rows of out [T, H, D] that list `kind` (CACHED or FRESH) of the plan names.
 
@@ -261,6 +267,7 @@ def prefill(
     kv_heads = k.shape[1]
     split = kind == CACHED and plan.rows is not None
     assert not (split and (aligned or piece)), "the bits of a row depend on the chunks of its keys"
+    assert key_ends is None or not split, "chunks of keys end where the positions of the tile do"
     partials = plan.partials if split else 0
     partial = torch.empty((partials, heads, d), dtype=torch.float32, device=q.device)
     partial_weights = torch.empty((partials, heads, 2), dtype=torch.float32, device=q.device)
@@ -268,12 +275,14 @@ def prefill(
     programs = num_programs(len(q) // block_q * kv_heads, plan.bounds[kind] * kv_heads, multiprocessors * tiles.per_sm)
     prefill_kernel[(programs,)](
         q, k, v, block_tables, seq_lens, query_start, plan.items[kind], plan.order[kind], plan.counts[kind:], out,
-        partial, partial_weights, q if sinks is None else sinks, block_tables.shape[1], 0 if paged else k.stride(0),
-        window, scale, cap_scale,
+        partial, partial_weights, q if sinks is None else sinks,
+        query_start if key_ends is None else key_ends, block_tables.shape[1], 0 if paged else k.stride(0), window,
+        scale, cap_scale,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, D=d, PADDED_D=power_of_2(d),
         BLOCK_SIZE=k.shape[2] if paged else 1, ROWS=tiles.rows, KEYS=tiles.keys, PAGED=paged, WINDOW=window > 0,
         ALIGNED=aligned, PIECE=piece, SPLIT=split, CAPPED=softcap > 0, SINKS=sinks is not None,
-        PRECISION=dot_precision(q.dtype), FIELDS=FIELDS, HALF=computes_in_float16(q.dtype, k.dtype, d),
+        ENDS=key_ends is not None, PRECISION=dot_precision(q.dtype), FIELDS=FIELDS,
+        HALF=computes_in_float16(q.dtype, k.dtype, d),
         num_warps=tiles.warps, num_stages=tiles.paged_stages if paged else tiles.stages,
     )  # fmt: skip
     if split:

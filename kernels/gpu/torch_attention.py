@@ -43,11 +43,16 @@ def attend_in_torch(
             out[begin:end] = 0
             continue
         at_once = max(1, MOST_SCORES // (length * call.q.shape[1]))
-        for first in range(begin, end, at_once):
+        first = begin
+        while first < end:
             last = min(first + at_once, end)
+            if call.key_ends is not None:  # a part ends where an image ends
+                last += int(call.key_ends[last - 1]) - (length - (end - last))
             seen = torch.tensor([length - (end - last)], dtype=torch.int32, device=call.q.device)
             queries = torch.tensor([0, last - first], dtype=torch.int32, device=call.q.device)
             reference.paged_attention(
                 call.q[first:last], call.k_cache, call.v_cache, block_tables[s : s + 1], seen, queries, scale,
                 call.window, out[first:last], None, call.sinks, call.softcap,
+                None if call.key_ends is None else call.key_ends[first:last],
             )  # fmt: skip
+            first = last

@@ -29,6 +29,7 @@ SPLIT: Sequences = [(700, 1), (3, 1)]
 EXTENDING: Sequences = [(340, 40), (290, 33), (65, 64)]
 MIXED: Sequences = [(330, 1), (1, 1), (130, 21), (200, 70), (40, 40)]
 NEW: Sequences = [(37, 37), (129, 129), (2, 2)]
+IMAGES = "images"
 LONG_SPLIT: Sequences = [(4000, 1), (2049, 1), (255, 1)]
 LONG_EXTENDING: Sequences = [(2100, 257), (1500, 128), (600, 5)]
 
@@ -41,6 +42,7 @@ class AttentionInputs:
     use: AttentionUse
     block_size: int
     sequences: Sequences
+    has_images: bool = False
 
     @cached_property
     def generator(self) -> torch.Generator:
@@ -137,11 +139,24 @@ class AttentionInputs:
         ops.rope_and_cache(qkv, positions, still, self.slots, *caches, use.kv_heads, use.kv_heads)
         return caches
 
+    @cached_property
+    def key_ends(self) -> Tensor | None:
+        """The ends of keys [T], with an image in the middle of the queries of each sequence that has several."""
+        if not self.has_images:
+            return None
+        ends = []
+        for length, count in self.sequences:
+            own = list(range(length - count + 1, length + 1))
+            first, end = count // 5, count - count // 5
+            own[first:end] = [length - count + end] * (end - first)
+            ends += own
+        return self.inputs.integers(ends)
+
     def attend(self) -> Tensor:
         """Compute the step by the operations, [T, H * D]."""
         return self.inputs.ops.paged_attention(
             self.q, *self.caches, *self.tables, self.use.scale, self.use.window, None, None, self.sinks,
-            self.use.softcap,
+            self.use.softcap, self.key_ends,
         )  # fmt: skip
 
     @cached_property
@@ -152,7 +167,7 @@ class AttentionInputs:
         k, v = (kv_values.decode(cache, torch.float32) for cache in ops.plain_kv_cache(*self.caches))
         return reference.paged_attention(
             self.q.float(), k, v, *self.tables, self.use.scale, self.use.window, None, None, self.sinks,
-            self.use.softcap,
+            self.use.softcap, self.key_ends,
         )  # fmt: skip
 
     def rows(self, values: Tensor, is_wanted: Callable[[int, int], bool]) -> list[Tensor]:
@@ -178,10 +193,12 @@ def attention_cases(
             steps += [("window, rows", "decode", beyond), ("window, prompts", "prefill", beyond)]
         if inputs.level == FULL:
             steps += [("long split decode", "decode", LONG_SPLIT), ("long extend", "prefill", LONG_EXTENDING)]
+        if use.has_key_ends:
+            steps += [(IMAGES, "prefill", MIXED)]
         for name, kernel, sequences in steps:
             fitting = fit(sequences, longest)
             if any(is_of(kernel, *sequence) for sequence in fitting):
-                yield attention_case(name, kernel, AttentionInputs(inputs, use, block_size, fitting))
+                yield attention_case(name, kernel, AttentionInputs(inputs, use, block_size, fitting, name == IMAGES))
 
 
 def fit(sequences: Sequences, longest: int) -> Sequences:

@@ -52,6 +52,7 @@ class RandomLayer:
     expert_norms: ExpertNorms | None = None
     per_layer_input: PerLayerInput | None = None
     output_scale: float = 1.0
+    uses_key_ends: bool = False
 
 
 class LayerInputs:

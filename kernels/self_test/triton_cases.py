@@ -12,7 +12,16 @@ from quire.kernels.gpu.fold_check import attend_whole_tiles
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.prefill_plan import MIN_SPLIT_KEYS
 from quire.kernels.gpu.tile_sizes import AttentionTiles, prefill_tiles
-from quire.kernels.self_test.attention import MIXED, NEW, TOLERANCE, AttentionInputs, Sequences, attention_case, fit
+from quire.kernels.self_test.attention import (
+    IMAGES,
+    MIXED,
+    NEW,
+    TOLERANCE,
+    AttentionInputs,
+    Sequences,
+    attention_case,
+    fit,
+)
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import CaseInputs
 from quire.kernels.uses import AttentionUse
@@ -71,10 +80,11 @@ def fresh_cases(
 ) -> Iterator[KernelCase]:
     """Yield cases of prompts that bring their keys along, alone and among other sequences."""
     for use in uses:
-        for name, sequences in (("new prompts", NEW), ("new prompts in a mixed step", MIXED)):
+        steps = [("new prompts", NEW), ("new prompts in a mixed step", MIXED)]
+        for name, sequences in steps + ([(IMAGES, NEW)] if use.has_key_ends else []):
             fitting = fit(sequences, longest)
             if any(count > 1 for _, count in fitting):
-                yield _of_fresh(name, AttentionInputs(inputs, use, block_size, fitting))
+                yield _of_fresh(name, AttentionInputs(inputs, use, block_size, fitting, name == IMAGES))
 
 
 def _of_fresh(name: str, step: AttentionInputs) -> KernelCase:
@@ -85,7 +95,7 @@ def _of_fresh(name: str, step: AttentionInputs) -> KernelCase:
         out = torch.empty_like(step.q)
         plan = AttentionPlan(ops.launch_options, *step.tables, split=True)
         k, v = (rows[step.tokens] for rows in step.kv)
-        plan.attend(step.q, *step.caches, use.scale, use.window, out, (k, v), step.sinks, use.softcap)
+        plan.attend(step.q, *step.caches, use.scale, use.window, out, (k, v), step.sinks, use.softcap, step.key_ends)
         return out.flatten(1)
 
     def is_new(length: int, count: int) -> bool:

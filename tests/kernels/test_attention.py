@@ -39,6 +39,13 @@ def test_block_sizes_and_windows(ops, block_size, window):
     check(Paged(ops, [290, 131, 9, 128], [18, 1, 9, 33], 6, 2, 64, block_size, window))
 
 
+@pytest.mark.parametrize("window", few_without_gpu([0, 40, 7]))
+def test_tokens_of_an_image_see_all_of_it(ops, window):
+    """Images within a tile, over the ends of tiles and of chunks of keys, at the start and the end of a context."""
+    images = {0: [(0, 3), (120, 135)], 2: [(100, 290)], 3: [(70, 79), (80, 131)]}
+    check(Paged(ops, [150, 40, 300, 131], [150, 1, 200, 61], 6, 2, 64, window=window, images=images))
+
+
 def test_lengths_around_every_boundary(ops):
     lengths = [n for edge in (8, 16, 32, 128, 256) for n in (edge - 1, edge, edge + 1)]
     check(Paged(ops, lengths, [1 if n % 2 else min(n, 5) for n in lengths], 2, 1, 32))
@@ -90,6 +97,23 @@ def test_impossible_lengths_and_tables_are_refused(ops):
     paged.tables = paged.tables[:, :2].contiguous()
     with pytest.raises(IndexError):
         paged.attend()
+
+
+def test_ends_of_keys_outside_of_a_sequence_are_refused(cpu_ops):
+    paged = Paged(cpu_ops, [40, 20], [4, 5], 2, 1, 32)
+    q, starts = torch.cat([paged.q[0][-4:], paged.q[1][-5:]]), torch.tensor([0, 4, 9], dtype=torch.int32)
+    lengths, caches = torch.tensor([40, 20], dtype=torch.int32), (paged.k_cache, paged.v_cache)
+
+    def attend(ends: torch.Tensor) -> None:
+        cpu_ops.paged_attention(q, *caches, paged.tables, lengths, starts, 0.2, key_ends=ends)
+
+    attend(torch.tensor([40] * 4 + [20] * 5).int())
+    for end in (21, 17):  # beyond the sequence, and before the key of the query itself
+        with pytest.raises(IndexError, match="sequence 1"):
+            attend(torch.tensor([40] * 4 + [20, 20, end, 20, 20]).int())
+    for ends, error in ((torch.ones(8, dtype=torch.int32), ValueError), (torch.ones(9), TypeError)):
+        with pytest.raises(error, match="key_ends"):
+            attend(ends)
 
 
 def test_wrong_arguments_are_refused(ops):

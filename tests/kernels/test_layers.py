@@ -23,6 +23,7 @@ from tests.support.kernels.stacks import (
     add_extras,
     alone_and_added_up,
     gemma4_arguments,
+    image_ends,
     make_caches,
     make_stack,
     random,
@@ -68,6 +69,20 @@ def test_one_call_equals_single_operations_with_experts_sinks_and_more_norms(cpu
         assert torch.equal(one[1], other[1])
 
 
+def test_one_call_equals_single_operations_with_images(cpu_ops):
+    """Only some layers see all of an image, of those with the same window, too."""
+    made, final_norm, caches, cos_sin = stack_arguments(cpu_ops, [0, 20, 20, 0])
+    for layer, uses in zip(made, [True, False, True, False], strict=True):
+        layer.uses_key_ends = uses
+    arguments = step() | {"rows": torch.arange(sum(QUERIES)), "key_ends": image_ends()}
+    residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
+    rest = cos_sin, HEADS, KV_HEADS, 1e-5, 0.2
+    stack = cpu_ops.stack_layers(made, final_norm, caches, *rest)
+    expected = layers.run_layers(cpu_ops, residual.clone(), Stack(caches, made, final_norm, *rest), **arguments)
+    assert torch.equal(cpu_ops.decoder_layers(residual.clone(), stack, **arguments), expected)
+    assert not torch.equal(cpu_ops.decoder_layers(residual.clone(), stack, **arguments | {"key_ends": None}), expected)
+
+
 LAST, ALL = [0, 5, 35], list(range(36))
 
 
@@ -85,6 +100,7 @@ def test_one_call_equals_single_operations_for_layers_of_several_shapes(cpu_ops,
     before = [[part.clone() for part in pair] for pair in caches]
     arguments = step() | {"rows": torch.tensor(rows, dtype=torch.int64)}
     arguments["layer_inputs"] = random(sum(QUERIES), 6, INPUT_WIDTH, dtype=cpu_ops.dtype) * 4
+    arguments["key_ends"] = image_ends() if num_shared == 2 else None
     residual = random(sum(QUERIES), HIDDEN, dtype=cpu_ops.dtype)
     rest = cos_sin, HEADS, KV_HEADS, 1e-5, 0.2
     expected = layers.run_layers(cpu_ops, residual.clone(), Stack(caches, made, final_norm, *rest), **arguments)

@@ -144,6 +144,11 @@ def make_vision(
                     parameter.uniform_(0.5, 1.5)
                 else:
                     parameter.normal_(std=0.2)
+            for name, buffer in model.named_buffers():  # of the tower of Gemma 4
+                if name.endswith(("std_bias", "std_scale")):
+                    buffer.uniform_(0.5, 1.5)
+                elif name.endswith(("put_min", "put_max")):
+                    buffer.fill_(-2.0 if name.endswith("_min") else 2.0)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     make_tokenizer(folder)

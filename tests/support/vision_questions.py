@@ -22,7 +22,7 @@ from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.images import DEFAULT_CACHE_BYTES, ImageEmbedder
 from quire.worker.models.choice import choose_model, load_model
 from quire.worker.models.vision.tower import VisionTower
-from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.support.parity import make_engine
 from tests.support.vision_checkpoints import make_vision
 
@@ -43,6 +43,9 @@ class Kind:
     top: dict[str, Any] = field(default_factory=dict)  # fields of config.json
     files: dict[str, Any] = field(default_factory=dict)  # processor_config.json
     run: int = 4  # image tokens between two tokens of text inside an image; 0: no text
+    model_type: str = ""  # if it is not the name of the kind
+    text: dict[str, Any] = field(default_factory=dict)  # fields of the text model
+    types: str = ""  # argument of Transformers that says which tokens are of images
 
 
 KINDS = {
@@ -95,9 +98,56 @@ KINDS |= {
         },
         tower={"depth": 2, "patch_size": 14},
         run=0,
+        types="mm_token_type_ids",
     )
     for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 }
+# Tokens of an image attend to each other in both directions, in layers with a window within this.
+KINDS["gemma3"] = Kind(
+    {"image_processor_type": "Gemma3ImageProcessor", "size": SQUARE, "do_pan_and_scan": None},
+    top={"mm_tokens_per_image": 16},
+    run=0,
+    types="token_type_ids",
+)
+GEMMA4_TEXT = {
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_hidden_layers": 6,
+    "sliding_window": 24,
+    "global_head_dim": 32,
+}
+# The larger models are those with such tokens, and the smaller ones those with inputs of layers and shared keys; here
+# one has all of it.
+KINDS["gemma4"] = Kind(
+    {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 14, "max_soft_tokens": 70},
+    tower={"patch_size": 14, "num_key_value_heads": 2, "position_embedding_size": 256, "standardize": True},
+    run=0,
+    text={
+        **GEMMA4_TEXT,
+        "use_bidirectional_attention": "vision",
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "num_kv_shared_layers": 2,
+    },
+    types="mm_token_type_ids",
+)
+KINDS["gemma4_with_audio"] = Kind(
+    KINDS["gemma4"].processor,
+    tower=KINDS["gemma4"].tower | {"use_clipped_linears": True},
+    run=0,
+    model_type="gemma4",
+    text=GEMMA4_TEXT,
+    types="mm_token_type_ids",
+    top={
+        "audio_config": {
+            "model_type": "gemma4_audio",
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "subsampling_conv_channels": [8, 8],
+            "output_proj_dims": 32,
+        }
+    },
+)
 
 
 class Question(NamedTuple):
@@ -112,10 +162,11 @@ class Question(NamedTuple):
         return GenerationRequest(name, "vision", self.prompt, params, images=self.images)
 
 
-def make_model(folder: Path, name: str) -> Path:
-    """Write a checkpoint of KINDS with the files of its processor."""
+def make_model(folder: Path, name: str, **fields: Any) -> Path:
+    """Write a checkpoint of KINDS with the files of its processor. fields: of the text model."""
     kind = KINDS[name]
-    make_vision(folder, name, kind.tower, kind.top, max_position_embeddings=512)
+    fields = {"max_position_embeddings": 512} | kind.text | fields
+    make_vision(folder, kind.model_type or name, kind.tower, kind.top, **fields)
     (folder / "preprocessor_config.json").write_text(json.dumps(kind.processor))
     if kind.files:
         (folder / "processor_config.json").write_text(json.dumps(kind.files))
@@ -157,7 +208,7 @@ class VisionFamily:
 
     def engine(self, max_bytes: int = DEFAULT_CACHE_BYTES, **limits: Any) -> Engine:
         """Make an engine. max_bytes: of cached embeddings."""
-        engine = make_engine(self.model, **limits)
+        engine = make_engine(self.model, **({"max_num_batched_tokens": 96} if self.tower.most_whole else {}) | limits)
         engine.images = ImageEmbedder(self.tower, self.model.ops.device, max_bytes)
         return engine
 
@@ -191,6 +242,14 @@ class VisionFamily:
 
     def by_transformers(self, question: Question) -> list[int]:
         """Return the greedy answer of Transformers, with an end token if there is one."""
+        return self._generate(question)[0]
+
+    def by_transformers_beams(self, question: Question, count: int) -> list[list[int]]:
+        """Return the results of a beam search of Transformers, each up to its end token."""
+        found = self._generate(question, num_beams=count, num_return_sequences=count)
+        return [row[: row.index(EOS_TOKEN_ID) + 1] if EOS_TOKEN_ID in row else row for row in found]
+
+    def _generate(self, question: Question, **sizes: int) -> list[list[int]]:
         from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
         if self._reference is None:
@@ -199,9 +258,9 @@ class VisionFamily:
         model, processor = self._reference
         pictures = [Image.open(io.BytesIO(question.files[image.digest])).convert("RGB") for image in question.images]
         inputs = processor(images=pictures, return_tensors="pt", **self.kind.arguments)
-        unused = ("rows", "cols", "num_patches")
+        unused = ("rows", "cols", "num_patches", "num_crops", "num_soft_tokens_per_image")
         ids = torch.tensor([question.prompt])
-        types = {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()} if "qwen" in self.path.name else {}
+        types = {self.kind.types: (ids == IMAGE_TOKEN).int()} if self.kind.types else {}
         out = model.generate(
             input_ids=ids,
             **types,
@@ -209,9 +268,10 @@ class VisionFamily:
             max_new_tokens=MAX_TOKENS,
             do_sample=False,
             pad_token_id=0,
+            **sizes,
             **{name: value for name, value in inputs.items() if name not in unused},
         )
-        return out[0, ids.shape[1] :].tolist()
+        return out[:, ids.shape[1] :].tolist()
 
 
 def digest_of(data: bytes) -> str:

@@ -136,7 +136,8 @@ def test_the_memory_of_a_gguf_file_is_that_of_its_types(
 MIB = 1 << 20
 
 # A block of 16 tokens takes 16 MiB.
-MODEL: Any = SimpleNamespace(max_model_len=1600, kv_bytes_per_block=lambda block_size: block_size * MIB, state_bytes=0)
+SIZES: Any = {"kv_bytes_per_block": lambda block_size: block_size * MIB, "least_step": lambda max_num_seqs: 0}
+MODEL: Any = SimpleNamespace(max_model_len=1600, state_bytes=0, **SIZES)
 
 
 def limits(monkeypatch: pytest.MonkeyPatch, free: int, **settings: Any) -> EngineLimits:
@@ -182,9 +183,7 @@ def test_host_blocks_are_what_is_asked_for_what_is_free_and_what_is_needed_at_mo
 
 
 # A state takes 64 MiB, a block of 16 tokens 16 MiB.
-STATEFUL: Any = SimpleNamespace(
-    max_model_len=160, kv_bytes_per_block=lambda block_size: block_size * MIB, state_bytes=64 * MIB
-)
+STATEFUL: Any = SimpleNamespace(max_model_len=160, state_bytes=64 * MIB, **SIZES)
 
 
 def stateful(monkeypatch: pytest.MonkeyPatch, free: int, **settings: Any) -> EngineLimits:

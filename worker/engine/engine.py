@@ -394,11 +394,14 @@ class Engine:
                 self.drafts.drop(step)
             step = self.scheduler.schedule()
             self._embed_images(step)
+            if not step.num_tokens:  # all of its chunks had faulty images
+                self.runner.move_blocks(step)
+                return step, StepOutput(torch.empty((0, self.vocab_size)))
         return step, output
 
     def _embed_images(self, step: Step) -> None:
         if self.images is not None:
-            self._faulty += self.images.embed(step)
+            self._faulty += self.images.embed(step, self.scheduler.max_num_batched_tokens)
 
     def _sampling_inputs(self, step: Step, logits: torch.Tensor) -> SamplingInputs:
         """Record what the step has computed. Returns the sequences that get a token, with their logits."""

@@ -21,6 +21,8 @@ class TokenEmbeddings(NamedTuple):
     # [N, H], in the type of the activations; [N, H + n * H] if more is added to the outputs of the first n layers
     values: torch.Tensor
     axes: torch.Tensor | None = None  # int64 [N, 3], positions on the axes of RoPE; None: those of the batch
+    # int32 [N], the position after the last key that the token sees; None: after its own
+    key_ends: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,9 @@ class ImageTower(Protocol):
 
     image_token_id: int
     is_deep: bool  # the first layers of the text model get more of an image than its embeddings
+    # The most tokens of an image if they attend to each other in both directions, so that one step computes all of the
+    # image; 0: they do not.
+    most_whole: int
 
     def embed(self, pictures: Sequence[bytes]) -> list[torch.Tensor]:
         """Return the embeddings [tokens, hidden] of each image file. Raises what the file is to blame for."""
@@ -135,6 +138,14 @@ class PagedModel(ABC):
     max_image_tokens = 0  # that one step may compute; 0: any number
     weights_digest = ""  # digest of the checkpoint (`quire.worker.inspect.fingerprint`)
     self_test_report = SelfTestReport()  # of the self-test at start
+
+    def least_step(self, max_num_seqs: int) -> int:
+        """Return the tokens of a step that computes all of the largest image, and one for each other sequence.
+
+        0 if steps may compute parts of images.
+        """
+        whole = self.tower.most_whole if self.tower is not None else 0
+        return whole and whole + max_num_seqs - 1
 
     @property
     def vocab_size(self) -> int:

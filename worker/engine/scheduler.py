@@ -163,9 +163,17 @@ class Scheduler:
     def _add_chunk(self, step: Step, sequence: Sequence, budget: int) -> int:
         """Add the sequence's next chunk to the step, within the budget. Returns the number of its tokens."""
         left = self._prefill_end(sequence) - sequence.num_computed
-        count, scores, num_scored = min(left, budget), sequence.group.prompt_scores, 0
+        count, scores, num_scored = max(0, min(left, budget)), sequence.group.prompt_scores, 0
+        most = left
         if scores is not None:
-            count = min(count, scores.max_tokens(sequence.num_computed, MAX_SCORED_POSITIONS - step.num_scored))
+            most = min(left, scores.max_tokens(sequence.num_computed, MAX_SCORED_POSITIONS - step.num_scored))
+            count = min(count, most)
+        if count and (images := sequence.group.images) is not None:
+            first, end = (at - sequence.num_computed for at in images.divided_by(sequence.num_computed + count))
+            room = self.limits.max_num_batched_tokens - step.num_tokens
+            # An image that begins here may exceed the rest of the budget.
+            count = first or (end if end <= min(most, room) else 0)
+        if scores is not None:
             num_scored = scores.num_positions(sequence.num_computed + count)
         if count:
             # The last chunk of a leader lets the other sequences fork, also those of beams that are sampled later.
@@ -334,6 +342,8 @@ class Scheduler:
         self.blocks.start(leader, prefix, len(leader.token_ids))
         # If the whole prompt is cached, its last token is computed again for its logits.
         leader.num_computed = min(prefix.num_tokens, end - 1)
+        if group.images is not None:
+            leader.num_computed, _ = group.images.divided_by(leader.num_computed)
         self.blocks.counters.prefix_queries += end
         self.blocks.counters.prefix_hits += prefix.num_tokens
         if group.num_cached_tokens < 0:

@@ -111,6 +111,11 @@ class ImageSpans(Protocol):
         """Return the positions for RoPE of tokens first .. end - 1 of a sequence, int32."""
         ...
 
+    def divided_by(self, position: int) -> tuple[int, int]:
+        """Return the first token and the end of the image that a cut before this position would divide, although one
+        step must compute all of it; or the position twice."""
+        ...
+
     @property
     def offset(self) -> int:
         """The position for RoPE of a token after the prompt, less its index."""

@@ -63,6 +63,7 @@ def load_model(
     if config.is_wrapped and ranks is None:
         from quire.worker.models.vision.tower import find_tower  # Pillow takes memory
 
-        has_axes = isinstance(config, ModelConfig) and bool(config.rope_axes)
-        model.tower, model.why_no_images = find_tower(folder, ops.dtype, device, has_axes)
+        own = config if isinstance(config, ModelConfig) else None
+        has_axes, both_ways = bool(own and own.rope_axes), bool(own.both_ways) if own else None
+        model.tower, model.why_no_images = find_tower(folder, ops.dtype, device, has_axes, both_ways)
     return model

@@ -51,7 +51,10 @@ RULES: dict[str, Callable[[ProcessorFiles], Layout]] = {
     "SmolVLMProcessor": idefics3.read_smolvlm,
 }
 # Types of models whose images workers compute, and those of them whose image tokens have positions with three axes.
-ONE_AXIS = ("aya_vision", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3", "smolvlm")
+ONE_AXIS = (
+    *("aya_vision", "gemma3", "gemma4", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
+    *("mistral3", "smolvlm"),
+)
 THREE_AXES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
 # Type of the model to the class of its processor, for folders that do not name it.
 BY_MODEL_TYPE = {

@@ -267,6 +267,31 @@ def test_new_prompts_are_computed_from_their_own_keys(case, monkeypatch):
     check(paged, list(out.flatten(1).split(counts)))
 
 
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+def test_tokens_of_an_image_see_all_of_it(monkeypatch, window, invariant):
+    """Prompts read the keys of the step itself, or pages. In the batch-invariant mode text has the same bits without
+    the images."""
+    if invariant and not ON_CUDA:
+        make_dot_row_invariant(monkeypatch)
+    case = Case(torch.float32, 2, 1, 32, 16, window)
+    paged = make(case, monkeypatch, [90, 1, 130], [90, 1, 60], batch_invariant=invariant)
+    plain = paged.attend()
+    paged.images = {0: [(0, 3), (17, 60)], 2: [(75, 125)]}
+    rows = paged.attend()
+    check(paged, rows)
+    if invariant:
+        assert all(torch.equal(rows[s][-5:], plain[s][-5:]) for s in range(3))
+        return
+    new = paged.q[0], *paged.kv[0]
+    out, starts = torch.full_like(new[0], float("nan")), torch.tensor([0, 90]).int()
+    tables = paged.tables[:1], torch.tensor([90]).int(), starts
+    step = attention.AttentionPlan(paged.ops.launch_options, *tables, split=True)
+    ends = paged.key_ends([0], paged.queries)
+    step.attend(new[0], paged.k_cache, paged.v_cache, paged.scale, window, out, new[1:], key_ends=ends)
+    assert_close(out.flatten(1), paged.exact(0))
+
+
 def test_tokens_that_fill_up_a_captured_batch_give_finite_rows(monkeypatch):
     """A captured graph may have more rows than a step. The padding rows belong to no sequence."""
     case = Case(torch.float32, 2, 2, 64, 16)

@@ -5,6 +5,7 @@ import torch
 
 from quire import kernels
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, make_triton_ops
+from tests.support.kernels.oracle import assert_close
 from tests.support.kernels.paged import Paged
 from tests.support.kernels.stacks import make_stack
 
@@ -37,6 +38,18 @@ def test_rotations_and_caches_are_alike(ops, replaced, keep_k, has_v_norm):
         found.append([q, qkv, *caches])
     for expected, actual in zip(*found, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_long_prompts_with_images_are_computed_in_parts(replaced, window, monkeypatch):
+    from quire.kernels.gpu import torch_attention
+
+    monkeypatch.setattr(torch_attention, "MOST_SCORES", 13 * 90 * 2)
+    for kernel in ("decode", "prefill"):
+        replaced.replace_kernel(kernel)
+    paged = Paged(replaced, [90, 7], [80, 1], 2, 1, 32, window=window, images={0: [(14, 40), (41, 43), (77, 90)]})
+    for s, rows in enumerate(paged.attend()):
+        assert_close(rows, paged.exact(s))
 
 
 @pytest.mark.skipif(ON_CUDA, reason="launches of the interpreter are refused")

@@ -392,6 +392,18 @@ def test_a_window_has_cases_beyond_it_if_contexts_reach_so_far():
     assert "long extend" in names(PLAIN, FULL, 4096)
 
 
+def test_ends_of_keys_that_are_not_used_are_noticed():
+    class Causal(kernels.ReferenceOps):
+        def paged_attention(self, *arguments):
+            return super().paged_attention(*arguments[:-1], None)
+
+    assert "images" not in names(PLAIN, QUICK, 4096)
+    use = replace(PLAIN, has_key_ends=True)
+    for ops, is_right in ((kernels.ReferenceOps("cpu", torch.bfloat16), True), (Causal("cpu", torch.bfloat16), False)):
+        (case,) = (c for c in attention_cases(CaseInputs(ops, QUICK), [use], 16, 4096) if c.name == "images")
+        assert (max(map(deviation, case.run(), case.expected())) <= case.tolerance) == is_right
+
+
 # --- a graph that keeps values of its recording, and ranks that do not add up, are noticed ----------------------------
 
 

@@ -37,17 +37,24 @@ def rotate(x: Tensor, cos_sin: Tensor, positions: Tensor) -> Tensor:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, sinks: Tensor | None = None, softcap: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int = 0,
+    sinks: Tensor | None = None,
+    softcap: float = 0.0,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Return the attention of one sequence, [queries, H * D].
 
-    q [queries, H, D]: the queries of the last tokens; k, v [length, H_kv, D].
+    q [queries, H, D]: the queries of the last tokens; k, v [length, H_kv, D]. ends [queries]: of the keys of each.
     """
     queries, heads, _ = q.shape
     length, kv_heads, _ = k.shape
     k, v = (x.double().repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
     position, key = torch.arange(length - queries, length)[:, None], torch.arange(length)
-    hidden = key > position
+    hidden = key > position if ends is None else key >= ends[:, None]
     if window:
         hidden |= key <= position - window
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale

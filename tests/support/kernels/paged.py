@@ -1,6 +1,6 @@
 """Sequences with random keys and values in a paged cache, whose unused memory holds NaN."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ class Paged:
     window: int = 0
     sinks: Tensor | None = None  # [H]
     softcap: float = 0.0
+    # Images: first token and end, whose queries see each other in both directions, by sequence.
+    images: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         d, dtype = self.head_dim, self.ops.dtype
@@ -87,16 +89,27 @@ class Paged:
         for _ in range(times - 1):  # calls of other layers, whose windows may differ
             other = 0 if self.window else 20
             self.ops.paged_attention(-q, self.k_cache, self.v_cache, *tables, self.scale / 2, other, plan=plan)
-        caches = self.k_cache, self.v_cache
+        caches, ends = (self.k_cache, self.v_cache), self.key_ends(order, queries)
         given = self.ops.paged_attention(
-            q, *caches, *tables, self.scale, self.window, out, plan, self.sinks, self.softcap
+            q, *caches, *tables, self.scale, self.window, out, plan, self.sinks, self.softcap, ends
         )
         assert given.data_ptr() == out.data_ptr()
         return list(out.split(counts))
 
+    def key_ends(self, order: list[int], queries: list[int]) -> Tensor | None:
+        """Return the end of the keys that each query sees; None without images."""
+        if not self.images:
+            return None
+        ends = []
+        for s in order:
+            own = torch.arange(1, self.lengths[s] + 1, dtype=torch.int32)
+            for first, end in self.images.get(s, ()):
+                own[first:end] = end
+            ends.append(own[self.lengths[s] - queries[s] :])
+        return torch.cat(ends)
+
     def exact(self, s: int) -> Tensor:
         """Return the rows of sequence s in float64."""
         k, v = self.stored(s)
-        return oracle.attention(
-            self.q[s][self.lengths[s] - self.queries[s] :], k, v, self.scale, self.window, self.sinks, self.softcap
-        )
+        q, ends = self.q[s][self.lengths[s] - self.queries[s] :], self.key_ends([s], self.queries)
+        return oracle.attention(q, k, v, self.scale, self.window, self.sinks, self.softcap, ends)

@@ -48,6 +48,7 @@ def make_layers(
             expert_norms=None,
             per_layer_input=None,
             output_scale=1.0,
+            uses_key_ends=False,
         )
         for window in windows
     ]
@@ -98,7 +99,7 @@ def gemma4_arguments(
         layer.gate_up = ops.pack_gate_up(random(2 * inner, HIDDEN, dtype=ops.dtype))
         layer.down = ops.pack_linear(random(HIDDEN, inner, dtype=ops.dtype))
         layer.post_attention_norm, layer.post_mlp_norm = (random(HIDDEN, dtype=ops.dtype) + 1 for _ in range(2))
-        layer.gate, layer.output_scale = GELU, 0.75 + index / 8
+        layer.gate, layer.output_scale, layer.uses_key_ends = GELU, 0.75 + index / 8, not is_full
         gate = ops.pack_linear(random(INPUT_WIDTH, HIDDEN, dtype=ops.dtype))
         projection = ops.pack_linear(random(HIDDEN, INPUT_WIDTH, dtype=ops.dtype))
         layer.per_layer_input = PerLayerInput(gate, projection, random(HIDDEN, dtype=ops.dtype) + 1)
@@ -148,6 +149,13 @@ def step() -> dict[str, torch.Tensor]:
         "seq_lens": torch.tensor(LENGTHS, dtype=torch.int32),
         "query_start_loc": torch.tensor([0, *QUERIES]).cumsum(0).int(),
     }
+
+
+def image_ends() -> torch.Tensor:
+    """Return the ends of the keys that the tokens of `step` see, with images of which two end with their sequences."""
+    ends = torch.cat([torch.arange(n - q, n) + 1 for n, q in zip(LENGTHS, QUERIES, strict=True)]).int()
+    ends[2:6], ends[7:19], ends[20:36] = 17, 133, 150
+    return ends
 
 
 def stack_arguments(ops, windows, norms=False, biases=False, times=1):

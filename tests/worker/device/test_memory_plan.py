@@ -33,6 +33,7 @@ MODEL = SimpleNamespace(
     max_model_len=4096,
     kv_bytes_per_block=lambda block_size: block_size * GIB // 1024,
     state_bytes=0,
+    least_step=lambda max_num_seqs: 0,
     least_free_memory=lambda: Decoder.least_free_memory(MODEL),  # type: ignore[arg-type]
 )
 

@@ -18,7 +18,7 @@ import torch
 
 from quire.shared.protocol.messages import GenerationRequest, ImageRef
 from quire.worker.engine.forward_batch import TokenEmbeddings
-from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits, RequestRefused
 from quire.worker.engine.paged_model import ImageTower, PagedModel
 from quire.worker.engine.step import Step
 from quire.worker.engine.transfers import send
@@ -60,6 +60,11 @@ class PromptImages:
         # The index of each image token in the prompt, and for each image the number of image tokens before it.
         self._positions = np.concatenate(found)
         self._starts = np.cumsum([0, *self.sizes])
+        # The ends of the images, if their tokens attend to each other in both directions.
+        self._ends: np.ndarray | None = None
+        if tower.most_whole:
+            self._check_runs(tower.most_whole)
+            self._ends = self._positions[self._starts[1:] - 1] + 1
         # Positions for RoPE, if image tokens have three axes: of the prompt, and of its image tokens [N, 3].
         self._prompt_positions: np.ndarray | None = None
         self.axes: np.ndarray | None = None
@@ -72,6 +77,20 @@ class PromptImages:
             self._place(len(prompt), has_grids)
         # The embeddings of the image in whose middle the last chunk has ended.
         self.held: tuple[int, torch.Tensor] | None = None
+
+    def _check_runs(self, most: int) -> None:
+        """Raise RequestRefused unless the image tokens of each image are in a row, with text before the next image.
+
+        Then the image alone, which hashes of blocks contain, decides what its tokens see. most: tokens of an image.
+        """
+        if max(self.sizes) > most:
+            raise RequestRefused(
+                f"an image of the prompt has {max(self.sizes)} image tokens, and images of this model have at most "
+                f"{most}: gateway and worker must have the files of the same model"
+            )
+        begins = np.flatnonzero(np.diff(self._positions) != 1) + 1
+        if not np.array_equal(begins, self._starts[1:-1]):
+            raise RequestRefused("the image tokens of each image must be in a row, with text between two images")
 
     def _place(self, length: int, grids: list[tuple[int, int]]) -> None:
         """Compute the positions of a prompt of `length` tokens. grids: rows and columns of the tokens of each image.
@@ -113,6 +132,20 @@ class PromptImages:
         low, high = np.searchsorted(self._positions, (first, end))
         return [] if self.axes is None else [self.axes[low:high]]
 
+    def key_ends_of(self, first: int, end: int) -> list[np.ndarray]:
+        """Return the ends of the keys that the image tokens in first .. end - 1 see; none: after their positions."""
+        if self._ends is None:
+            return []
+        return [np.repeat(self._ends, self.sizes)[slice(*np.searchsorted(self._positions, (first, end)))]]
+
+    def divided_by(self, position: int) -> tuple[int, int]:
+        """Return the span that a cut before this position would divide, or the position twice."""
+        index = len(self.sizes) if self._ends is None else int(np.searchsorted(self._ends, position, side="right"))
+        if self._ends is None or index == len(self.sizes):
+            return position, position
+        first = int(self._positions[self._starts[index]])
+        return (first, int(self._ends[index])) if first < position else (position, position)
+
     def parts(self, first: int, end: int) -> Iterator[ImagePart]:
         """Iterate over the embeddings that go to these rows, in their order."""
         low, high = np.searchsorted(self._positions, (first, end))
@@ -149,10 +182,15 @@ class ImageEmbedder:
 
     def of(self, request: GenerationRequest, files: Mapping[str, bytes]) -> PromptImages:
         """Return the images of a request. Raises RequestRefused."""
+        if self._tower.most_whole > MAX_SCORED_POSITIONS and request.sampling.prompt_logprobs >= 0:
+            raise RequestRefused(
+                f"log-probabilities of prompts are not computed with images of this model: one step computes up to "
+                f"{self._tower.most_whole} tokens of an image, and scores at most {MAX_SCORED_POSITIONS}"
+            )
         return PromptImages(request.images, request.prompt, self._tower, files)
 
-    def embed(self, step: Step) -> list[tuple[str, str]]:
-        """Compute the embeddings for a step.
+    def embed(self, step: Step, most: int) -> list[tuple[str, str]]:
+        """Compute the embeddings for a step. most: tokens of a step for which the memory of the device suffices.
 
         The chunks of prompts with a faulty image are taken out of the step. Returns the ids of their requests, with the
         reason.
@@ -160,6 +198,7 @@ class ImageEmbedder:
         rows: list[np.ndarray] = []
         values: list[torch.Tensor] = []
         axes: list[np.ndarray] = []
+        key_ends: list[np.ndarray] = []
         faulty: list[tuple[str, str]] = []
         at = len(step.decodes)
         for chunk in list(step.chunks):
@@ -167,6 +206,8 @@ class ImageEmbedder:
             images, end = group.images, first + chunk.num_tokens
             if isinstance(images, PromptImages) and len(positions := images.rows(first, end)):
                 try:
+                    if chunk.num_tokens > most:
+                        raise ImageFault(f"device memory does not suffice for an image of {chunk.num_tokens} tokens")
                     found = self._values(images, first, end)
                 except ImageFault as fault:
                     step.chunks.remove(chunk)
@@ -176,11 +217,13 @@ class ImageEmbedder:
                 rows.append(positions - first + at)
                 values += found
                 axes += images.axes_of(first, end)
+                key_ends += images.key_ends_of(first, end)
             at += chunk.num_tokens
         if rows:
             with torch.inference_mode():
                 turned = self._send(axes) if axes else None
-                step.embeddings = TokenEmbeddings(self._send(rows), torch.cat(values), turned)
+                ends = self._send(key_ends).int() if key_ends else None
+                step.embeddings = TokenEmbeddings(self._send(rows), torch.cat(values), turned, ends)
         return faulty
 
     def _send(self, arrays: list[np.ndarray]) -> torch.Tensor:
@@ -234,13 +277,13 @@ class ImageEmbedder:
 
 
 def make_embedder(model: PagedModel, limits: EngineLimits) -> ImageEmbedder | None:
-    """Return what embeds the images of a model; None if it has no tower, or a step may have too many tokens for it."""
+    """Return what embeds the images of a model; None if it has no tower, or if the size of a step does not fit it."""
     if model.tower is None:
         return None
-    if 0 < model.max_image_tokens < limits.max_num_batched_tokens:
-        model.why_no_images = (
-            f"images of this model need a --max-num-batched-tokens of at most {model.max_image_tokens}"
-        )
+    needed, tokens = model.least_step(limits.max_num_seqs), limits.max_num_batched_tokens
+    if 0 < model.max_image_tokens < tokens or needed > tokens:
+        bound = f"at most {model.max_image_tokens}" if needed <= tokens else f"at least {needed}"
+        model.why_no_images = f"images of this model need a --max-num-batched-tokens of {bound}"
         log.warning("this worker serves text alone: %s", model.why_no_images)
         return None
     return ImageEmbedder(model.tower, model.ops.device)

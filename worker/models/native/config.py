@@ -23,7 +23,7 @@ from quire.worker.models.native.experts import ExpertsConfig, parse_experts
 from quire.worker.models.native.families import Family, family_of, refuse_unsupported
 from quire.worker.models.native.gemma4 import DEFAULT_ROPES, parse_gemma4
 from quire.worker.models.native.rope import DEFAULT_THETA, RopeConfig, parse_rope
-from quire.worker.models.native.wrappers import is_wrapper, rope_axes, text_fields
+from quire.worker.models.native.wrappers import both_ways, is_wrapper, rope_axes, text_fields
 
 # Names of tensors in a checkpoint.
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -82,6 +82,8 @@ class ModelConfig:
     placeholders: tuple[int, ...] = ()  # tokens that are computed as pad_token_id
     pad_token_id: int = 0
     rope_axes: tuple[int, ...] = ()  # of each pair of dimensions, for image tokens (M-RoPE)
+    # Layers in which the tokens of an image attend to each other in both directions: "all", "windows"; empty: none.
+    both_ways: str = ""
     is_wrapped: bool = False  # the checkpoint is a vision-language model around this text model
 
     @property
@@ -97,6 +99,10 @@ class ModelConfig:
 
     def kv_heads_of(self, layer: int) -> int:
         return self.num_kv_heads if self.sliding_windows[layer] else self.full_kv_heads or self.num_kv_heads
+
+    def is_both_ways(self, layer: int) -> bool:
+        """Return whether the tokens of an image attend to each other in both directions."""
+        return self.both_ways == "all" or (self.both_ways == "windows" and bool(self.sliding_windows[layer]))
 
     def q_size(self, layer: int) -> int:
         return self.num_heads * self.head_dim_of(layer)
@@ -248,6 +254,7 @@ def read_config(folder: Path) -> ModelConfig:
         gate=family.gate,
         local_rope=local_rope,
         rope_axes=rope_axes(whole, head_dim),
+        both_ways=both_ways(whole, fields),
         is_wrapped=is_wrapper(whole),
         **(_gemma(fields, family, hidden_size) if family.is_gemma else {}),
         **gemma4,

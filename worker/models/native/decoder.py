@@ -70,6 +70,7 @@ class Layer:
     expert_norms: ExpertNorms | None = None  # of experts next to gate_up and down
     per_layer_input: PerLayerInput | None = None
     output_scale: float = 1.0
+    uses_key_ends: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -223,6 +224,7 @@ class Decoder(PagedModel):
                 layer.sinks is not None,
                 layer.q_norm is not None,
                 layer.v_norm is not None,
+                layer.uses_key_ends and self.tower is not None,
             )
             for index, layer in enumerate(layers)
         )
@@ -314,11 +316,13 @@ class Decoder(PagedModel):
         residual, positions = self.ops.embed(token_ids, self._embedding), batch.positions  # [T, H], [T]
         if self.config.embedding_scale != 1.0:
             residual = scaled(residual, self.config.embedding_scale)
-        added = None
+        added = key_ends = None
         if batch.embeddings is not None:
             own, *deep = torch.split(batch.embeddings.values, self.hidden_size, dim=1)
             residual.index_copy_(0, batch.embeddings.rows, own)
             added = AddedRows(batch.embeddings.rows, deep) if deep else None
+            if batch.embeddings.key_ends is not None:
+                key_ends = (positions + 1).index_copy_(0, batch.embeddings.rows, batch.embeddings.key_ends)
             if self._image_rope is not None:
                 positions = self._image_rope.place(positions, batch.embeddings)
         inputs = None
@@ -337,6 +341,7 @@ class Decoder(PagedModel):
             batch.interrupt if self._ranks is None else None,
             inputs,
             added,
+            key_ends,
         )
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -407,6 +412,7 @@ def load_layer(
         expert_norms=load_expert_norms(reader, prefix) if config.adds_experts else None,
         per_layer_input=load_layer_input(reader, prefix) if config.input_width else None,
         output_scale=reader.read(f"{prefix}.layer_scalar").item() if config.output_scales else 1.0,
+        uses_key_ends=config.is_both_ways(index),
     )
 
 

@@ -322,7 +322,7 @@ def _refuse_values(fields: Fields, family: Family) -> None:
             raise fields.unsupported("quantization_config", "the quant_method mxfp4, or weights of 16 bits")
         if has_mxfp4 and family.experts != "gpt_oss":
             raise fields.unsupported("quantization_config", "the quant_method mxfp4 for gpt_oss alone")
-    # "vision" affects tokens of images alone, and requests with images are refused.
+    # "vision" affects tokens of images alone (`wrappers.both_ways`).
     if fields.get("use_bidirectional_attention") not in (None, False, *(["vision"] if family.is_gemma4 else [])):
         raise fields.unsupported("use_bidirectional_attention", "false")
     if family.experts == "gpt_oss":

@@ -1,8 +1,8 @@
 """The text model inside a vision-language model, read as one of the families of Quire's own decoder.
 
 Such a checkpoint has the text model's configuration in `text_config` (older ones at the top), and its tensors below
-a prefix. Images are not supported, so the tensors of the vision tower are not read. Models whose positions have three
-axes (M-RoPE) give a token of text the same position on each axis, so RoPE with one axis computes the same.
+a prefix. `quire.worker.models.vision` reads the tensors of the vision tower. Models whose positions have three axes
+(M-RoPE) give a token of text the same position on each axis, so RoPE with one axis computes the same.
 """
 
 from __future__ import annotations
@@ -140,6 +140,17 @@ def rope_axes(fields: Fields, head_dim: int) -> tuple[int, ...]:
             # The axes take turns, and the first one has the pairs that are left.
             return tuple(pair % 3 if pair < 3 * sections[pair % 3] else 0 for pair in range(head_dim // 2))
     return ()
+
+
+def both_ways(fields: Fields, text: Fields) -> str:
+    """Return the layers in which the tokens of an image attend to each other in both directions.
+
+    text: the fields of the text model. Values as of `ModelConfig.both_ways`.
+    """
+    name = fields.get("architectures")[0] if is_wrapper(fields) else ""
+    if name == "Gemma4ForConditionalGeneration":
+        return "windows" if text.get("use_bidirectional_attention") == "vision" else ""
+    return "all" if name == "Gemma3ForConditionalGeneration" else ""
 
 
 def _one_axis(rope: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from quire.shared.model.fields import config_fields
 # a list of images, LlavaOnevisionProcessor gives each its tiles.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AyaVisionProcessor": {"crop_to_patches": True},
+    "Gemma3Processor": {"do_convert_rgb": True, "do_pan_and_scan": False},
+    "Gemma4Processor": {},
     "Idefics3Processor": {"return_row_col_info": True},
     "InternVLProcessor": {"crop_to_patches": True},
     "LlavaNextProcessor": {"do_pad": True},
@@ -26,28 +28,27 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "SmolVLMProcessor": {"return_row_col_info": True},
 }
 AXES = "positions of image tokens with three axes need mrope_section in config.json and Quire's own decoder"
-BOTH_WAYS = "attention between the tokens of an image in both directions is not computed"
-# Model types whose text alone is served, and the reason.
-TEXT_ALONE = {
-    "gemma3": BOTH_WAYS,
-    "gemma4": BOTH_WAYS,
-}
+# Types of models in whose text models the tokens of an image may attend to each other in both directions.
+MAY_BE_BOTH_WAYS = ("gemma3", "gemma4")
+BOTH_WAYS = "attention between the tokens of an image in both directions needs Quire's own decoder"
 
 
 class NoImages(Exception):
     """A checkpoint without embeddings of images. The text is the reason, in one line."""
 
 
-def image_arguments(folder: Path, has_axes: bool) -> dict[str, Any]:
+def image_arguments(folder: Path, has_axes: bool, both_ways: bool | None) -> dict[str, Any]:
     """Return the arguments for the image processor of a checkpoint. Raises NoImages, ModelError, CheckpointError.
 
-    has_axes: the text model has positions with three axes.
+    has_axes, both_ways: as for `load_tower`.
     """
     config = config_fields(folder)
     if (model_type := config.get("model_type")) in THREE_AXES and not has_axes:
         raise NoImages(AXES)
+    if model_type in MAY_BE_BOTH_WAYS and both_ways is None:
+        raise NoImages(BOTH_WAYS)
     if model_type not in ONE_AXIS + THREE_AXES:
-        raise NoImages(TEXT_ALONE.get(str(model_type), f"images of the model type {model_type} are not computed"))
+        raise NoImages(f"images of the model type {model_type} are not computed")
     try:
         files = ProcessorFiles(folder, config)
         name = files.processor_class(BY_MODEL_TYPE)

@@ -24,8 +24,8 @@ from quire.worker.models.vision.families import NoImages, image_arguments, image
 
 log = logging.getLogger(__name__)
 
-# Attributes that hold the text model, in the model and in its body.
-TEXT_MODELS = ("language_model", "text_model")
+# Attributes that hold the text model, or what computes sounds, in the model and in its body.
+OTHER_PARTS = ("language_model", "text_model", "audio_tower", "embed_audio")
 # Limits of a file; gateways have lower limits of their own.
 LIMITS = {"max_bytes": 1 << 30, "max_pixels": 1 << 28}
 # Beginnings of the names of tensors of a text model.
@@ -37,10 +37,16 @@ class VisionTower:
     """The part of a model that makes embeddings of images."""
 
     def __init__(
-        self, model: Any, processor: Any, arguments: dict[str, Any], token_id: int, has_axes: bool = False
+        self,
+        model: Any,
+        processor: Any,
+        arguments: dict[str, Any],
+        token_id: int,
+        has_axes: bool = False,
+        most_whole: int = 0,
     ) -> None:
         """model: of Transformers, without its text model. arguments: for each call of the image processor."""
-        self._has_axes = has_axes
+        self._has_axes, self.most_whole = has_axes, most_whole
         self.is_deep = bool(_deep_layers(model.config))
         self._model, self._processor, self._arguments = model, processor, arguments
         self.image_token_id = token_id
@@ -81,8 +87,8 @@ class VisionTower:
 
 
 def _is_of_text(name: str) -> bool:
-    """Return whether a tensor belongs to a text model, alone or in a wrapper."""
-    return name.startswith(OF_TEXT) or not set(TEXT_MODELS).isdisjoint(name.split(".")[:2])
+    """Return whether a tensor belongs to a text model, alone or in a wrapper, or to what computes sounds."""
+    return name.startswith(OF_TEXT) or not set(OTHER_PARTS).isdisjoint(name.split(".")[:2])
 
 
 def _deep_layers(config: Any) -> list[int]:
@@ -98,23 +104,30 @@ def _tokens(features: Any) -> torch.Tensor:
 
 
 def find_tower(
-    folder: Path, dtype: torch.dtype, device: torch.device | str, has_axes: bool
+    folder: Path, dtype: torch.dtype, device: torch.device | str, has_axes: bool, both_ways: bool | None
 ) -> tuple[VisionTower | None, str]:
     """Load the tower of a checkpoint, whose text is served in any case. Returns None and the reason without one."""
     try:
-        return load_tower(folder, dtype, device, has_axes), ""
+        return load_tower(folder, dtype, device, has_axes, both_ways), ""
     except (NoImages, ModelError, CheckpointError) as error:
         log.warning("this worker serves text alone: %s", error)
         return None, f"this worker computes no images: {error}"
 
 
-def load_tower(folder: Path, dtype: torch.dtype, device: torch.device | str, has_axes: bool = False) -> VisionTower:
+def load_tower(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    has_axes: bool = False,
+    both_ways: bool | None = None,
+) -> VisionTower:
     """Load the vision tower and the projector of a checkpoint. Code of a checkpoint is never run.
 
-    has_axes: the text model has positions with three axes.
+    has_axes: the text model has positions with three axes. both_ways: in the text model the tokens of an image attend
+    to each other in both directions; None: Transformers computes the text model.
     Raises NoImages if images of the model are not computed, CheckpointError for files that are malformed.
     """
-    arguments = image_arguments(folder, has_axes)
+    arguments = image_arguments(folder, has_axes, both_ways)
     token_id = image_token_id(folder)
     complete_torch()  # Transformers builds models without memory
     try:
@@ -147,7 +160,9 @@ def load_tower(folder: Path, dtype: torch.dtype, device: torch.device | str, has
     for tensor in (*model.parameters(), *model.buffers()):
         # A copy: later changes of the mapped file would change the model.
         tensor.data = tensor.data.to(device, copy=True)
-    tower = VisionTower(model.eval().requires_grad_(False), processor, arguments, token_id, has_axes)
+    most = getattr(processor, "max_soft_tokens", 0) or getattr(config, "mm_tokens_per_image", 0)
+    sizes = has_axes, most if both_ways else 0
+    tower = VisionTower(model.eval().requires_grad_(False), processor, arguments, token_id, *sizes)
     log.info("%s computes images: %.0f MiB", model_class.__name__, tower.nbytes / 2**20)
     return tower
 
@@ -160,7 +175,7 @@ def _without_text(model_class: Any) -> Any:
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
-            for name in TEXT_MODELS:
+            for name in OTHER_PARTS:
                 if hasattr(self.model, name):
                     setattr(self.model, name, None)
             self.lm_head = None

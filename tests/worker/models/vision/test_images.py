@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
+from quire.worker.capacity import choose_limits
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.limits import RequestRefused
+from quire.worker.engine.features.images import ImageEmbedder, make_embedder
+from quire.worker.engine.features.spill.block_spill import BlockSpill, SpillCosts
+from quire.worker.engine.features.spill.blocks import SpillingBlockManager
+from quire.worker.engine.features.spill.host_pool import CachePool
+from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.paged_model import KVCache
+from quire.worker.engine.step import Step
+from quire.worker.settings import WorkerSettings
 from tests.support.vision_questions import IMAGE_TOKEN, KINDS, Question, VisionFamily, answer, digest_of
 
 pytest.importorskip("transformers")
 
 # Families in the tests of the engine: with a fixed number of tokens for an image, with another for each size, and with
-# positions on three axes.
-SCHEDULED = ("llava", "mistral3", "qwen2_vl")
+# positions on three axes. A step computes an image of the families of WHOLE as a whole.
+IN_PARTS = ("llava", "mistral3", "qwen2_vl")
+WHOLE = ("gemma3", "gemma4")
+SCHEDULED = (*IN_PARTS, *WHOLE)
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +76,164 @@ def test_choices_that_are_preempted_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("max_bytes", [0, 1 << 20])
-@pytest.mark.parametrize("name", SCHEDULED)
+@pytest.mark.parametrize("name", IN_PARTS)
 def test_chunks_may_be_smaller_than_an_image(name: str, max_bytes: int, family: Callable[[str], VisionFamily]) -> None:
     """The tower runs once for an image, however many chunks it has and however small the cache is."""
     one = family(name)
     engine = one.engine(max_bytes, num_blocks=240, max_num_batched_tokens=12, max_prefill_tokens=5)
     assert [choices[0] for choices in answer(engine, one.asked)] == one.expected
     assert computed(engine) == sum(len(question.images) for question in one.asked)
+
+
+@pytest.mark.parametrize("max_prefill_tokens", [5, 0])
+@pytest.mark.parametrize("name", WHOLE)
+def test_no_chunk_ends_inside_of_an_image_whose_tokens_see_each_other(
+    name: str, max_prefill_tokens: int, family: Callable[[str], VisionFamily]
+) -> None:
+    """Steps are just as large as the largest image, next to sequences that decode, needs."""
+    one = family(name)
+    least = max(len(one.tower.embed([data])[0]) for question in one.asked for data in question.files.values())
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": least + 3, "max_prefill_tokens": max_prefill_tokens}
+    engine, sizes = one.engine(num_blocks=240, **limits), []
+
+    def observe(step: Step) -> None:
+        sizes.append(step.num_tokens)
+        for chunk in step.chunks:
+            end, images = chunk.sequence.num_computed + chunk.num_tokens, chunk.sequence.group.images
+            assert images is not None
+            assert images.divided_by(end) == (end, end)
+
+    engine.observer = observe
+    assert [choices[0] for choices in answer(engine, one.asked)] == one.expected
+    assert least < max(sizes) <= least + 3
+
+
+def spilling(one: VisionFamily) -> Engine:
+    """Make an engine that keeps blocks in host memory after it has evicted them."""
+    limits = one.engine(num_blocks=64).limits
+    blocks = SpillingBlockManager(limits.num_blocks, limits.block_size)
+    engine = Engine(one.model, limits, one.model.config.eos_token_ids, None, blocks=blocks)
+    engine.images = ImageEmbedder(one.tower, torch.device("cpu"))
+    costs = SpillCosts(0.0, 3600.0)  # to read a block always takes less time than to compute it
+    pool = CachePool(engine.runner.kv_cache, 256)
+    spill = BlockSpill(engine.groups, pool, torch.device("cpu"), bytes(32), None, costs)
+    engine.scheduler.spill = engine.runner.spill = spill
+    return engine
+
+
+@pytest.mark.parametrize("is_spilled", [True, False])
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_cached_prefix_that_ends_inside_of_an_image_is_used_up_to_the_image(
+    name: str, is_spilled: bool, family: Callable[[str], VisionFamily]
+) -> None:
+    """The image ends in the middle of a block, whose text differs."""
+    one = family(name)
+    engine = spilling(one) if is_spilled else one.engine(num_blocks=64)
+    first = next(q for q in (one.ask([one.picture()]) for _ in range(99)) if q.images[0].end % 8 > 1)
+    image = first.images[0]._replace(start=first.images[0].start + 64)
+    first, at = first._replace(prompt=(*one.text(64), *first.prompt), images=(image,)), image.end
+    second = first._replace(prompt=(*first.prompt[:at], *one.text(7)))
+    expected, chunks = [one.by_transformers(question) for question in (first, second)], []
+    spill = engine.scheduler.spill
+    assert answer(engine, [first]) == [[expected[0]]]
+    if spill is not None:  # other prompts take all blocks
+        for _ in range(4):
+            answer(engine, [Question(tuple(one.text(200)), (), {})])
+    engine.observer = lambda step: chunks.extend((c.sequence.num_computed, c.num_tokens) for c in step.chunks)
+    hits = engine.groups.blocks.counters.prefix_hits
+    assert answer(engine, [second]) == [[expected[1]]]
+    assert engine.groups.blocks.counters.prefix_hits - hits == at // 8 * 8 > image.start
+    assert chunks[0][0] == image.start
+    assert computed(engine) == 1
+    if isinstance(spill, BlockSpill):
+        assert spill.figures().read["host"] > 0
+        spill.close()
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_beams_of_images_are_those_of_transformers(preemption: str, family: Callable[[str], VisionFamily]) -> None:
+    one = family("gemma3")
+    asked = one.asked[:4]
+    num_blocks = max(len(question.prompt) for question in asked) // 8 + 10
+    engine = one.engine(num_blocks=num_blocks, num_host_blocks=200, preemption=preemption)
+    found = answer(engine, asked, n=3, beam_width=3)
+    assert found == [one.by_transformers_beams(question, 3) for question in asked]
+    assert engine.groups.num_preemptions > 0
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False])
+def test_an_image_for_which_memory_does_not_suffice_ends_its_request_alone(
+    is_synchronous: bool, family: Callable[[str], VisionFamily], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = family("gemma3")
+    engine = one.engine_ahead(num_blocks=60)
+    compute = one.model.forward
+
+    def fail(batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        if len(batch.token_ids) > 14:
+            raise torch.OutOfMemoryError
+        return compute(batch, cache)
+
+    monkeypatch.setattr(one.model, "forward", fail)
+    text = Question(tuple(one.text(40)), (), {})
+    engine.add(one.asked[0].request("image"), pictures=one.asked[0].files)
+    engine.add(text.request("text", prompt_logprobs=0 if is_synchronous else -1))
+    outcomes = {}
+    while engine.has_work:
+        outcomes |= {item.request_id: item.outcome for item in engine.step() if item.outcome is not None}
+    assert outcomes["image"].name == "error"
+    assert "device memory does not suffice for an image of 16 tokens" in outcomes["image"].detail
+    assert outcomes["text"].name in ("stop", "length")
+
+
+def test_a_step_has_room_for_an_image_whose_tokens_see_each_other(family: Callable[[str], VisionFamily]) -> None:
+    """Next to all other sequences that may decode."""
+    for name, most in (("gemma3", 16), ("gemma4", 70)):
+        model = family(name).model
+        limits = EngineLimits(64, 8, 4, most + 3, 512)
+        assert make_embedder(model, limits) is not None
+        assert make_embedder(model, replace(limits, max_num_batched_tokens=most + 2)) is None
+        assert f"need a --max-num-batched-tokens of at least {most + 3}" in model.why_no_images
+        chosen = choose_limits(WorkerSettings(max_num_seqs=250), model, torch.device("cpu"))
+        assert chosen.max_num_batched_tokens == 249 + most
+
+
+def test_prompts_with_images_larger_than_a_step_may_score_are_not_scored(
+    family: Callable[[str], VisionFamily], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are, with the same scores however large steps are."""
+    one = family("gemma4")
+    question, found = one.asked[1], []
+    for tokens in (96, 512):
+        engine = one.engine(num_blocks=120, max_num_batched_tokens=tokens)
+        engine.add(question.request("a", prompt_logprobs=1, returns_prompt=True), pictures=question.files)
+        while engine.has_work:
+            found += [item.report.records for item in engine.step() if item.report is not None]
+    assert found[0] == found[1]
+    assert len(found) == 2
+    monkeypatch.setattr(one.tower, "most_whole", 280)
+    with pytest.raises(RequestRefused, match="one step computes up to 280 tokens of an image, and scores at most 256"):
+        engine.add(question.request("b", prompt_logprobs=1), pictures=question.files)
+
+
+def test_image_tokens_that_see_each_other_are_in_a_row(family: Callable[[str], VisionFamily]) -> None:
+    one = family("gemma3")
+    engine, question = one.engine(), one.ask([one.picture(), one.picture()])
+    (start, length), (second, _) = ((image.start, image.length) for image in question.images)
+    prompt, message = question.prompt, "the image tokens of each image must be in a row, with text between"
+    with_text = question._replace(prompt=(*prompt[: start + 3], 9, *prompt[start + 4 :]))
+    side_by_side = question._replace(
+        prompt=(*prompt[: start + length], *prompt[second:]),
+        images=(question.images[0], question.images[1]._replace(start=start + length)),
+    )
+    at, image = question.images[0].end, question.images[0]
+    long = question._replace(
+        prompt=(*question.prompt[:at], IMAGE_TOKEN, *question.prompt[at:]),
+        images=(image._replace(length=image.length + 1),),
+    )
+    for wrong, reason in ((with_text, message), (side_by_side, message), (long, "17 image tokens, .* have at most 16")):
+        with pytest.raises(RequestRefused, match=reason):
+            engine.add(wrong.request("a"), pictures=wrong.files)
 
 
 @pytest.mark.parametrize("name", SCHEDULED)

@@ -28,9 +28,9 @@ pytest.importorskip("transformers")
 IMAGES = "preprocessor_config.json"
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> PagedModel:
+def load(path: Path, dtype: torch.dtype = torch.float32, implementation: str = "auto") -> PagedModel:
     ops = kernels.select_ops("cpu", dtype)
-    return load_model(path, choose_model(path), ops, torch.device("cpu"), 64)
+    return load_model(path, choose_model(path, implementation), ops, torch.device("cpu"), 64)
 
 
 @pytest.fixture
@@ -120,17 +120,40 @@ def test_a_checkpoint_whose_tower_is_not_loaded_says_why(
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("kind", "implementation", "reason"),
     [
-        ("gemma3", "attention between the tokens of an image in both directions is not computed"),
-        ("cohere2_vision", "images of the model type cohere2_vision are not computed"),
-        ("gemma4", "attention between the tokens of an image in both directions is not computed"),
+        (
+            "gemma3",
+            "transformers",
+            "attention between the tokens of an image in both directions needs Quire's own decoder",
+        ),
+        ("cohere2_vision", "auto", "images of the model type cohere2_vision are not computed"),
     ],
 )
-def test_models_whose_images_are_not_computed_say_why(kind: str, reason: str, tmp_path: Path) -> None:
-    model = load(make_vision(tmp_path / kind, kind))
+def test_models_whose_images_are_not_computed_say_why(
+    kind: str, implementation: str, reason: str, tmp_path: Path
+) -> None:
+    model = load(make_vision(tmp_path / kind, kind), implementation=implementation)
     assert model.tower is None
     assert model.why_no_images == f"this worker computes no images: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "expected"),
+    [
+        ("gemma3", 8, {(16, 8): True, (16, 0): True}),
+        ("gemma4", 24, {(16, 24): True, (32, 0): False}),
+        ("gemma4", 100, {(16, 0): True, (32, 0): False}),  # longer than the context
+        ("gemma4_with_audio", 24, {(16, 24): False, (32, 0): False}),
+    ],
+)
+def test_the_self_test_knows_layers_in_which_tokens_of_an_image_see_each_other(
+    kind: str, window: int, expected: dict[tuple[int, int], bool], tmp_path: Path
+) -> None:
+    model = load(make_model(tmp_path / kind, kind, sliding_window=window))
+    uses = model.kernel_uses(16)
+    assert uses is not None
+    assert {(use.head_dim, use.window): use.has_key_ends for use in uses.attention} == expected
 
 
 def test_models_of_text_take_no_images(tmp_path: Path) -> None:
