@@ -86,7 +86,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "glm4v": _kind("glm4v_text", QWEN_TOWER, rope_parameters=HALF_ROPE),
     "aya_vision": _kind("cohere2", SIGLIP, **TWO_WINDOWS),
     "kimi_k25": _kind("deepseek_v3", TOWER, **KINDS["deepseek-v3"][1]),
-    "exaone4_5": _kind("exaone4", QWEN_TOWER),
+    "exaone4_5": _kind("exaone4", QWEN_TOWER | {"num_key_value_heads": 2}),
     # These types have another class for text alone.
     "qwen3_5": _kind("qwen3_5_text", QWEN3_TOWER, **HEAD, **LINEAR, **NEXT_LAYERS),
     "qwen3_5_moe": _kind("qwen3_5_moe_text", QWEN3_TOWER, **HEAD, **EXPERTS, **SHARED_EXPERT, **LINEAR, **NEXT_LAYERS),

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from quire import kernels
+from quire.shared.images.layouts.families import THREE_AXES
 from quire.shared.protocol.messages import GenerationRequest, ImageRef, SamplingParams
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
@@ -96,7 +97,21 @@ KINDS |= {
         tower={"depth": 2, "patch_size": 14},
         run=0,
     )
-    for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    for name in (
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        "exaone4_5",
+    )
+}
+KINDS |= {
+    name: Kind(
+        {
+            "image_processor_type": "Glm4vImageProcessor",
+            "size": {"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 28 * 28 * 20},
+        },
+        tower={"depth": 2, "patch_size": 14},
+        run=0,
+    )
+    for name in ("glm4v", "glm4v_moe")
 }
 
 
@@ -201,7 +216,7 @@ class VisionFamily:
         inputs = processor(images=pictures, return_tensors="pt", **self.kind.arguments)
         unused = ("rows", "cols", "num_patches")
         ids = torch.tensor([question.prompt])
-        types = {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()} if "qwen" in self.path.name else {}
+        types = {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()} if self.path.name in THREE_AXES else {}
         out = model.generate(
             input_ids=ids,
             **types,

@@ -63,6 +63,6 @@ def load_model(
     if config.is_wrapped and ranks is None:
         from quire.worker.models.vision.tower import find_tower  # Pillow takes memory
 
-        has_axes = isinstance(config, ModelConfig) and bool(config.rope_axes)
+        has_axes = not isinstance(config, ModelConfig) or bool(config.rope_axes)
         model.tower, model.why_no_images = find_tower(folder, ops.dtype, device, has_axes)
     return model

@@ -51,8 +51,13 @@ RULES: dict[str, Callable[[ProcessorFiles], Layout]] = {
     "SmolVLMProcessor": idefics3.read_smolvlm,
 }
 # Types of models whose images workers compute, and those of them whose image tokens have positions with three axes.
-ONE_AXIS = ("aya_vision", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3", "smolvlm")
-THREE_AXES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+ONE_AXIS = (
+    *("aya_vision", "exaone4_5", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "mistral3"),
+    "smolvlm",
+)
+THREE_AXES = (
+    *("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
+)
 # Type of the model to the class of its processor, for folders that do not name it.
 BY_MODEL_TYPE = {
     "aya_vision": "AyaVisionProcessor",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from quire.shared.images.layouts.files import ProcessorFiles
 from quire.shared.images.layouts.layout import Layout
 from quire.shared.images.layouts.sizes import divide, read_size
@@ -25,7 +23,7 @@ def read(files: ProcessorFiles) -> Layout:
         raise images.unsupported("size", "shortest_edge and longest_edge")
     token = files.token("image_token", "<|image_pad|>")
 
-    def write(width: int, height: int) -> str:
-        return token * math.prod(divide(height, width, factor, edges["shortest_edge"], edges["longest_edge"]))
+    def grid(width: int, height: int) -> tuple[int, int]:
+        return divide(height, width, factor, edges["shortest_edge"], edges["longest_edge"])
 
-    return files.layout(token, write)
+    return files.grid_layout(token, grid)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quire.shared.images.layouts.families import BY_MODEL_TYPE, ONE_AXIS, THREE_AXES
+from quire.shared.images.layouts.families import BY_MODEL_TYPE, ONE_AXIS, THREE_AXES, read_layout
 from quire.shared.images.layouts.files import ProcessorFiles
 from quire.shared.images.layouts.layout import NoLayout
 from quire.shared.model.fields import config_fields
@@ -14,6 +15,9 @@ from quire.shared.model.fields import config_fields
 # a list of images, LlavaOnevisionProcessor gives each its tiles.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AyaVisionProcessor": {"crop_to_patches": True},
+    "Exaone4_5_Processor": {},
+    "Glm46VProcessor": {},
+    "Glm4vProcessor": {},
     "Idefics3Processor": {"return_row_col_info": True},
     "InternVLProcessor": {"crop_to_patches": True},
     "LlavaNextProcessor": {"do_pad": True},
@@ -25,7 +29,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Qwen3VLProcessor": {},
     "SmolVLMProcessor": {"return_row_col_info": True},
 }
-AXES = "positions of image tokens with three axes need mrope_section in config.json and Quire's own decoder"
+AXES = "positions of image tokens with three axes need a valid mrope_section in config.json"
 BOTH_WAYS = "attention between the tokens of an image in both directions is not computed"
 # Model types whose text alone is served, and the reason.
 TEXT_ALONE = {
@@ -38,15 +42,10 @@ class NoImages(Exception):
     """A checkpoint without embeddings of images. The text is the reason, in one line."""
 
 
-def image_arguments(folder: Path, has_axes: bool) -> dict[str, Any]:
-    """Return the arguments for the image processor of a checkpoint. Raises NoImages, ModelError, CheckpointError.
-
-    has_axes: the text model has positions with three axes.
-    """
+def image_arguments(folder: Path) -> dict[str, Any]:
+    """Return the arguments for the image processor of a checkpoint. Raises NoImages, ModelError, CheckpointError."""
     config = config_fields(folder)
-    if (model_type := config.get("model_type")) in THREE_AXES and not has_axes:
-        raise NoImages(AXES)
-    if model_type not in ONE_AXIS + THREE_AXES:
+    if (model_type := config.get("model_type")) not in ONE_AXIS + THREE_AXES:
         raise NoImages(TEXT_ALONE.get(str(model_type), f"images of the model type {model_type} are not computed"))
     try:
         files = ProcessorFiles(folder, config)
@@ -62,6 +61,24 @@ def image_arguments(folder: Path, has_axes: bool) -> dict[str, Any]:
             "patch_size": files.processor.integer("patch_size", 16) * files.processor.integer("spatial_merge_size", 1)
         }
     return ARGUMENTS[name]
+
+
+def image_grid(folder: Path, has_axes: bool) -> Callable[[int, int], tuple[int, int]] | None:
+    """Return the rows and columns of the tokens of an image of (width, height) pixels, if the tokens have three axes.
+
+    has_axes: the text model computes such positions. Raises NoImages, CheckpointError.
+    """
+    if config_fields(folder).get("model_type") not in THREE_AXES:
+        return None
+    if not has_axes:
+        raise NoImages(AXES)
+    try:
+        layout = read_layout(folder)
+    except NoLayout as error:
+        raise NoImages(str(error)) from error
+    if layout is None or layout.grid is None:
+        raise NoImages("the tokens of an image are no grid")
+    return layout.grid
 
 
 def image_token_id(folder: Path) -> int:

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
-from quire.shared.images.layouts.sizes import divide
 from quire.shared.images.picture import picture, size
 from quire.shared.model.files import ModelError
 from quire.shared.process.errors import CheckpointError
 from quire.worker.lean_torch import complete_torch
-from quire.worker.models.vision.families import NoImages, image_arguments, image_token_id
+from quire.worker.models.vision.families import NoImages, image_arguments, image_grid, image_token_id
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +36,18 @@ class VisionTower:
     """The part of a model that makes embeddings of images."""
 
     def __init__(
-        self, model: Any, processor: Any, arguments: dict[str, Any], token_id: int, has_axes: bool = False
+        self,
+        model: Any,
+        processor: Any,
+        arguments: dict[str, Any],
+        token_id: int,
+        grid: Callable[[int, int], tuple[int, int]] | None = None,
     ) -> None:
-        """model: of Transformers, without its text model. arguments: for each call of the image processor."""
-        self._has_axes = has_axes
+        """model: of Transformers, without its text model. arguments: for each call of the image processor.
+
+        grid: rows and columns of the tokens of an image of (width, height) pixels, if RoPE has axes for them.
+        """
+        self._grid = grid
         self.is_deep = bool(_deep_layers(model.config))
         self._model, self._processor, self._arguments = model, processor, arguments
         self.image_token_id = token_id
@@ -62,11 +69,7 @@ class VisionTower:
 
     def grid(self, picture: bytes) -> tuple[int, int] | None:
         """Return the rows and columns of an image's tokens if RoPE has axes for them; else None. Raises as `embed`."""
-        if not self._has_axes:
-            return None
-        width, height = size(picture, **LIMITS)
-        edges, factor = self._processor.size, self._processor.patch_size * self._processor.merge_size
-        return divide(height, width, factor, edges["shortest_edge"], edges["longest_edge"])
+        return None if self._grid is None else self._grid(*size(picture, **LIMITS))
 
     def _embed(self, image: Image.Image) -> torch.Tensor:
         made = self._processor(images=[image], return_tensors="pt", **self._arguments)
@@ -111,10 +114,10 @@ def find_tower(
 def load_tower(folder: Path, dtype: torch.dtype, device: torch.device | str, has_axes: bool = False) -> VisionTower:
     """Load the vision tower and the projector of a checkpoint. Code of a checkpoint is never run.
 
-    has_axes: the text model has positions with three axes.
+    has_axes: the text model computes positions with three axes.
     Raises NoImages if images of the model are not computed, CheckpointError for files that are malformed.
     """
-    arguments = image_arguments(folder, has_axes)
+    arguments, grid = image_arguments(folder), image_grid(folder, has_axes)
     token_id = image_token_id(folder)
     complete_torch()  # Transformers builds models without memory
     try:
@@ -147,7 +150,7 @@ def load_tower(folder: Path, dtype: torch.dtype, device: torch.device | str, has
     for tensor in (*model.parameters(), *model.buffers()):
         # A copy: later changes of the mapped file would change the model.
         tensor.data = tensor.data.to(device, copy=True)
-    tower = VisionTower(model.eval().requires_grad_(False), processor, arguments, token_id, has_axes)
+    tower = VisionTower(model.eval().requires_grad_(False), processor, arguments, token_id, grid)
     log.info("%s computes images: %.0f MiB", model_class.__name__, tower.nbytes / 2**20)
     return tower
 
