@@ -84,8 +84,9 @@ OWN: dict[str, dict[str, Any]] = {
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": _kind("qwen3_vl_moe_text", QWEN3_TOWER, head_dim=16, **MROPE, **EXPERTS),
     "glm4v": _kind("glm4v_text", QWEN_TOWER, rope_parameters=HALF_ROPE),
+    "glm46v": _kind("glm4v_text", QWEN_TOWER | {"model_type": "glm4v_vision"}, rope_parameters=HALF_ROPE),
     "aya_vision": _kind("cohere2", SIGLIP, **TWO_WINDOWS),
-    "kimi_k25": _kind("deepseek_v3", TOWER, **KINDS["deepseek-v3"][1]),
+    "kimi_k25": _kind("deepseek_v3", TOWER, **KINDS["deepseek-v3"][1]) | {"projection_hidden_size": 32},
     "exaone4_5": _kind("exaone4", QWEN_TOWER | {"num_key_value_heads": 2}),
     # These types have another class for text alone.
     "qwen3_5": _kind("qwen3_5_text", QWEN3_TOWER, **HEAD, **LINEAR, **NEXT_LAYERS),

@@ -22,6 +22,8 @@ from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.images import DEFAULT_CACHE_BYTES, ImageEmbedder
 from quire.worker.models.choice import choose_model, load_model
+from quire.worker.models.vision.families import FOR_TORCHVISION, preparation
+from quire.worker.models.vision.torchvision_functions import image_processor_class
 from quire.worker.models.vision.tower import VisionTower
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.parity import make_engine
@@ -111,8 +113,36 @@ KINDS |= {
         tower={"depth": 2, "patch_size": 14},
         run=0,
     )
-    for name in ("glm4v", "glm4v_moe")
+    for name in ("glm4v", "glm4v_moe", "glm46v")
 }
+KINDS |= {
+    "llama4": Kind(
+        {"image_processor_type": "Llama4ImageProcessor", "size": SQUARE, "max_patches": 4},
+        tower=TOWER | {"num_hidden_layers": 2},
+    ),
+    "cohere2_vision": Kind(
+        {"image_processor_type": "Cohere2VisionImageProcessor", "size": SQUARE, "max_patches": 4, "patch_size": 2}
+    ),
+    "lfm2_vl": Kind(
+        {
+            "image_processor_type": "Lfm2VlImageProcessor",
+            "encoder_patch_size": 14,
+            "tile_size": 56,
+            "min_image_tokens": 2,
+            "max_image_tokens": 6,
+            "max_tiles": 4,
+            "max_pixels_tolerance": 1.5,
+        },
+    ),
+    "kimi_k25": Kind(
+        {"image_processor_type": "Kimi_K25ImageProcessor", "max_patches": 60, "patch_size": 14}, tower={}, run=0
+    ),
+    "minimax_m3_vl": Kind(
+        KINDS["qwen2_vl"].processor | {"image_processor_type": "MiniMaxM3VLImageProcessor"}, tower={}, run=0
+    ),
+}
+TWO_DENSE = {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "dense"]}
+KINDS["dots3_note"] = Kind(KINDS["qwen2_vl"].processor | {"temporal_patch_size": 1}, tower=TWO_DENSE, run=0)
 
 
 class Question(NamedTuple):
@@ -210,11 +240,16 @@ class VisionFamily:
 
         if self._reference is None:
             model = AutoModelForImageTextToText.from_pretrained(self.path, dtype=torch.float32).eval()
-            self._reference = model, AutoImageProcessor.from_pretrained(self.path, backend="pil")
+            processor = preparation(self.path).processor
+            if processor in FOR_TORCHVISION:
+                images = image_processor_class(*FOR_TORCHVISION[processor]).from_pretrained(self.path)
+            else:
+                images = AutoImageProcessor.from_pretrained(self.path, backend="pil")
+            self._reference = model, images
         model, processor = self._reference
         pictures = [Image.open(io.BytesIO(question.files[image.digest])).convert("RGB") for image in question.images]
         inputs = processor(images=pictures, return_tensors="pt", **self.kind.arguments)
-        unused = ("rows", "cols", "num_patches")
+        unused = ("rows", "cols", "num_patches", "aspect_ratios")
         ids = torch.tensor([question.prompt])
         types = {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()} if self.path.name in THREE_AXES else {}
         out = model.generate(
@@ -224,9 +259,14 @@ class VisionFamily:
             max_new_tokens=MAX_TOKENS,
             do_sample=False,
             pad_token_id=0,
-            **{name: value for name, value in inputs.items() if name not in unused},
+            **{name: _float32(value) for name, value in inputs.items() if name not in unused},
         )
         return out[0, ids.shape[1] :].tolist()
+
+
+def _float32(values: Any) -> Any:
+    """Return pixels in the type of the reference: those of Llama 4 are bfloat16."""
+    return values.float() if isinstance(values, torch.Tensor) and values.is_floating_point() else values
 
 
 def digest_of(data: bytes) -> str:

@@ -30,7 +30,7 @@ def replaced_embeddings(model: Any, embeddings: TokenEmbeddings | None) -> Itera
     table = model.get_input_embeddings()
     own, *deep = torch.split(embeddings.values, table.embedding_dim, dim=1)
     hooks = [table.register_forward_hook(lambda *call: call[-1].index_copy(1, embeddings.rows, own[None]))]
-    for layer, more in zip(model.get_decoder().layers, deep, strict=False):
+    for layer, more in zip(model.get_decoder().layers if deep else (), deep, strict=False):
         hooks.append(layer.register_forward_hook(_adding(embeddings.rows, more)))
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.shared.images.layouts.families import BY_MODEL_TYPE, ONE_AXIS, THREE_AXES, read_layout
 from quire.shared.images.layouts.files import ProcessorFiles
@@ -15,19 +15,33 @@ from quire.shared.model.fields import config_fields
 # a list of images, LlavaOnevisionProcessor gives each its tiles.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "AyaVisionProcessor": {"crop_to_patches": True},
+    "Cohere2VisionProcessor": {},
+    "Dots3NoteProcessor": {},
     "Exaone4_5_Processor": {},
     "Glm46VProcessor": {},
     "Glm4vProcessor": {},
     "Idefics3Processor": {"return_row_col_info": True},
     "InternVLProcessor": {"crop_to_patches": True},
+    "Kimi_K25Processor": {},
+    "Lfm2VlProcessor": {},
+    "Llama4Processor": {},
     "LlavaNextProcessor": {"do_pad": True},
     "LlavaOnevisionProcessor": {},
     "LlavaProcessor": {},
+    "MiniMaxM3VLProcessor": {},
     "PixtralProcessor": {},
     "Qwen2VLProcessor": {},
     "Qwen2_5_VLProcessor": {},
     "Qwen3VLProcessor": {},
     "SmolVLMProcessor": {"return_row_col_info": True},
+}
+# Processors whose image processors Transformers has for torchvision alone: their modules and classes.
+FOR_TORCHVISION = {
+    "Cohere2VisionProcessor": ("cohere2_vision.image_processing_cohere2_vision", "Cohere2VisionImageProcessor"),
+    "Kimi_K25Processor": ("kimi_k25.image_processing_kimi_k25", "Kimi_K25ImageProcessor"),
+    "Lfm2VlProcessor": ("lfm2_vl.image_processing_lfm2_vl", "Lfm2VlImageProcessor"),
+    "Llama4Processor": ("llama4.image_processing_llama4", "Llama4ImageProcessor"),
+    "MiniMaxM3VLProcessor": ("minimax_m3_vl.image_processing_minimax_m3_vl", "MiniMaxM3VLImageProcessor"),
 }
 AXES = "positions of image tokens with three axes need a valid mrope_section in config.json"
 BOTH_WAYS = "attention between the tokens of an image in both directions is not computed"
@@ -38,12 +52,19 @@ TEXT_ALONE = {
 }
 
 
+class Preparation(NamedTuple):
+    """How an image becomes the input of a tower."""
+
+    processor: str  # the name of the class in Transformers
+    arguments: dict[str, Any]  # of each call of its image processor
+
+
 class NoImages(Exception):
     """A checkpoint without embeddings of images. The text is the reason, in one line."""
 
 
-def image_arguments(folder: Path) -> dict[str, Any]:
-    """Return the arguments for the image processor of a checkpoint. Raises NoImages, ModelError, CheckpointError."""
+def preparation(folder: Path) -> Preparation:
+    """Return how images of a checkpoint are prepared. Raises NoImages, ModelError, CheckpointError."""
     config = config_fields(folder)
     if (model_type := config.get("model_type")) not in ONE_AXIS + THREE_AXES:
         raise NoImages(TEXT_ALONE.get(str(model_type), f"images of the model type {model_type} are not computed"))
@@ -57,10 +78,9 @@ def image_arguments(folder: Path) -> dict[str, Any]:
     if not files.images.names():
         raise NoImages(f"{files.images.where} is missing or empty")
     if name == "PixtralProcessor":
-        return {
-            "patch_size": files.processor.integer("patch_size", 16) * files.processor.integer("spatial_merge_size", 1)
-        }
-    return ARGUMENTS[name]
+        size = files.processor.integer("patch_size", 16) * files.processor.integer("spatial_merge_size", 1)
+        return Preparation(name, {"patch_size": size})
+    return Preparation(name, ARGUMENTS[name])
 
 
 def image_grid(folder: Path, has_axes: bool) -> Callable[[int, int], tuple[int, int]] | None:

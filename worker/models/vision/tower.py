@@ -19,12 +19,13 @@ from quire.shared.images.picture import picture, size
 from quire.shared.model.files import ModelError
 from quire.shared.process.errors import CheckpointError
 from quire.worker.lean_torch import complete_torch
-from quire.worker.models.vision.families import NoImages, image_arguments, image_grid, image_token_id
+from quire.worker.models.vision.families import FOR_TORCHVISION, NoImages, image_grid, image_token_id, preparation
+from quire.worker.models.vision.torchvision_functions import image_processor_class
 
 log = logging.getLogger(__name__)
 
-# Attributes that hold the text model, in the model and in its body.
-TEXT_MODELS = ("language_model", "text_model")
+# Attributes that hold other parts than the tower and the projector, in the model and in its body.
+OTHER_PARTS = ("language_model", "text_model", "audio_tower")
 # Limits of a file; gateways have lower limits of their own.
 LIMITS = {"max_bytes": 1 << 30, "max_pixels": 1 << 28}
 # Beginnings of the names of tensors of a text model.
@@ -51,7 +52,8 @@ class VisionTower:
         self.is_deep = bool(_deep_layers(model.config))
         self._model, self._processor, self._arguments = model, processor, arguments
         self.image_token_id = token_id
-        self._inputs = inspect.signature(model.get_image_features).parameters.keys()
+        self._features = (model if hasattr(model, "get_image_features") else model.model).get_image_features
+        self._inputs = inspect.signature(self._features).parameters.keys()
 
     @property
     def nbytes(self) -> int:
@@ -74,8 +76,11 @@ class VisionTower:
     def _embed(self, image: Image.Image) -> torch.Tensor:
         made = self._processor(images=[image], return_tensors="pt", **self._arguments)
         inputs = {name: self._sent(made[name]) for name in made if name in self._inputs}
-        found: Any = self._model.get_image_features(**inputs, return_dict=True)
-        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        found: Any = self._features(**inputs, return_dict=True)
+        pooled = getattr(found, "pooler_output", None)
+        if pooled is None:  # Llama 4 projects features elsewhere
+            pooled = self._model.multi_modal_projector(found.last_hidden_state.flatten(0, -2))
+        parts = [pooled, *(getattr(found, "deepstack_features", None) or ())]
         return torch.cat([_tokens(part) for part in parts], dim=1).to(self._model.dtype)
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
@@ -83,9 +88,9 @@ class VisionTower:
         return values.to(self._model.device, dtype)
 
 
-def _is_of_text(name: str) -> bool:
-    """Return whether a tensor belongs to a text model, alone or in a wrapper."""
-    return name.startswith(OF_TEXT) or not set(TEXT_MODELS).isdisjoint(name.split(".")[:2])
+def _is_of_others(name: str) -> bool:
+    """Return whether a tensor belongs to the text model, alone or in a wrapper, or to another part."""
+    return name.startswith(OF_TEXT) or not set(OTHER_PARTS).isdisjoint(name.split(".")[:2])
 
 
 def _deep_layers(config: Any) -> list[int]:
@@ -117,7 +122,7 @@ def load_tower(folder: Path, dtype: torch.dtype, device: torch.device | str, has
     has_axes: the text model computes positions with three axes.
     Raises NoImages if images of the model are not computed, CheckpointError for files that are malformed.
     """
-    arguments, grid = image_arguments(folder), image_grid(folder, has_axes)
+    (name, arguments), grid = preparation(folder), image_grid(folder, has_axes)
     token_id = image_token_id(folder)
     complete_torch()  # Transformers builds models without memory
     try:
@@ -130,11 +135,14 @@ def load_tower(folder: Path, dtype: torch.dtype, device: torch.device | str, has
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         images: Any = AutoImageProcessor
-        processor = images.from_pretrained(folder, backend="pil", **local)
+        if name in FOR_TORCHVISION:
+            processor = image_processor_class(*FOR_TORCHVISION[name]).from_pretrained(folder, **local)
+        else:
+            processor = images.from_pretrained(folder, backend="pil", **local)
         config: Any = AutoConfig.from_pretrained(folder, **local)
-        for name in QUANTIZED:
-            if hasattr(config, name):
-                delattr(config, name)
+        for field in QUANTIZED:
+            if hasattr(config, field):
+                delattr(config, field)
         if len(_deep_layers(config)) >= config.get_text_config().num_hidden_layers:
             raise NoImages("as many layers as the text model has get embeddings of images; the last one cannot")
         model_class: Any = AutoModelForImageTextToText._model_mapping[type(config)]
@@ -163,10 +171,10 @@ def _without_text(model_class: Any) -> Any:
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
-            for name in TEXT_MODELS:
-                if hasattr(self.model, name):
-                    setattr(self.model, name, None)
-            self.lm_head = None
+            for owner in (self, getattr(self, "model", None)):
+                for name in (*OTHER_PARTS, "lm_head"):
+                    if hasattr(owner, name):
+                        setattr(owner, name, None)
 
     return Tower
 
@@ -176,7 +184,7 @@ def _check(folder: Path, model: Any, info: dict[str, Any]) -> None:
     for what in ("missing_keys", "mismatched_keys"):
         if keys := sorted(map(str, info[what])):
             raise NoImages(f"{folder} has other weights of the vision tower than config.json describes: {keys[0]}")
-    others = sorted(name for name in info["unexpected_keys"] if not _is_of_text(name))
+    others = sorted(name for name in info["unexpected_keys"] if not _is_of_others(name))
     if scales := [name for name in others if "scale" in name or "qweight" in name]:
         raise NoImages(f"the vision tower is quantised ({scales[0]}); its weights must be stored in 16 or 32 bits")
     if bad := [name for name, values in model.named_parameters() if not values.isfinite().all()]:
