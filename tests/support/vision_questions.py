@@ -179,9 +179,10 @@ def random_picture(draw: random.Random) -> bytes:
 class VisionFamily:
     """A checkpoint of KINDS, what the engine runs of it, and questions with the answers of Transformers."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.kind = KINDS[name]
-        self.path = make_model(folder / name, name)
+    def __init__(self, name: str, path: Path) -> None:
+        """path: of the checkpoint, which is made unless it exists."""
+        self.kind, self._has_axes = KINDS[name], name in THREE_AXES
+        self.path = path if path.exists() else make_model(path, name)
         self.model = load_model(
             self.path, choose_model(self.path), kernels.select_ops("cpu", torch.float32), torch.device("cpu"), 512
         )
@@ -251,7 +252,7 @@ class VisionFamily:
         inputs = processor(images=pictures, return_tensors="pt", **self.kind.arguments)
         unused = ("rows", "cols", "num_patches", "aspect_ratios")
         ids = torch.tensor([question.prompt])
-        types = {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()} if self.path.name in THREE_AXES else {}
+        types = {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()} if self._has_axes else {}
         out = model.generate(
             input_ids=ids,
             **types,

@@ -25,7 +25,14 @@ NAME = "torchvision.transforms.v2.functional"
 class InterpolationMode(Enum):
     BILINEAR = "bilinear"
     BICUBIC = "bicubic"
-    LANCZOS = "lanczos"  # named by Transformers, which computes it with torchvision alone
+    LANCZOS = "lanczos"  # Transformers asks whether it is this one
+
+
+# By the number that files of image processors have.
+RESAMPLING = {
+    Resampling.BILINEAR: InterpolationMode.BILINEAR,
+    Resampling.BICUBIC: InterpolationMode.BICUBIC,
+}
 
 
 def resize(
@@ -71,11 +78,7 @@ def image_processor_class(module: str, name: str) -> Any:
         found = getattr(importlib.import_module(f"transformers.models.{module}"), name)
     base: Any = backends
     base.tvF = functions
-    base.pil_torch_interpolation_mapping = {
-        Resampling.BILINEAR: InterpolationMode.BILINEAR,
-        Resampling.BICUBIC: InterpolationMode.BICUBIC,
-        Resampling.LANCZOS: InterpolationMode.LANCZOS,
-    }
+    base.pil_torch_interpolation_mapping = RESAMPLING
     return found
 
 

@@ -20,7 +20,7 @@ from quire.shared.model.files import ModelError
 from quire.shared.process.errors import CheckpointError
 from quire.worker.lean_torch import complete_torch
 from quire.worker.models.vision.families import FOR_TORCHVISION, NoImages, image_grid, image_token_id, preparation
-from quire.worker.models.vision.torchvision_functions import image_processor_class
+from quire.worker.models.vision.torchvision_functions import RESAMPLING, image_processor_class
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +137,8 @@ def load_tower(folder: Path, dtype: torch.dtype, device: torch.device | str, has
         images: Any = AutoImageProcessor
         if name in FOR_TORCHVISION:
             processor = image_processor_class(*FOR_TORCHVISION[name]).from_pretrained(folder, **local)
+            if processor.resample not in RESAMPLING:
+                raise NoImages(f"resample of the image processor is {processor.resample}; supported: 2 and 3")
         else:
             processor = images.from_pretrained(folder, backend="pil", **local)
         config: Any = AutoConfig.from_pretrained(folder, **local)

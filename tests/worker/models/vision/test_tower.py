@@ -20,8 +20,9 @@ from quire.worker.models.choice import choose_model, load_model
 from quire.worker.models.native.image_rope import MAX_TOKENS
 from quire.worker.models.vision.tower import load_tower
 from tests.support.checkpoints import make_checkpoint
+from tests.support.quantized import quantize_checkpoint
 from tests.support.vision_checkpoints import make_vision
-from tests.support.vision_questions import IMAGE_TOKEN, KINDS, make_model
+from tests.support.vision_questions import IMAGE_TOKEN, KINDS, VisionFamily, answer, make_model
 
 pytest.importorskip("transformers")
 
@@ -64,6 +65,23 @@ def test_a_quantised_text_model_leaves_the_tower_alone(llava: Path) -> None:
     quantization = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {}}
     (llava / CONFIG).write_text(json.dumps(values | {"quantization_config": quantization}))
     assert load_tower(llava, torch.float32, "cpu").image_token_id == IMAGE_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [
+        *(("qwen3_vl", stored) for stored in ("gptq", "awq", "w4a16")),
+        pytest.param("qwen3_vl", "fp8-block", marks=pytest.mark.slow),
+        pytest.param("qwen3_5", "gptq", marks=pytest.mark.slow),
+    ],
+)
+def test_a_quantised_text_model_sees(kind: str, stored: str, tmp_path: Path) -> None:
+    """The answers are those of Transformers for the weights that the codes stand for."""
+    path = quantize_checkpoint(make_model(tmp_path / kind, kind), tmp_path / stored, stored)
+    seeing = VisionFamily(kind, path)
+    expected = VisionFamily(kind, path / "plain")
+    questions = expected.asked[:3]
+    assert [one[0] for one in answer(seeing.engine(num_blocks=120), questions)] == expected.expected[:3]
 
 
 def without_processor(path: Path) -> None:
@@ -123,7 +141,7 @@ def test_a_checkpoint_whose_tower_is_not_loaded_says_why(
     ("kind", "reason"),
     [
         ("gemma3", "attention between the tokens of an image in both directions is not computed"),
-        ("cohere2_vision", "images of the model type cohere2_vision are not computed"),
+        ("emu3", "images of the model type emu3 are not computed"),
         ("gemma4", "attention between the tokens of an image in both directions is not computed"),
     ],
 )
