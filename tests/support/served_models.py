@@ -117,7 +117,7 @@ def tables(rows: list[Served]) -> dict[str, str]:
     seeing = [row for row in vision if row.images == SEEN]
     lists["images"] = _list(seeing)
     alone = ["| architecture | configurations | why |", "|---|---|---|"]
-    alone += [f"| `{row.architecture}` | {row.kind} | {row.images} |" for row in vision if row.images != SEEN]
+    alone += sorted(f"| `{row.architecture}` | {row.kind} | {row.images} |" for row in vision if row.images != SEEN)
     count = (
         f"{len(served) - len(vision)} of {len(ARCHITECTURES)} configurations of text models and {len(vision)} of "
         f"{len(VISION)} vision-language models are served, {len(seeing)} of these with images.\n"

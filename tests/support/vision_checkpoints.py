@@ -61,6 +61,7 @@ def _kind(text_type: str, tower: dict[str, Any], **fields: Any) -> dict[str, Any
 OWN: dict[str, dict[str, Any]] = {
     "mistral3": _kind("mistral", TOWER | {"model_type": "pixtral", "head_dim": 16}, head_dim=16, sliding_window=None),
     "llava": _kind("llama", CLIP),
+    "vipllava": _kind("llama", CLIP) | {"vision_feature_layer": [-2, -1]},
     "llava_next": _kind("mistral", CLIP, sliding_window=24),
     "llava_onevision": _kind("qwen2", SIGLIP),
     "qwen2_vl": _kind("qwen2_vl_text", {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}, **MROPE),

@@ -89,6 +89,7 @@ KINDS = {
     ),
 }
 
+KINDS["vipllava"] = Kind(KINDS["llava"].processor)
 KINDS["aya_vision"] = Kind(KINDS["internvl"].processor, {"crop_to_patches": True})
 KINDS |= {
     name: Kind(

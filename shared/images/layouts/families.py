@@ -60,6 +60,7 @@ RULES: dict[str, Callable[[ProcessorFiles], Layout]] = {
 ONE_AXIS = (
     *("aya_vision", "cohere2_vision", "dots3_note", "exaone4_5", "idefics3", "internvl", "kimi_k25", "lfm2_vl"),
     *("llama4", "llava", "llava_next", "llava_onevision", "minimax_m3_vl", "mistral3", "smolvlm"),
+    "vipllava",
 )
 THREE_AXES = (
     *("glm46v", "glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
@@ -94,6 +95,7 @@ BY_MODEL_TYPE = {
     "qwen3_vl_moe": "Qwen3VLProcessor",
     "qwen4_exp": "Qwen3VLProcessor",
     "smolvlm": "SmolVLMProcessor",
+    "vipllava": "LlavaProcessor",
 }
 
 

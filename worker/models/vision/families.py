@@ -47,6 +47,7 @@ AXES = "positions of image tokens with three axes need a valid mrope_section in 
 BOTH_WAYS = "attention between the tokens of an image in both directions is not computed"
 # Model types whose text alone is served, and the reason.
 TEXT_ALONE = {
+    "emu3": "images that become tokens of the vocabulary are not computed",
     "gemma3": BOTH_WAYS,
     "gemma4": BOTH_WAYS,
 }

@@ -90,7 +90,9 @@ def test_a_prompt_may_begin_with_an_image(name: str, family: Callable[[str], Vis
     asked = one.ask([one.picture()])
     image = asked.images[0]
     question = asked._replace(prompt=asked.prompt[image.start :], images=(image._replace(start=0),))
-    found = answer(one.engine(num_blocks=60, max_prefill_tokens=3), [question])
+    engine = one.engine(num_blocks=60, max_num_seqs=1, max_num_batched_tokens=2)
+    assert image.length > 2
+    found = answer(engine, [question])
     assert found == [[one.by_transformers(question)]]
 
 
