@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,11 +27,13 @@ def replaced_embeddings(model: Any, embeddings: TokenEmbeddings | None) -> Itera
         yield
         return
 
-    table = model.get_input_embeddings()
+    table, rows = model.get_input_embeddings(), embeddings.rows
     own, *deep = torch.split(embeddings.values, table.embedding_dim, dim=1)
-    hooks = [table.register_forward_hook(lambda *call: call[-1].index_copy(1, embeddings.rows, own[None]))]
+    hooks = [table.register_forward_hook(lambda _, __, output: output.index_copy(1, rows, own[None]))]
     for layer, more in zip(model.get_decoder().layers if deep else (), deep, strict=False):
-        hooks.append(layer.register_forward_hook(_adding(embeddings.rows, more)))
+        hooks.append(
+            layer.register_forward_hook(lambda _, __, output, more=more: output.index_add(1, rows, more[None]))
+        )
     try:
         yield
     finally:
@@ -39,16 +41,8 @@ def replaced_embeddings(model: Any, embeddings: TokenEmbeddings | None) -> Itera
             hook.remove()
 
 
-def _adding(rows: torch.Tensor, values: torch.Tensor) -> Callable[[nn.Module, object, torch.Tensor], torch.Tensor]:
-    """Return a hook that adds values [N, H] to rows [N] of the output of a layer."""
-    return lambda module, inputs, output: output.index_add(1, rows, values[None])
-
-
 def positions_of(batch: ForwardBatch) -> torch.Tensor:
-    """Return the positions of a batch: [T]; [4, T] if image tokens have positions with three axes.
-
-    Models with such positions take those of text, as for masks, and then those on each axis.
-    """
+    """Return the positions of a batch: [T]; if image tokens have three axes, [4, T]: those of text, then by axis."""
     if batch.embeddings is None or batch.embeddings.axes is None:
         return batch.positions
     positions = batch.positions.repeat(4, 1)
