@@ -393,8 +393,8 @@ def _torchvision() -> Iterator[None]:
     functions.InterpolationMode = mock.MagicMock()
     modules[names[2]].functional = functions  # type: ignore[attr-defined]
     # Image processors that the worker has loaded call its own functions.
-    for name in [name for name in sys.modules if "image_processing_" in name.rpartition(".")[2]]:
-        if hasattr(sys.modules[name], "tvF"):
+    for name in [name for name in sys.modules if name.startswith("transformers.models.")]:
+        if "image_processing_" in name and hasattr(sys.modules[name], "tvF"):
             del sys.modules[name]
     before = set(sys.modules)
     sys.modules.update({name: module for name, module in modules.items() if name not in before})
