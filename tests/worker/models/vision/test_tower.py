@@ -18,6 +18,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.models.choice import choose_model, load_model
 from quire.worker.models.native.image_rope import MAX_TOKENS
+from quire.worker.models.vision.families import NoImages
 from quire.worker.models.vision.tower import load_tower
 from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import quantize_checkpoint
@@ -149,6 +150,15 @@ def test_models_whose_images_are_not_computed_say_why(kind: str, reason: str, tm
     model = load(make_vision(tmp_path / kind, kind))
     assert model.tower is None
     assert model.why_no_images == f"this worker computes no images: {reason}"
+
+
+def test_a_text_model_without_axes_and_an_unknown_filter_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoImages, match="three axes need a valid mrope_section"):
+        load_tower(make_model(tmp_path / "qwen2_vl", "qwen2_vl"), torch.float32, "cpu", has_axes=False)
+    llama4 = make_model(tmp_path / "llama4", "llama4")
+    (llama4 / IMAGES).write_text(json.dumps(KINDS["llama4"].processor | {"resample": 1}))
+    with pytest.raises(NoImages, match="resample of the image processor is 1; supported: 2 and 3"):
+        load_tower(llama4, torch.float32, "cpu")
 
 
 def test_models_of_text_take_no_images(tmp_path: Path) -> None:
