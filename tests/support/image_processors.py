@@ -136,7 +136,7 @@ FAMILIES = {
         (*LFM, *LFM_PLACES),
         others=(
             ({"tile_size": 256, "max_tiles": 7, "min_tiles": 1, "max_pixels_tolerance": 1.0}, {}),
-            ({"use_thumbnail": False, "encoder_patch_size": 14, "tile_size": 448}, {"use_image_special_tokens": False}),
+            ({"use_thumbnail": False, "encoder_patch_size": 14, "tile_size": 448}, {}),
             ({"do_image_splitting": False, "min_image_tokens": 5, "max_image_tokens": 40}, {}),
         ),
     ),

@@ -20,7 +20,8 @@ def read(files: ProcessorFiles) -> Layout:
     bounds = (images.integer("min_tiles", 2), images.integer("max_tiles", 10)) if is_split else (1, 1)
     choice = _grids(*bounds)
     has_whole = images.flag("use_thumbnail", True)
-    has_marks = files.processor.flag("use_image_special_tokens", True)
+    if not files.processor.flag("use_image_special_tokens", True):
+        raise files.processor.unsupported("use_image_special_tokens", "true")
     token = files.token("image_token", "<image>")
     begin, end = files.token("image_start_token", "<|image_start|>"), files.token("image_end_token", "<|image_end|>")
     whole_mark = files.token("image_thumbnail_token", "<|img_thumbnail|>")
@@ -37,8 +38,7 @@ def read(files: ProcessorFiles) -> Layout:
         whole = token * math.prod(_divide(height, width, factor, least, most))
         if not parts or has_whole:
             parts = [*parts, (whole_mark if parts else "", whole)]
-        text = "".join(f"{mark if has_marks else ''}{tokens}" for mark, tokens in parts)
-        return f"{begin}{text}{end}" if has_marks else text
+        return f"{begin}{''.join(mark + tokens for mark, tokens in parts)}{end}"
 
     return files.layout(token, write)
 
