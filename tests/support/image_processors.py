@@ -53,6 +53,11 @@ QWEN_SIZES = (
     ({"min_pixels": 3000, "max_pixels": 100_000, "merge_size": 3, "patch_size": 10}, {}),
     ({"size": {"shortest_edge": 1, "longest_edge": 50_000}, "max_pixels": 30_000}, {}),
 )
+LFM = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>")
+LFM_PLACES = tuple(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11))
+COHERE = {"image_token": "<|IMG_PATCH|>", "boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>"}
+COHERE |= {"img_line_break_token": "<|IMG_LINE_BREAK|>"}
+MINIMAX = ("]<]image[>[", "]<]video[>[", "]<]start of image[>[", "]<]end of image[>[")
 GLM = ("<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>")
 GLM_SIZES = (
     ({"size": {"shortest_edge": 5000, "longest_edge": 500_000}, "merge_size": 1}, {}),
@@ -97,6 +102,43 @@ FAMILIES = {
     ),
     "exaone4_5": Family(
         "exaone4_5", "exaone4_5.processing_exaone4_5.Exaone4_5_Processor", QWEN_IMAGES, QWEN, others=QWEN_SIZES
+    ),
+    "dots3_note": Family(
+        "dots3_note",
+        "dots3_note.processing_dots3_note.Dots3NoteProcessor",
+        QWEN_IMAGES,
+        ("<|imgpad|>", "<|video_pad|>", "<|audio_comp_pad|>"),
+        others=QWEN_SIZES,
+    ),
+    "minimax_m3_vl": Family(
+        "minimax_m3_vl",
+        "minimax_m3_vl.processing_minimax_m3_vl.MiniMaxM3VLProcessor",
+        "minimax_m3_vl.image_processing_minimax_m3_vl.MiniMaxM3VLImageProcessor",
+        MINIMAX,
+        others=QWEN_SIZES,
+    ),
+    "cohere2_vision": Family(
+        "cohere2_vision",
+        "cohere2_vision.processing_cohere2_vision.Cohere2VisionProcessor",
+        "cohere2_vision.image_processing_cohere2_vision.Cohere2VisionImageProcessor",
+        tuple(COHERE.values()),
+        named=COHERE,
+        others=(
+            ({"size": {"height": 300, "width": 300}, "max_patches": 20, "patch_size": 3}, {}),
+            ({"size": 100, "max_patches": 5}, {}),
+            ({"crop_to_patches": False}, {}),
+        ),
+    ),
+    "lfm2_vl": Family(
+        "lfm2_vl",
+        "lfm2_vl.processing_lfm2_vl.Lfm2VlProcessor",
+        "lfm2_vl.image_processing_lfm2_vl.Lfm2VlImageProcessor",
+        (*LFM, *LFM_PLACES),
+        others=(
+            ({"tile_size": 256, "max_tiles": 7, "min_tiles": 1, "max_pixels_tolerance": 1.0}, {}),
+            ({"use_thumbnail": False, "encoder_patch_size": 14, "tile_size": 448}, {}),
+            ({"do_image_splitting": False, "min_image_tokens": 5, "max_image_tokens": 40}, {}),
+        ),
     ),
     "glm4v": Family(
         "glm4v",
@@ -350,6 +392,10 @@ def _torchvision() -> Iterator[None]:
     functions.pad = _pad_tensor
     functions.InterpolationMode = mock.MagicMock()
     modules[names[2]].functional = functions  # type: ignore[attr-defined]
+    # Image processors that the worker has loaded call its own functions.
+    for name in [name for name in sys.modules if name.startswith("transformers.models.")]:
+        if "image_processing_" in name and hasattr(sys.modules[name], "tvF"):
+            del sys.modules[name]
     before = set(sys.modules)
     sys.modules.update({name: module for name, module in modules.items() if name not in before})
     try:

@@ -61,6 +61,7 @@ def _kind(text_type: str, tower: dict[str, Any], **fields: Any) -> dict[str, Any
 OWN: dict[str, dict[str, Any]] = {
     "mistral3": _kind("mistral", TOWER | {"model_type": "pixtral", "head_dim": 16}, head_dim=16, sliding_window=None),
     "llava": _kind("llama", CLIP),
+    "vipllava": _kind("llama", CLIP) | {"vision_feature_layer": [-2, -1]},
     "llava_next": _kind("mistral", CLIP, sliding_window=24),
     "llava_onevision": _kind("qwen2", SIGLIP),
     "qwen2_vl": _kind("qwen2_vl_text", {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}, **MROPE),
@@ -84,9 +85,10 @@ OWN: dict[str, dict[str, Any]] = {
 OTHERS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": _kind("qwen3_vl_moe_text", QWEN3_TOWER, head_dim=16, **MROPE, **EXPERTS),
     "glm4v": _kind("glm4v_text", QWEN_TOWER, rope_parameters=HALF_ROPE),
+    "glm46v": _kind("glm4v_text", QWEN_TOWER | {"model_type": "glm4v_vision"}, rope_parameters=HALF_ROPE),
     "aya_vision": _kind("cohere2", SIGLIP, **TWO_WINDOWS),
-    "kimi_k25": _kind("deepseek_v3", TOWER, **KINDS["deepseek-v3"][1]),
-    "exaone4_5": _kind("exaone4", QWEN_TOWER),
+    "kimi_k25": _kind("deepseek_v3", TOWER, **KINDS["deepseek-v3"][1]) | {"projection_hidden_size": 32},
+    "exaone4_5": _kind("exaone4", QWEN_TOWER | {"num_key_value_heads": 2}),
     # These types have another class for text alone.
     "qwen3_5": _kind("qwen3_5_text", QWEN3_TOWER, **HEAD, **LINEAR, **NEXT_LAYERS),
     "qwen3_5_moe": _kind("qwen3_5_moe_text", QWEN3_TOWER, **HEAD, **EXPERTS, **SHARED_EXPERT, **LINEAR, **NEXT_LAYERS),

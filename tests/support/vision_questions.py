@@ -16,11 +16,14 @@ import torch
 from PIL import Image
 
 from quire import kernels
+from quire.shared.images.layouts.families import THREE_AXES
 from quire.shared.protocol.messages import GenerationRequest, ImageRef, SamplingParams
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.images import DEFAULT_CACHE_BYTES, ImageEmbedder
 from quire.worker.models.choice import choose_model, load_model
+from quire.worker.models.vision.families import FOR_TORCHVISION, preparation
+from quire.worker.models.vision.torchvision_functions import image_processor_class
 from quire.worker.models.vision.tower import VisionTower
 from tests.support.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.support.parity import make_engine
@@ -89,6 +92,7 @@ KINDS = {
     ),
 }
 
+KINDS["vipllava"] = Kind(KINDS["llava"].processor)
 KINDS["aya_vision"] = Kind(KINDS["internvl"].processor, {"crop_to_patches": True})
 KINDS |= {
     name: Kind(
@@ -100,7 +104,10 @@ KINDS |= {
         run=0,
         types="mm_token_type_ids",
     )
-    for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+    for name in (
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        "exaone4_5",
+    )
 }
 # Tokens of an image attend to each other in both directions, in layers with a window within this.
 KINDS["gemma3"] = Kind(
@@ -148,6 +155,45 @@ KINDS["gemma4_with_audio"] = Kind(
         }
     },
 )
+KINDS |= {
+    name: Kind(
+        {
+            "image_processor_type": "Glm4vImageProcessor",
+            "size": {"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 28 * 28 * 20},
+        },
+        tower={"depth": 2, "patch_size": 14},
+        run=0,
+    )
+    for name in ("glm4v", "glm4v_moe", "glm46v")
+}
+KINDS |= {
+    "llama4": Kind(
+        {"image_processor_type": "Llama4ImageProcessor", "size": SQUARE, "max_patches": 4},
+        tower=TOWER | {"num_hidden_layers": 2},
+    ),
+    "cohere2_vision": Kind(
+        {"image_processor_type": "Cohere2VisionImageProcessor", "size": SQUARE, "max_patches": 4, "patch_size": 2}
+    ),
+    "lfm2_vl": Kind(
+        {
+            "image_processor_type": "Lfm2VlImageProcessor",
+            "encoder_patch_size": 14,
+            "tile_size": 56,
+            "min_image_tokens": 2,
+            "max_image_tokens": 6,
+            "max_tiles": 4,
+            "max_pixels_tolerance": 1.5,
+        },
+    ),
+    "kimi_k25": Kind(
+        {"image_processor_type": "Kimi_K25ImageProcessor", "max_patches": 60, "patch_size": 14}, tower={}, run=0
+    ),
+    "minimax_m3_vl": Kind(
+        KINDS["qwen2_vl"].processor | {"image_processor_type": "MiniMaxM3VLImageProcessor"}, tower={}, run=0
+    ),
+}
+TWO_DENSE = {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "dense"]}
+KINDS["dots3_note"] = Kind(KINDS["qwen2_vl"].processor | {"temporal_patch_size": 1}, tower=TWO_DENSE, run=0)
 
 
 class Question(NamedTuple):
@@ -185,9 +231,10 @@ def random_picture(draw: random.Random) -> bytes:
 class VisionFamily:
     """A checkpoint of KINDS, what the engine runs of it, and questions with the answers of Transformers."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.kind = KINDS[name]
-        self.path = make_model(folder / name, name)
+    def __init__(self, name: str, path: Path) -> None:
+        """path: of the checkpoint, which is made unless it exists."""
+        self.kind, self._has_axes = KINDS[name], name in THREE_AXES
+        self.path = path if path.exists() else make_model(path, name)
         self.model = load_model(
             self.path, choose_model(self.path), kernels.select_ops("cpu", torch.float32), torch.device("cpu"), 512
         )
@@ -254,13 +301,19 @@ class VisionFamily:
 
         if self._reference is None:
             model = AutoModelForImageTextToText.from_pretrained(self.path, dtype=torch.float32).eval()
-            self._reference = model, AutoImageProcessor.from_pretrained(self.path, backend="pil")
+            processor = preparation(self.path, both_ways=True).processor
+            if processor in FOR_TORCHVISION:
+                images = image_processor_class(*FOR_TORCHVISION[processor]).from_pretrained(self.path)
+            else:
+                images = AutoImageProcessor.from_pretrained(self.path, backend="pil")
+            self._reference = model, images
         model, processor = self._reference
         pictures = [Image.open(io.BytesIO(question.files[image.digest])).convert("RGB") for image in question.images]
         inputs = processor(images=pictures, return_tensors="pt", **self.kind.arguments)
-        unused = ("rows", "cols", "num_patches", "num_crops", "num_soft_tokens_per_image")
+        unused = ("rows", "cols", "num_patches", "aspect_ratios", "num_crops", "num_soft_tokens_per_image")
         ids = torch.tensor([question.prompt])
-        types = {self.kind.types: (ids == IMAGE_TOKEN).int()} if self.kind.types else {}
+        name = self.kind.types or ("mm_token_type_ids" if self._has_axes else "")
+        types = {name: (ids == IMAGE_TOKEN).int()} if name else {}
         out = model.generate(
             input_ids=ids,
             **types,
@@ -269,9 +322,14 @@ class VisionFamily:
             do_sample=False,
             pad_token_id=0,
             **sizes,
-            **{name: value for name, value in inputs.items() if name not in unused},
+            **{name: _float32(value) for name, value in inputs.items() if name not in unused},
         )
         return out[:, ids.shape[1] :].tolist()
+
+
+def _float32(values: Any) -> Any:
+    """Return pixels in the type of the reference: those of Llama 4 are bfloat16."""
+    return values.float() if isinstance(values, torch.Tensor) and values.is_floating_point() else values
 
 
 def digest_of(data: bytes) -> str:

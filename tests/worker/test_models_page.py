@@ -15,6 +15,7 @@ from tests.support.served_models import (
     OWN_DECODER,
     PAGE,
     REFUSED,
+    SEEN,
     TRANSFORMERS,
     VISION,
     Served,
@@ -46,8 +47,13 @@ def rows() -> list[tuple[str, str, str, str]]:
 @cache
 def on_the_page() -> dict[str, Served]:
     """Each configuration as the page has it."""
+    seeing = {kind for line in marked("images") for kind in line.split(": ")[1].split(", ")}
+    images = dict.fromkeys(seeing, SEEN)
+    for line in marked("text-alone")[2:]:
+        _, kind, why = line.strip("| ").split(" | ")
+        images[kind] = why
     return {
-        kind: Served(kind, architecture.strip("`"), by, why)
+        kind: Served(kind, architecture.strip("`"), by, why, images.get(kind, ""))
         for architecture, kinds, by, why in rows()
         for kind in kinds.split(", ")
     }

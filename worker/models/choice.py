@@ -64,6 +64,6 @@ def load_model(
         from quire.worker.models.vision.tower import find_tower  # Pillow takes memory
 
         own = config if isinstance(config, ModelConfig) else None
-        has_axes, both_ways = bool(own and own.rope_axes), bool(own.both_ways) if own else None
+        has_axes, both_ways = own is None or bool(own.rope_axes), bool(own.both_ways) if own else None
         model.tower, model.why_no_images = find_tower(folder, ops.dtype, device, has_axes, both_ways)
     return model

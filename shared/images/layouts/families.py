@@ -7,12 +7,14 @@ from pathlib import Path
 
 from quire.shared.images.layouts import (
     aya_vision,
+    cohere2_vision,
     gemma3,
     gemma4,
     glm4v,
     idefics3,
     internvl,
     kimi_k25,
+    lfm2_vl,
     llama4,
     llava,
     llava_next,
@@ -31,6 +33,8 @@ from quire.shared.process.errors import CheckpointError
 # Class of the processor to its rule.
 RULES: dict[str, Callable[[ProcessorFiles], Layout]] = {
     "AyaVisionProcessor": aya_vision.read,
+    "Cohere2VisionProcessor": cohere2_vision.read,
+    "Dots3NoteProcessor": qwen_vl.read_dots3_note,
     "Exaone4_5_Processor": qwen_vl.read,
     "Gemma3Processor": gemma3.read,
     "Gemma4Processor": gemma4.read,
@@ -39,10 +43,12 @@ RULES: dict[str, Callable[[ProcessorFiles], Layout]] = {
     "Idefics3Processor": idefics3.read,
     "InternVLProcessor": internvl.read,
     "Kimi_K25Processor": kimi_k25.read,
+    "Lfm2VlProcessor": lfm2_vl.read,
     "Llama4Processor": llama4.read,
     "LlavaNextProcessor": llava_next.read,
     "LlavaOnevisionProcessor": llava_onevision.read,
     "LlavaProcessor": llava.read,
+    "MiniMaxM3VLProcessor": qwen_vl.read_minimax_m3_vl,
     "Phi4MultimodalProcessor": phi4_multimodal.read,
     "PixtralProcessor": pixtral.read,
     "Qwen2VLProcessor": qwen_vl.read,
@@ -52,13 +58,18 @@ RULES: dict[str, Callable[[ProcessorFiles], Layout]] = {
 }
 # Types of models whose images workers compute, and those of them whose image tokens have positions with three axes.
 ONE_AXIS = (
-    *("aya_vision", "gemma3", "gemma4", "idefics3", "internvl", "llava", "llava_next", "llava_onevision"),
-    *("mistral3", "smolvlm"),
+    *("aya_vision", "cohere2_vision", "dots3_note", "exaone4_5", "gemma3", "gemma4", "idefics3", "internvl"),
+    *("kimi_k25", "lfm2_vl", "llama4", "llava", "llava_next", "llava_onevision", "minimax_m3_vl", "mistral3"),
+    *("smolvlm", "vipllava"),
 )
-THREE_AXES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+THREE_AXES = (
+    *("glm46v", "glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
+)
 # Type of the model to the class of its processor, for folders that do not name it.
 BY_MODEL_TYPE = {
     "aya_vision": "AyaVisionProcessor",
+    "cohere2_vision": "Cohere2VisionProcessor",
+    "dots3_note": "Dots3NoteProcessor",
     "exaone4_5": "Exaone4_5_Processor",
     "gemma3": "Gemma3Processor",
     "gemma4": "Gemma4Processor",
@@ -68,10 +79,12 @@ BY_MODEL_TYPE = {
     "idefics3": "Idefics3Processor",
     "internvl": "InternVLProcessor",
     "kimi_k25": "Kimi_K25Processor",
+    "lfm2_vl": "Lfm2VlProcessor",
     "llama4": "Llama4Processor",
     "llava": "LlavaProcessor",
     "llava_next": "LlavaNextProcessor",
     "llava_onevision": "LlavaOnevisionProcessor",
+    "minimax_m3_vl": "MiniMaxM3VLProcessor",
     "mistral3": "PixtralProcessor",
     "phi4_multimodal": "Phi4MultimodalProcessor",
     "qwen2_5_vl": "Qwen2_5_VLProcessor",
@@ -82,6 +95,7 @@ BY_MODEL_TYPE = {
     "qwen3_vl_moe": "Qwen3VLProcessor",
     "qwen4_exp": "Qwen3VLProcessor",
     "smolvlm": "SmolVLMProcessor",
+    "vipllava": "LlavaProcessor",
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,11 @@ class ProcessorFiles:
         name = "image_token_index" if self.config.get("image_token_id") is None else "image_token_id"
         image_token_id = self.config.integer(name, minimum=0)
         return Layout(placeholder or image_token, image_token, image_token_id, write)
+
+    def grid_layout(self, image_token: str, grid: Callable[[int, int], tuple[int, int]]) -> Layout:
+        """Return the layout of a model whose image tokens are one grid."""
+        layout = self.layout(image_token, lambda width, height: image_token * math.prod(grid(width, height)))
+        return replace(layout, grid=grid)
 
 
 def _named_tokens(tokenizer: Fields, legacy: Mapping[str, Any]) -> dict[str, str]:

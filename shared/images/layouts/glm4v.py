@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from quire.shared.images.layouts.files import ProcessorFiles
 from quire.shared.images.layouts.layout import Layout
 from quire.shared.images.layouts.sizes import divide, read_size
@@ -22,11 +20,11 @@ def read(files: ProcessorFiles) -> Layout:
         raise images.unsupported("size", "shortest_edge and longest_edge")
     token = files.token("image_token", "<|image|>")
 
-    def write(width: int, height: int) -> str:
+    def grid(width: int, height: int) -> tuple[int, int]:
         if min(width, height) < factor:
             scale = max(factor / height, factor / width)
             width, height = int(width * scale), int(height * scale)
         limits = edges["shortest_edge"], edges["longest_edge"]
-        return token * math.prod(divide(height, width, factor, *limits, num_frames))
+        return divide(height, width, factor, *limits, num_frames)
 
-    return files.layout(token, write)
+    return files.grid_layout(token, grid)

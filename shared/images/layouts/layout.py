@@ -28,13 +28,15 @@ class Layout:
 
     placeholder: what the chat template writes for an image. image_token: the token that an embedding replaces; the
     model knows it as image_token_id. write: returns the text for an image of (width, height) pixels; it raises
-    LayoutError with the reason alone.
+    LayoutError with the reason alone. grid: returns the rows and columns of an image's tokens in the same way; None
+    for models whose image tokens are not one grid.
     """
 
     placeholder: str
     image_token: str
     image_token_id: int
     write: Callable[[int, int], str]
+    grid: Callable[[int, int], tuple[int, int]] | None = None
 
     def expand(self, width: int, height: int) -> Expansion:
         """Return the text for an upright image of (width, height) pixels. Raise LayoutError."""

@@ -153,6 +153,7 @@ FAULTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("pixtral", {"do_center_crop": True}, {}, "do_center_crop is true; supported: false"),
     ("internvl", {"size": {"shortest_edge": 5}}, {}, "size is .*; supported: height and width"),
     ("idefics3", {"max_image_size": {"height": 5, "width": 5}}, {}, "max_image_size is .*; supported: longest_edge"),
+    ("lfm2_vl", {}, {"use_image_special_tokens": False}, "use_image_special_tokens is false; supported: true"),
     ("llama4", {"size": [20, 30]}, {}, "size is .*; supported: a square"),
     ("kimi_k25", {"size": {"max_height": 5, "max_width": 6}}, {}, "size is .*; supported: max_height and max_width"),
     ("phi4_multimodal", {"size": [20, 30]}, {}, "size is .*; supported: a square"),

@@ -50,7 +50,7 @@ from quire.worker.models.transformers.split import ONE_PROCESS, CannotSplit, mov
 from quire.worker.models.transformers.split_attention import SplitAttention, SplitRotations
 from quire.worker.models.transformers.state_pool import StatePool
 from quire.worker.models.transformers.states import RecurrentStates, StateStep, running, wrap
-from quire.worker.models.transformers.text import drop_unused, replaced_embeddings
+from quire.worker.models.transformers.text import drop_unused, positions_of, replaced_embeddings
 from quire.worker.models.transformers.weights import copy_weights, load_weights, mapped_weights, nbytes_of
 from quire.worker.models.transformers.written_attention import has_alibi, prepare
 
@@ -291,7 +291,7 @@ class TransformersModel(PagedModel):
             paged: PagedAttention = SplitAttention(self._heads, *given, SplitRotations(self._fused.rotations))
         else:
             paged = PagedAttention(*given, RotationTables(self._fused.rotations))
-        inputs = batch.token_ids, batch.positions, batch.logits_rows
+        inputs = batch.token_ids, positions_of(batch), batch.logits_rows
         with attention.running(paged), replaced_embeddings(self._model, batch.embeddings):
             if kv_cache.states is None:
                 logits = trial.logits(self._model, *inputs)

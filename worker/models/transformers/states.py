@@ -336,10 +336,10 @@ def _segments(batch: ForwardBatch) -> list[Segment]:
     snapshots: dict[int, list[tuple[int, int]]] = {}
     for sequence, count, slot in [] if batch.snapshots is None else batch.snapshots.tolist():
         snapshots.setdefault(sequence, []).append((count, slot))
-    positions = batch.positions[batch.query_start_loc[:-1].long()].tolist()
+    lengths = batch.seq_lens.tolist()
     segments = []
     for index, (first, end) in enumerate(pairwise(starts)):
-        at, is_fresh = first, positions[index] == 0
+        at, is_fresh = first, lengths[index] == end - first
         cuts: list[tuple[int, int | None]] = [*sorted(snapshots.get(index, ()))]
         if not cuts or cuts[-1][0] < end - first:
             cuts.append((end - first, None))

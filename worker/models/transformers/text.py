@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.worker.engine.forward_batch import TokenEmbeddings
+from quire.worker.engine.forward_batch import ForwardBatch, TokenEmbeddings
 from quire.worker.models.transformers import trial
 from quire.worker.models.transformers.config import TransformersConfig
 
@@ -19,19 +19,35 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def replaced_embeddings(model: Any, embeddings: TokenEmbeddings | None) -> Iterator[None]:
-    """Let the model compute these embeddings in place of those of its tokens. None changes nothing."""
+    """Let the model compute these embeddings in place of those of its tokens. None changes nothing.
+
+    What the first layers get of an image is added to their outputs.
+    """
     if embeddings is None:
         yield
         return
 
-    def replace(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
-        return output.index_copy(1, embeddings.rows, embeddings.values[None])
-
-    hook = model.get_input_embeddings().register_forward_hook(replace)
+    table, rows = model.get_input_embeddings(), embeddings.rows
+    own, *deep = torch.split(embeddings.values, table.embedding_dim, dim=1)
+    hooks = [table.register_forward_hook(lambda _, __, output: output.index_copy(1, rows, own[None]))]
+    for layer, more in zip(model.get_decoder().layers if deep else (), deep, strict=False):
+        hooks.append(
+            layer.register_forward_hook(lambda _, __, output, more=more: output.index_add(1, rows, more[None]))
+        )
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+
+
+def positions_of(batch: ForwardBatch) -> torch.Tensor:
+    """Return the positions of a batch: [T]; if image tokens have three axes, [4, T]: those of text, then by axis."""
+    if batch.embeddings is None or batch.embeddings.axes is None:
+        return batch.positions
+    positions = batch.positions.repeat(4, 1)
+    positions[1:, batch.embeddings.rows] = batch.embeddings.axes.t().to(positions.dtype)
+    return positions
 
 
 def drop_unused(model: Any, config: TransformersConfig, text: torch.Tensor) -> None:

@@ -124,12 +124,12 @@ def takes_cache_params(model: Any) -> bool:
 def logits(
     model: Any, token_ids: torch.Tensor, positions: torch.Tensor | None, rows: torch.Tensor, past: Any = None
 ) -> torch.Tensor:
-    """Call a model of Transformers: token_ids, positions [T], rows int64 [R] of T -> float32 [R, V]."""
+    """Call a model of Transformers: token_ids [T], positions [T] or [4, T], rows int64 [R] of T -> float32 [R, V]."""
     given: dict[str, Any]
     if takes_cache_params(model):
         given = {"cache_params": past}
     else:
-        given = {"past_key_values": past, "position_ids": None if positions is None else positions.long()[None]}
+        given = {"past_key_values": past, "position_ids": None if positions is None else positions.long().unsqueeze(-2)}
     ids = token_ids.long()[None]
     out = model(input_ids=ids, use_cache=False, return_dict=True, logits_to_keep=rows, **given)
     of_rows: torch.Tensor = out.logits[0].float().contiguous()

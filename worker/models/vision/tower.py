@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
-from quire.shared.images.layouts.sizes import divide
 from quire.shared.images.picture import picture, size
 from quire.shared.model.files import ModelError
 from quire.shared.process.errors import CheckpointError
 from quire.worker.lean_torch import complete_torch
-from quire.worker.models.vision.families import NoImages, image_arguments, image_token_id
+from quire.worker.models.vision.families import FOR_TORCHVISION, NoImages, image_grid, image_token_id, preparation
+from quire.worker.models.vision.torchvision_functions import RESAMPLING, image_processor_class
 
 log = logging.getLogger(__name__)
 
-# Attributes that hold the text model, or what computes sounds, in the model and in its body.
+# Attributes that hold other parts than the tower and the projector, in the model and in its body.
 OTHER_PARTS = ("language_model", "text_model", "audio_tower", "embed_audio")
 # Limits of a file; gateways have lower limits of their own.
 LIMITS = {"max_bytes": 1 << 30, "max_pixels": 1 << 28}
@@ -42,15 +42,19 @@ class VisionTower:
         processor: Any,
         arguments: dict[str, Any],
         token_id: int,
-        has_axes: bool = False,
+        grid: Callable[[int, int], tuple[int, int]] | None = None,
         most_whole: int = 0,
     ) -> None:
-        """model: of Transformers, without its text model. arguments: for each call of the image processor."""
-        self._has_axes, self.most_whole = has_axes, most_whole
+        """model: of Transformers, without its text model. arguments: for each call of the image processor.
+
+        grid: rows and columns of the tokens of an image of (width, height) pixels, if RoPE has axes for them.
+        """
+        self._grid, self.most_whole = grid, most_whole
         self.is_deep = bool(_deep_layers(model.config))
         self._model, self._processor, self._arguments = model, processor, arguments
         self.image_token_id = token_id
-        self._inputs = inspect.signature(model.get_image_features).parameters.keys()
+        self._features = (model if hasattr(model, "get_image_features") else model.model).get_image_features
+        self._inputs = inspect.signature(self._features).parameters.keys()
 
     @property
     def nbytes(self) -> int:
@@ -68,17 +72,16 @@ class VisionTower:
 
     def grid(self, picture: bytes) -> tuple[int, int] | None:
         """Return the rows and columns of an image's tokens if RoPE has axes for them; else None. Raises as `embed`."""
-        if not self._has_axes:
-            return None
-        width, height = size(picture, **LIMITS)
-        edges, factor = self._processor.size, self._processor.patch_size * self._processor.merge_size
-        return divide(height, width, factor, edges["shortest_edge"], edges["longest_edge"])
+        return None if self._grid is None else self._grid(*size(picture, **LIMITS))
 
     def _embed(self, image: Image.Image) -> torch.Tensor:
         made = self._processor(images=[image], return_tensors="pt", **self._arguments)
         inputs = {name: self._sent(made[name]) for name in made if name in self._inputs}
-        found: Any = self._model.get_image_features(**inputs, return_dict=True)
-        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        found: Any = self._features(**inputs, return_dict=True)
+        pooled = getattr(found, "pooler_output", None)
+        if pooled is None:  # Llama 4 projects features elsewhere
+            pooled = self._model.multi_modal_projector(found.last_hidden_state.flatten(0, -2))
+        parts = [pooled, *(getattr(found, "deepstack_features", None) or ())]
         return torch.cat([_tokens(part) for part in parts], dim=1).to(self._model.dtype)
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
@@ -86,8 +89,8 @@ class VisionTower:
         return values.to(self._model.device, dtype)
 
 
-def _is_of_text(name: str) -> bool:
-    """Return whether a tensor belongs to a text model, alone or in a wrapper, or to what computes sounds."""
+def _is_of_others(name: str) -> bool:
+    """Return whether a tensor belongs to the text model, alone or in a wrapper, or to another part."""
     return name.startswith(OF_TEXT) or not set(OTHER_PARTS).isdisjoint(name.split(".")[:2])
 
 
@@ -123,11 +126,11 @@ def load_tower(
 ) -> VisionTower:
     """Load the vision tower and the projector of a checkpoint. Code of a checkpoint is never run.
 
-    has_axes: the text model has positions with three axes. both_ways: in the text model the tokens of an image attend
-    to each other in both directions; None: Transformers computes the text model.
+    has_axes: the text model computes positions with three axes. both_ways: in the text model the tokens of an image
+    attend to each other in both directions; None: Transformers computes the text model.
     Raises NoImages if images of the model are not computed, CheckpointError for files that are malformed.
     """
-    arguments = image_arguments(folder, has_axes, both_ways)
+    (name, arguments), grid = preparation(folder, both_ways), image_grid(folder, has_axes)
     token_id = image_token_id(folder)
     complete_torch()  # Transformers builds models without memory
     try:
@@ -140,11 +143,16 @@ def load_tower(
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         images: Any = AutoImageProcessor
-        processor = images.from_pretrained(folder, backend="pil", **local)
+        if name in FOR_TORCHVISION:
+            processor = image_processor_class(*FOR_TORCHVISION[name]).from_pretrained(folder, **local)
+            if processor.resample not in RESAMPLING:
+                raise NoImages(f"resample of the image processor is {processor.resample}; supported: 2 and 3")
+        else:
+            processor = images.from_pretrained(folder, backend="pil", **local)
         config: Any = AutoConfig.from_pretrained(folder, **local)
-        for name in QUANTIZED:
-            if hasattr(config, name):
-                delattr(config, name)
+        for field in QUANTIZED:
+            if hasattr(config, field):
+                delattr(config, field)
         if len(_deep_layers(config)) >= config.get_text_config().num_hidden_layers:
             raise NoImages("as many layers as the text model has get embeddings of images; the last one cannot")
         model_class: Any = AutoModelForImageTextToText._model_mapping[type(config)]
@@ -161,7 +169,7 @@ def load_tower(
         # A copy: later changes of the mapped file would change the model.
         tensor.data = tensor.data.to(device, copy=True)
     most = getattr(processor, "max_soft_tokens", 0) or getattr(config, "mm_tokens_per_image", 0)
-    sizes = has_axes, most if both_ways else 0
+    sizes = grid, most if both_ways else 0
     tower = VisionTower(model.eval().requires_grad_(False), processor, arguments, token_id, *sizes)
     log.info("%s computes images: %.0f MiB", model_class.__name__, tower.nbytes / 2**20)
     return tower
@@ -175,10 +183,10 @@ def _without_text(model_class: Any) -> Any:
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
-            for name in OTHER_PARTS:
-                if hasattr(self.model, name):
-                    setattr(self.model, name, None)
-            self.lm_head = None
+            for owner in (self, getattr(self, "model", None)):
+                for name in (*OTHER_PARTS, "lm_head"):
+                    if hasattr(owner, name):
+                        setattr(owner, name, None)
 
     return Tower
 
@@ -188,7 +196,7 @@ def _check(folder: Path, model: Any, info: dict[str, Any]) -> None:
     for what in ("missing_keys", "mismatched_keys"):
         if keys := sorted(map(str, info[what])):
             raise NoImages(f"{folder} has other weights of the vision tower than config.json describes: {keys[0]}")
-    others = sorted(name for name in info["unexpected_keys"] if not _is_of_text(name))
+    others = sorted(name for name in info["unexpected_keys"] if not _is_of_others(name))
     if scales := [name for name in others if "scale" in name or "qweight" in name]:
         raise NoImages(f"the vision tower is quantised ({scales[0]}); its weights must be stored in 16 or 32 bits")
     if bad := [name for name, values in model.named_parameters() if not values.isfinite().all()]:

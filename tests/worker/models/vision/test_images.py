@@ -20,21 +20,24 @@ from quire.worker.engine.limits import EngineLimits, RequestRefused
 from quire.worker.engine.paged_model import KVCache
 from quire.worker.engine.step import Step
 from quire.worker.settings import WorkerSettings
-from tests.support.vision_questions import IMAGE_TOKEN, KINDS, Question, VisionFamily, answer, digest_of
+from tests.support.vision_questions import IMAGE_TOKEN, Question, VisionFamily, answer, digest_of
 
 pytest.importorskip("transformers")
 
-# Families in the tests of the engine: with a fixed number of tokens for an image, with another for each size, and with
-# positions on three axes. A step computes an image of the families of WHOLE as a whole.
-IN_PARTS = ("llava", "mistral3", "qwen2_vl")
+# Families with a fixed number of tokens for an image, with another for each size, with positions on three axes, and, by
+# Transformers, with recurrent states as well. A step computes an image of the families of WHOLE as a whole.
 WHOLE = ("gemma3", "gemma4")
+AHEAD = ("llava", "mistral3", "qwen2_vl", *WHOLE)
+IN_PARTS = ("llava", "mistral3", "qwen2_vl", "qwen3_5")
 SCHEDULED = (*IN_PARTS, *WHOLE)
+# Also images that go to several layers, and attention in chunks. tests/worker/test_models_page.py has all families.
+FAMILIES = (*SCHEDULED, "qwen3_vl", "qwen3_vl_moe", "llama4", "gemma4_with_audio")
 
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], VisionFamily]:
     folder = tmp_path_factory.mktemp("vision")
-    return cache(lambda name: VisionFamily(name, folder))
+    return cache(lambda name: VisionFamily(name, folder / name))
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def computed(engine: Engine) -> int:
     return engine.images.counters.computed
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_answers_are_those_of_transformers(name: str, family: Callable[[str], VisionFamily]) -> None:
     one = family(name)
     engine = one.engine(num_blocks=240)
@@ -236,11 +239,24 @@ def test_image_tokens_that_see_each_other_are_in_a_row(family: Callable[[str], V
             engine.add(wrong.request("a"), pictures=wrong.files)
 
 
-@pytest.mark.parametrize("name", SCHEDULED)
+@pytest.mark.parametrize("name", AHEAD)
 def test_a_device_that_runs_ahead_gives_the_same_answers(name: str, family: Callable[[str], VisionFamily]) -> None:
     one = family(name)
     found = answer(one.engine_ahead(num_blocks=60), one.asked, n=2)
     assert found == [[expected] * 2 for expected in one.expected]
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_5"])
+def test_a_prompt_may_begin_with_an_image(name: str, family: Callable[[str], VisionFamily]) -> None:
+    """The first position is that of all tokens in the first row and in time, so that chunks begin with it, too."""
+    one = family(name)
+    asked = one.ask([one.picture()])
+    image = asked.images[0]
+    question = asked._replace(prompt=asked.prompt[image.start :], images=(image._replace(start=0),))
+    engine = one.engine(num_blocks=60, max_num_seqs=1, max_num_batched_tokens=2)
+    assert image.length > 2
+    found = answer(engine, [question])
+    assert found == [[one.by_transformers(question)]]
 
 
 def test_a_second_question_about_an_image_finds_its_blocks(llava: VisionFamily) -> None:

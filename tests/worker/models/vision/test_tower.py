@@ -18,10 +18,12 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.models.choice import choose_model, load_model
 from quire.worker.models.native.image_rope import MAX_TOKENS
+from quire.worker.models.vision.families import NoImages
 from quire.worker.models.vision.tower import load_tower
 from tests.support.checkpoints import make_checkpoint
+from tests.support.quantized import quantize_checkpoint
 from tests.support.vision_checkpoints import make_vision
-from tests.support.vision_questions import IMAGE_TOKEN, KINDS, make_model
+from tests.support.vision_questions import IMAGE_TOKEN, KINDS, VisionFamily, answer, make_model
 
 pytest.importorskip("transformers")
 
@@ -64,6 +66,23 @@ def test_a_quantised_text_model_leaves_the_tower_alone(llava: Path) -> None:
     quantization = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {}}
     (llava / CONFIG).write_text(json.dumps(values | {"quantization_config": quantization}))
     assert load_tower(llava, torch.float32, "cpu").image_token_id == IMAGE_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [
+        *(("qwen3_vl", stored) for stored in ("gptq", "awq", "w4a16")),
+        pytest.param("qwen3_vl", "fp8-block", marks=pytest.mark.slow),
+        pytest.param("qwen3_5", "gptq", marks=pytest.mark.slow),
+    ],
+)
+def test_a_quantised_text_model_sees(kind: str, stored: str, tmp_path: Path) -> None:
+    """The answers are those of Transformers for the weights that the codes stand for."""
+    path = quantize_checkpoint(make_model(tmp_path / kind, kind), tmp_path / stored, stored)
+    seeing = VisionFamily(kind, path)
+    expected = VisionFamily(kind, path / "plain")
+    questions = expected.asked[:3]
+    assert [one[0] for one in answer(seeing.engine(num_blocks=120), questions)] == expected.expected[:3]
 
 
 def without_processor(path: Path) -> None:
@@ -127,7 +146,7 @@ def test_a_checkpoint_whose_tower_is_not_loaded_says_why(
             "transformers",
             "attention between the tokens of an image in both directions needs Quire's own decoder",
         ),
-        ("cohere2_vision", "auto", "images of the model type cohere2_vision are not computed"),
+        ("emu3", "auto", "images that become tokens of the vocabulary are not computed"),
     ],
 )
 def test_models_whose_images_are_not_computed_say_why(
@@ -154,6 +173,15 @@ def test_the_self_test_knows_layers_in_which_tokens_of_an_image_see_each_other(
     uses = model.kernel_uses(16)
     assert uses is not None
     assert {(use.head_dim, use.window): use.has_key_ends for use in uses.attention} == expected
+
+
+def test_a_text_model_without_axes_and_an_unknown_filter_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoImages, match="three axes need a valid mrope_section"):
+        load_tower(make_model(tmp_path / "qwen2_vl", "qwen2_vl"), torch.float32, "cpu", has_axes=False)
+    llama4 = make_model(tmp_path / "llama4", "llama4")
+    (llama4 / IMAGES).write_text(json.dumps(KINDS["llama4"].processor | {"resample": 1}))
+    with pytest.raises(NoImages, match="resample of the image processor is 1; supported: 2 and 3"):
+        load_tower(llama4, torch.float32, "cpu")
 
 
 def test_models_of_text_take_no_images(tmp_path: Path) -> None:
