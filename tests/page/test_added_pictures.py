@@ -154,6 +154,7 @@ async def test_pictures_stay_after_a_reload_and_in_versions_and_go_with_their_co
     edited = await stub.call()
     assert (files_in(edited), content(edited)[-1]["text"]) == ([file()], "And now?")
     await Script("03" * 16).play(edited, ["three"])
+    await expect(page.locator("#send")).to_be_visible()
     # Later messages send it again.
     later = await answered(page, stub, "More", 4)
     assert files_in(later) == [file()]
