@@ -27,6 +27,11 @@ def _ends(model: ServedModel) -> bool:
     return bool(model.eos_token_ids)
 
 
+def _sees(model: ServedModel) -> bool:
+    """Return True if the prompts of the model may have images."""
+    return _chats(model) and model.layout is not None
+
+
 def _calls_tools(model: ServedModel) -> bool:
     return _chats(model) and _ends(model) and bool(model.tool_format)
 
@@ -42,6 +47,7 @@ CAPABILITIES: dict[str, Callable[[ServedModel], bool]] = {
     "chat": _chats,
     "completions": _any,
     "embeddings": _any,
+    "images": _sees,
     "json_object": _ends,
     "json_schema": _ends,
     "logprobs": _any,
@@ -54,6 +60,9 @@ CAPABILITIES: dict[str, Callable[[ServedModel], bool]] = {
     "tokenize": _any,
     "tools": _calls_tools,
 }
+
+# Settings that bound the images of a call.
+IMAGE_LIMITS = ("max_images", "max_image_bytes", "max_image_pixels")
 
 
 def capabilities(model: ServedModel) -> list[str]:
@@ -104,6 +113,7 @@ def _card(gateway: Gateway, name: str) -> dict[str, Any]:
         "max_n": limits.max_n,
         "max_prompts": limits.max_prompts,
         "max_choices": limits.max_choices,
+        **{name: getattr(gateway.settings, name) if _sees(model) else None for name in IMAGE_LIMITS},
         "capabilities": capabilities(model),
         "tool_call_format": model.tool_format or None,
         "reasoning_format": model.shown_reasoning_format or None,

@@ -63,6 +63,9 @@ export async function models() {
     parent: card.parent ?? null, // of an adapter
     context: Number(card.max_model_len),
     defaults: card.sampling_defaults ?? null,
+    images: card.capabilities?.includes("images")
+      ? { count: Number(card.max_images), bytes: Number(card.max_image_bytes), pixels: Number(card.max_image_pixels) }
+      : null,
   }));
 }
 

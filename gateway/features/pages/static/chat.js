@@ -13,11 +13,13 @@ import { initKey } from "/key.js";
 import { Killer } from "/kill.js";
 import { notice, tell } from "/notice.js";
 import * as session from "/session.js";
-import { contextOfModel, initSettings, loadModels, onModel, optionsOfRuns, wrongField } from "/settings.js";
+import { contextOfModel, imagesOfModel, initSettings, loadModels, onModel, optionsOfRuns, wrongField } from "/settings.js";
 import { drawShelf, initShelf } from "/shelf.js";
 import { initStarters } from "/starters.js";
-import { current, drafts, loadConversation, sidebar } from "/store.js";
+import { current, drafts, loadConversation, loadPicture, picturesOf, sidebar } from "/store.js";
 import { exportAll, exportConversation, importFile } from "/transfer.js";
+import { drawAttach, drawTray, emptyTray, initTray, trayed } from "/tray.js";
+import { path } from "/tree.js";
 
 const settingsDrawer = new Drawer("settings", "settings-button");
 const shelfDrawer = new Drawer("shelf", "shelf-button", { onToggle: toggled });
@@ -44,6 +46,7 @@ function toggled(isOpen) {
 function open(next) {
   session.open(next);
   write(drafts.get(draftKey()));
+  drawTray();
 }
 
 // Closes a panel that covers the chat.
@@ -96,10 +99,11 @@ async function summarise() {
     if (shown() !== old) return;
     const last = session.lastTurn();
     const isUnanswered = last?.runs.every(({ state }) => state === "failed");
+    if (isUnanswered) await Promise.all((last.pictures ?? []).map(({ id }) => loadPicture(old.id, id)));
     tell("");
     open(next);
     save(next).then(drawShelf);
-    if (isUnanswered) session.say(last.said);
+    if (isUnanswered) session.say(last.said, last.pictures);
     focusInput();
   } catch (error) {
     notice(`There is no summary. ${error.message}`);
@@ -142,18 +146,23 @@ function scroll(turn) {
 
 // --- the form -------------------------------------------------------------------------------------------------------
 
-function send() {
+async function send() {
+  const pictures = await trayed();
   const text = written();
-  if (!text || session.isAnswering()) return;
-  ask(text);
+  if ((!text && !pictures.length) || session.isAnswering()) return;
+  ask(text, pictures);
 }
 
-function ask(text) {
+function ask(text, pictures = []) {
   if (!$("model").value) return loadModels();
+  if (pictures.length && !imagesOfModel()) {
+    return notice(`${$("model").value} reads text alone: remove the pictures, or choose another model.`);
+  }
   const key = draftKey();
-  if (!session.say(text)) return;
+  if (!session.say(text, pictures)) return;
   write("");
   drafts.set(key, "");
+  emptyTray(key);
   showState(false);
 }
 
@@ -166,6 +175,12 @@ const killer = new Killer(session.written);
 session.initSession({ options: checkedOptions, changed: showState, ran: () => killer.draw(), scroll, write });
 initInput(send);
 initStarters(ask);
+initTray({
+  key: draftKey,
+  limits: imagesOfModel,
+  model: () => $("model").value,
+  used: () => picturesOf({ turns: path(session.shown()) }).length,
+});
 initShelf({
   currentId: () => session.shown().id,
   open: async (id) => {
@@ -194,7 +209,8 @@ watchSelection((node) => {
 });
 $("input").addEventListener("input", () => drafts.set(draftKey(), $("input").value));
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !event.isComposing && session.isAnswering()) session.stop();
+  const isFree = !event.isComposing && !document.querySelector("dialog[open]");
+  if (event.key === "Escape" && isFree && session.isAnswering()) session.stop();
 });
 $("stop").addEventListener("click", () => {
   session.stop();
@@ -213,7 +229,10 @@ addEventListener("pagehide", () => saveChanges(true));
 document.addEventListener("visibilitychange", () => document.hidden && saveChanges());
 addEventListener("focus", refresh);
 onAddress((id) => (id === null ? openNew() : id !== session.shown().id && openStored(id)));
-onModel(() => drawGauge(session.shown(), contextOfModel()));
+onModel(() => {
+  drawGauge(session.shown(), contextOfModel());
+  drawAttach();
+});
 
 initKey(() => {
   loadModels();

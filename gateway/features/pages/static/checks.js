@@ -50,6 +50,7 @@ function isTurn(turn) {
     turn.chosen.length === 2 &&
     Array.isArray(turn.runs) &&
     turn.runs.length > 0 &&
+    (turn.pictures === undefined || (Array.isArray(turn.pictures) && turn.pictures.length > 0 && turn.pictures.every(isPicture))) &&
     turn.runs.every(
       ({ answers, usage, options }) =>
         Array.isArray(answers) &&
@@ -59,6 +60,10 @@ function isTurn(turn) {
         Object.values(options ?? {}).every((value) => typeof (value ?? 0) !== "object"),
     )
   );
+}
+
+function isPicture(picture) {
+  return isObject(picture) && [picture.id, picture.name, picture.type].every(isText) && [picture.width, picture.height].every(isCount);
 }
 
 // The same for one from a file. It is as complete as one that this page wrote, and sends nothing when it is opened.

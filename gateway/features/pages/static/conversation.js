@@ -2,7 +2,7 @@
 //
 //   conversation {version, id, title, changed, turns, shown}      turns: a tree, see tree.js
 //                with a summary of another conversation: summary
-//   turn         {id, said, runs, chosen, parent, shown}      chosen: [run, answer], the answer that the next turn continues
+//   turn         {id, said, runs, chosen, parent, shown}      with pictures: pictures, see pictures.js; chosen: [run, answer], the answer that the next turn continues
 //   run          {key, id, last, position, state, trouble, usage, options, answers}      one request
 //                that continues another answer: fork {id, at, choice, continuation}; without `id` the call continues a text
 //   answer       {text, finish, tokens, firstTokens, sentAt, firstAt, lastAt, marks}      firstTokens: tokens that arrived first
@@ -15,6 +15,7 @@
 // its position, and the length of the text with it.
 
 import { CHAT, randomId } from "/api.js";
+import { withPictures } from "/pictures.js";
 import { add, before, path } from "/tree.js";
 
 export const VERSION = 2;
@@ -35,10 +36,10 @@ export function touch(conversation) {
 }
 
 // Adds a turn after the last one that is shown, or after another one (null: as a version of the first).
-export function newTurn(conversation, said, optionsOfRuns, after = path(conversation).at(-1) ?? null) {
-  const turn = { id: randomId(), said, runs: optionsOfRuns.map(newRun), chosen: [0, 0] };
+export function newTurn(conversation, said, optionsOfRuns, after = path(conversation).at(-1) ?? null, pictures = []) {
+  const turn = { id: randomId(), said, runs: optionsOfRuns.map(newRun), chosen: [0, 0], ...(pictures.length && { pictures }) };
   add(conversation, turn, after);
-  conversation.title ||= said.replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
+  conversation.title ||= (said || pictures[0].name).replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
   return turn;
 }
 
@@ -89,7 +90,8 @@ export function chosenAnswer(turn) {
   return turn.runs[turn.chosen[0]]?.answers[turn.chosen[1]] ?? turn.runs[0].answers[0];
 }
 
-// The path and the body of a run's request. A run always has the same ones, because its idempotency key stands for them.
+// The path of a run's request, and a function that makes its body. A run always has the same ones, because its idempotency
+// key stands for them.
 export function callOf(conversation, turn, run) {
   const stream = { stream: true, stream_options: { include_usage: true }, background: true };
   const { fork } = run;
@@ -97,28 +99,32 @@ export function callOf(conversation, turn, run) {
     const { temperature, top_p, seed, max_tokens } = run.options;
     const { at, choice, continuation } = fork;
     const body = { at, choice, continuation, temperature, top_p, seed, max_tokens, ...stream };
-    return { path: `${CHAT}/${encodeURIComponent(fork.id)}/fork`, body: JSON.stringify(body) };
+    return { path: `${CHAT}/${encodeURIComponent(fork.id)}/fork`, body: () => JSON.stringify(body) };
   }
   const { system, ...parameters } = run.options;
   const messages = messagesOf(conversation, before(conversation, turn), system);
-  messages.push({ role: "user", content: turn.said });
+  messages.push(messageOf(turn));
   let form = {};
   if (fork) {
     messages.push({ role: "assistant", content: run.answers[0].text.slice(0, run.answers[0].kept) });
     form = { continue_final_message: true, add_generation_prompt: false };
   }
   // The request runs in the background, so that a reload of the page does not end it; `stop` cancels it.
-  return { path: CHAT, body: JSON.stringify({ ...parameters, messages, ...form, ...stream }) };
+  const body = async () =>
+    JSON.stringify({ ...parameters, messages: await withPictures(messages, conversation.id), ...form, ...stream });
+  return { path: CHAT, body };
 }
 
-// What was said in these turns, and the instructions: the settings of the run, and the summary of an earlier conversation.
+const messageOf = ({ said, pictures }) => ({ role: "user", content: said, ...(pictures && { pictures }) });
+
+// What was said in these turns, with `pictures`, and the instructions: the settings of the run, and the summary of an earlier conversation.
 export function messagesOf({ summary }, turns, system) {
   const parts = [system, summary && `Summary of the conversation so far: ${summary}`].filter(Boolean);
   const messages = parts.length ? [{ role: "system", content: parts.join("\n\n") }] : [];
   for (const turn of turns) {
     const { text } = chosenAnswer(turn);
     if (!text) continue; // a question without an answer would confuse the model
-    messages.push({ role: "user", content: turn.said }, { role: "assistant", content: text });
+    messages.push(messageOf(turn), { role: "assistant", content: text });
   }
   return messages;
 }

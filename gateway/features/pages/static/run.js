@@ -20,7 +20,7 @@ export class Run {
   #ended;
   #held;
 
-  // `call`: {path, body}. `changed(run)` is called for each change to draw, `held(run)` when the run must wait, `ended(run)` once.
+  // `call`: {path, body()}. `changed(run)` is called for each change to draw, `held(run)` when the run must wait, `ended(run)` once.
   constructor(record, call, { changed, held, ended }) {
     this.record = record;
     this.meters = record.answers.map((answer) => new Meter(answer));

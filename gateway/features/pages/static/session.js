@@ -11,7 +11,7 @@ import { focusInput } from "/input.js";
 import { noteResumed, saw } from "/kill.js";
 import { announce, copy, notice } from "/notice.js";
 import { Run } from "/run.js";
-import { current } from "/store.js";
+import { current, loadPicture } from "/store.js";
 import { above, path, show, versions } from "/tree.js";
 import { TurnView } from "/turn.js";
 
@@ -59,19 +59,19 @@ export function viewAt(element) {
 
 // --- turns ----------------------------------------------------------------------------------------------------------
 
-// Says something after the last turn, or after another one. Returns false if the settings are wrong.
-export function say(text, after = lastTurn() ?? null) {
+// Says something, with pictures, after the last turn, or after another one. Returns false if the settings are wrong.
+export function say(text, pictures = [], after = lastTurn() ?? null) {
   const options = page.options();
   if (options === null) return false;
   notice("");
-  answer(newTurn(conversation, text, options, after), "Answering.");
+  answer(newTurn(conversation, text, options, after, pictures), "Answering.");
   return true;
 }
 
 // Adds another version of a turn: nothing that was said is lost.
 function sayInstead(turn, text) {
   const running = views.slice(views.indexOf(viewOf(turn))).flatMap((view) => view.turn.runs);
-  if (say(text, above(conversation, turn))) stopRuns(running);
+  if (say(text, turn.pictures, above(conversation, turn))) stopRuns(running);
 }
 
 // Shows a new turn, and begins its runs.
@@ -92,7 +92,7 @@ function drawTurns() {
   const common = views.findIndex((view, at) => !isKept(view, at));
   for (const gone of common < 0 ? [] : views.splice(common)) gone.remove();
   for (const turn of turns.slice(views.length)) {
-    const view = new TurnView(turn, actionsOf(turn));
+    const view = new TurnView(turn, conversation.id, actionsOf(turn));
     views.push(view);
     $("turns").append(view.element);
     for (const record of turn.runs) if (running.has(record)) view.update(running.get(record));
@@ -187,9 +187,12 @@ export function retryWithKey() {
 }
 
 // Asks the same in a conversation of its own, because this one has become too long for the model.
-function startOver({ said }) {
+async function startOver({ said, pictures = [] }) {
+  const home = conversation;
+  await Promise.all(pictures.map(({ id }) => loadPicture(home.id, id)));
+  if (home !== conversation) return;
   open(newConversation());
-  if (!say(said)) page.write(said);
+  if (!say(said, pictures)) page.write(said);
 }
 
 // Adds a version of a turn whose answer continues another answer of it from a word on.
@@ -200,7 +203,7 @@ async function fork(turn, record, index, at, words) {
   const records = home.turns.flatMap(({ runs }) => runs);
   const { fork, answer: kept } = await exactPlace(forkPlace(records, record, index, at, words));
   if (home !== conversation) return;
-  const next = newTurn(conversation, turn.said, [options], above(conversation, turn));
+  const next = newTurn(conversation, turn.said, [options], above(conversation, turn), turn.pictures);
   // A call that says no temperature has that of the first one.
   next.runs = [forkOf({ temperature: record.options.temperature, ...options }, fork, kept)];
   answer(next, "Continuing from there.");

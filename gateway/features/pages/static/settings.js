@@ -84,10 +84,13 @@ export function onModel(action) {
   whenShown = action;
 }
 
+const selected = () => cards.find(({ id }) => id === $("model").value);
+
 // The tokens that the selected model can take; NaN if that is unknown.
-export function contextOfModel() {
-  return cards.find(({ id }) => id === $("model").value)?.context ?? NaN;
-}
+export const contextOfModel = () => selected()?.context ?? NaN;
+
+// The limits of pictures for the selected model, {count, bytes, pixels}; null if it reads text alone.
+export const imagesOfModel = () => selected()?.images ?? null;
 
 // Shows the name, the context length and the defaults of the selected model.
 function showModel() {

@@ -1,11 +1,12 @@
-// The browser's storage: conversations in IndexedDB, which has room for thousands, and the settings. The page removes no
-// conversation by itself; if there is no room for another one, `saveConversation` says so.
+// The browser's storage: conversations and their pictures in IndexedDB, which has room for thousands, and the settings. The
+// page removes no conversation by itself; if there is no room for another one, `saveConversation` says so.
 
 import { checked } from "/checks.js";
 import { isBegun } from "/conversation.js";
 import { merged } from "/tree.js";
 
 const STORE = "conversations";
+const PICTURES = "pictures"; // {conversation, id, file}
 const BY_TIME = "by time";
 const CURRENT = "quire.current";
 const SIDEBAR = "quire.sidebar";
@@ -15,6 +16,8 @@ const EARLIER = "quire.chat.";
 
 let opening = null;
 let saved = null; // the conversation that this tab has stored last
+const files = new Map(); // of pictures that this tab has taken or read, by their ids
+const written = new Set(); // the keys of the pictures that this tab has stored or read
 
 // Newest first: {id, title, changed}, without reading the conversations. Empty without storage.
 export async function listConversations() {
@@ -66,20 +69,51 @@ export async function searchConversations(text) {
 // no storage.
 export async function saveConversation(conversation, isClosing = false) {
   if (!isBegun(conversation)) return;
-  await transact("readwrite", (store) => {
+  const fresh = picturesOf(conversation).filter(({ id }) => files.has(id) && !written.has(keyOf(conversation.id, id)));
+  await transact("readwrite", (store, pictures) => {
     const put = (stored) => {
       saved = stored ? checked(merged(conversation, stored)) : conversation;
       store.put(saved);
+      for (const { id } of fresh) pictures.put({ conversation: conversation.id, id, file: files.get(id) });
       store.transaction.commit();
     };
     if (isClosing) return put(saved?.id === conversation.id && saved);
     store.get(conversation.id).onsuccess = ({ target: { result } }) => put(result && attempt(() => checked(result)));
   });
+  for (const { id } of fresh) written.add(keyOf(conversation.id, id));
 }
 
-export function forgetConversation(id) {
-  return transact("readwrite", (store) => store.delete(id)).catch(() => {});
+// Its pictures are removed with it. This tab still has the files of those that it has shown.
+export async function forgetConversation(id) {
+  await transact("readwrite", (store, pictures) => {
+    store.delete(id);
+    pictures.delete(IDBKeyRange.bound([id], [id, []]));
+  }).catch(() => {});
+  for (const key of written) if (key.startsWith(keyOf(id, ""))) written.delete(key);
 }
+
+// --- pictures -------------------------------------------------------------------------------------------------------
+
+const keyOf = (conversation, id) => `${conversation} ${id}`;
+
+export const picturesOf = ({ turns }) => turns.flatMap(({ pictures = [] }) => pictures);
+
+// Keeps the file of a picture, which is stored together with a conversation that has the picture.
+export function holdPicture(id, file) {
+  files.set(id, file);
+}
+
+// Returns the file of a picture, or null if the browser has it no longer.
+export async function loadPicture(conversation, id) {
+  if (files.has(id)) return files.get(id);
+  const found = await transact("readonly", (_, pictures) => pictures.get([conversation, id])).catch(() => null);
+  if (!(found?.file instanceof Blob)) return null;
+  files.set(id, found.file);
+  written.add(keyOf(conversation, id));
+  return found.file;
+}
+
+// --- the rest -------------------------------------------------------------------------------------------------------
 
 // The conversation that this tab shows; a new tab begins a new one.
 export const current = {
@@ -125,14 +159,14 @@ function attempt(action) {
   }
 }
 
-// Runs `action(store)` in one transaction. Resolves to the result of the request that it returns, when all is stored.
+// Runs `action(conversations, pictures)` in one transaction. Resolves to the result of the request that it returns, when all is stored.
 async function transact(mode, action) {
   opening ??= open().catch((error) => {
     opening = null;
     throw error;
   });
-  const transaction = (await opening).transaction(STORE, mode);
-  const asked = action(transaction.objectStore(STORE));
+  const transaction = (await opening).transaction([STORE, PICTURES], mode);
+  const asked = action(transaction.objectStore(STORE), transaction.objectStore(PICTURES));
   return new Promise((resolve, reject) => {
     transaction.oncomplete = () => resolve(asked?.result);
     transaction.onabort = () => reject(transaction.error);
@@ -141,8 +175,11 @@ async function transact(mode, action) {
 
 async function open() {
   const earlier = attempt(() => Object.keys(localStorage).filter((key) => key.startsWith(EARLIER))) ?? [];
-  const asked = indexedDB.open("quire", 1);
+  const asked = indexedDB.open("quire", 2);
   asked.onupgradeneeded = () => {
+    const { objectStoreNames: names } = asked.result;
+    if (!names.contains(PICTURES)) asked.result.createObjectStore(PICTURES, { keyPath: ["conversation", "id"] });
+    if (names.contains(STORE)) return;
     const store = asked.result.createObjectStore(STORE, { keyPath: "id" });
     store.createIndex(BY_TIME, ["changed", "title"]);
   };

@@ -15,7 +15,7 @@ const SILENCE_MS = 45000;
 // Time without any event after which the stream is given up.
 const PATIENCE_MS = 180000;
 
-// `call`: {path, body, key, id, last}; `id` and `last` (the last event) are set as they become known. `take(events)` gets the
+// `call`: {path, body(), key, id, last}; `id` and `last` (the last event) are set as they become known. `take(events)` gets the
 // parsed events in order, each once. `tell(state)` gets "open", or {why, wait} while the connection is broken. Returns at
 // [DONE]. Throws Refusal, or AbortError.
 export async function follow(call, { signal, take, tell }) {
@@ -78,7 +78,7 @@ async function* deliveries(call, signal, opened) {
     } else {
       headers["Content-Type"] = "application/json";
       headers["Idempotency-Key"] = call.key;
-      response = await request(call.path, { method: "POST", headers, body: call.body, signal: either });
+      response = await request(call.path, { method: "POST", headers, body: await call.body(), signal: either });
     }
     if (!response.ok) throw await refusalOf(response);
     // Not x-request-id: a proxy may have chosen that one.

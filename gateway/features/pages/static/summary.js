@@ -17,7 +17,7 @@ const LEAST = 40;
 // TypeError without a connection.
 export async function summarised(conversation, model, context) {
   const turns = path(conversation);
-  const messages = messagesOf(conversation, turns, "");
+  const messages = messagesOf(conversation, turns, "").map(({ role, content }) => ({ role, content: content || "(a picture)" }));
   const size = messages.reduce((sum, { content }) => sum + content.length, 0);
   let room = (PART * context * size) / (usedBy(turns) || size / 3); // in characters
   for (;;) {

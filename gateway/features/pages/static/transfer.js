@@ -3,14 +3,38 @@
 import { imported } from "/checks.js";
 import { el } from "/dom.js";
 import { notice, tell } from "/notice.js";
-import { allConversations, loadConversation, saveConversation } from "/store.js";
+import { NoPicture, dataUrl, fileOf } from "/pictures.js";
+import { allConversations, holdPicture, loadConversation, picturesOf, saveConversation } from "/store.js";
 
-export function exportConversation(conversation) {
-  download(conversation, `quire-${conversation.id.slice(0, 8)}.json`);
+export async function exportConversation(conversation) {
+  download(await complete(conversation), `quire-${conversation.id.slice(0, 8)}.json`);
 }
 
 export async function exportAll() {
-  download(await allConversations(), "quire-conversations.json");
+  download(await Promise.all((await allConversations()).map(complete)), "quire-conversations.json");
+}
+
+// Returns a conversation with the files of its pictures, as data URLs. One that the browser has lost has none.
+async function complete(conversation) {
+  const whole = async (picture) => {
+    const data = await dataUrl(picture, conversation.id).catch((error) => {
+      if (!(error instanceof NoPicture)) throw error;
+    });
+    return data ? { ...picture, data } : picture;
+  };
+  const turns = conversation.turns.map(async (turn) =>
+    turn.pictures ? { ...turn, pictures: await Promise.all(turn.pictures.map(whole)) } : turn,
+  );
+  return { ...conversation, turns: await Promise.all(turns) };
+}
+
+// Takes the files of pictures out of a conversation that was exported.
+function unpack(conversation) {
+  for (const picture of picturesOf(conversation)) {
+    const file = fileOf(picture.data, picture.type);
+    delete picture.data;
+    if (file) holdPicture(picture.id, file);
+  }
 }
 
 function download(value, name) {
@@ -50,6 +74,7 @@ async function take(file) {
       counts.known += 1;
       continue;
     }
+    unpack(conversation);
     try {
       await saveConversation(conversation);
     } catch {

@@ -4,14 +4,17 @@ import { AnswerCard } from "/answer.js";
 import { directionOf, el } from "/dom.js";
 import { ForkBar } from "/fork-bar.js";
 import { ResumedMark } from "/kill.js";
+import { releasePictures, thumbnail } from "/pictures.js";
 
 export class TurnView {
   #actions;
 
-  // `actions`: {retry(run), startOver() or null, choose(run, answer), copy(text), edit(text), regenerate(),
+  // `home`: the id of the conversation. `actions`: {retry(run), startOver() or null, choose(run, answer), copy(text), edit(text), regenerate(),
   // continueAt(run, index, place, words), versions, go(version)}. `go` returns the view of that version.
-  constructor(turn, actions) {
+  constructor(turn, home, actions) {
     this.turn = turn;
+    this.pictures = el("ul", { className: "pictures" }, ...(turn.pictures ?? []).map((picture) => thumbnail(picture, home)));
+    this.pictures.setAttribute("aria-label", "Pictures");
     this.#actions = actions;
     this.answers = el("div", { className: "answers" });
     this.said = el("div", { className: "said" });
@@ -62,6 +65,7 @@ export class TurnView {
   remove() {
     for (const mark of this.marks) mark.remove();
     this.bar.close();
+    releasePictures(this.pictures);
     this.element.remove();
   }
 
@@ -90,8 +94,12 @@ export class TurnView {
   #showSaid() {
     const text = el("p", { className: "bubble", dir: "auto", textContent: this.turn.said });
     const edit = button("Edit", () => this.#showEditor());
-    this.said.replaceChildren(text, edit);
+    this.said.replaceChildren(...this.#shownPictures(), ...(this.turn.said ? [text] : []), edit);
     return edit;
+  }
+
+  #shownPictures() {
+    return this.turn.pictures ? [this.pictures] : [];
   }
 
   #showEditor() {
@@ -104,7 +112,8 @@ export class TurnView {
         className: "editor",
         onsubmit: (event) => {
           event.preventDefault();
-          if (box.value.trim()) this.#actions.edit(box.value.trim());
+          const text = box.value.trim();
+          if (text || this.turn.pictures) this.#actions.edit(text);
         },
         onkeydown: (event) => {
           if (event.key === "Escape") {
@@ -124,7 +133,7 @@ export class TurnView {
         el("button", { type: "submit", className: "main", textContent: "Send again" }),
       ),
     );
-    this.said.replaceChildren(form);
+    this.said.replaceChildren(...this.#shownPictures(), form);
     box.focus();
   }
 }

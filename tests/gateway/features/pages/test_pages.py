@@ -14,6 +14,7 @@ from quire.gateway.features.admin.model_cards import capabilities
 from quire.gateway.features.admin.status import summary
 from quire.gateway.features.pages import static_files
 from quire.gateway.model.served_model import load_model
+from quire.shared.images.layouts.layout import Layout
 from quire.shared.process.version import installed_version
 from quire.shared.protocol.broker import LastBeat
 from tests.gateway.conftest import Start
@@ -49,7 +50,7 @@ async def test_a_page_may_load_from_its_own_server_only(gateway: RunningGateway)
             "script-src": "'self'",
             "style-src": "'self'",
             "connect-src": "'self'",
-            "img-src": "'self'",
+            "img-src": "'self' blob:",
             "base-uri": "'none'",
             "form-action": "'none'",
             "frame-ancestors": "'none'",
@@ -243,8 +244,19 @@ async def test_the_card_has_limits_and_capabilities(gateway: RunningGateway) -> 
     assert card["max_num_seqs"] == gateway.gateway.worker_registry.max_num_seqs
     assert (card["max_n"], card["max_prompts"], card["max_choices"]) == (16, 64, 128)
     assert {"chat", "completions", "json_schema"} < set(card["capabilities"])
+    assert "images" not in card["capabilities"]
+    assert card["max_images"] is card["max_image_bytes"] is card["max_image_pixels"] is None
     assert card["permission"][0]["allow_logprobs"] is True
     assert set(card["sampling_defaults"]) == {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+
+
+async def test_the_card_of_a_model_that_takes_images_has_their_limits(start_gateway: Start) -> None:
+    gateway = await start_gateway(max_images=7, max_image_bytes=2048, max_image_pixels=4096)
+    layout = Layout("<image>", "<image>", 5, lambda width, height: "<image>")
+    gateway.gateway.model = replace(gateway.gateway.model, layout=layout)
+    [card] = (await gateway.get("/v1/models")).json["data"]
+    assert "images" in card["capabilities"]
+    assert (card["max_images"], card["max_image_bytes"], card["max_image_pixels"]) == (7, 2048, 4096)
 
 
 async def test_the_folder_of_the_model_is_not_told(gateway: RunningGateway, model_folder: Path) -> None:
