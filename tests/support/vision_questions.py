@@ -158,7 +158,8 @@ class VisionFamily:
     def engine(self, max_bytes: int = DEFAULT_CACHE_BYTES, **limits: Any) -> Engine:
         """Make an engine. max_bytes: of cached embeddings."""
         engine = make_engine(self.model, **limits)
-        engine.images = ImageEmbedder(self.tower, self.model.ops.device, max_bytes)
+        # A clock that stands still, so that the same steps are scheduled each time.
+        engine.images = ImageEmbedder(self.tower, self.model.ops.device, max_bytes, clock=lambda: 0.0)
         return engine
 
     def engine_ahead(self, **limits: Any) -> Engine:
@@ -166,7 +167,7 @@ class VisionFamily:
         sizes = self.engine(**limits).limits
         engine = Engine(self.model, sizes, self.model.config.eos_token_ids, None, runner=DeviceRunner)
         engine.checks_itself = True
-        engine.images = ImageEmbedder(self.tower, self.model.ops.device)
+        engine.images = ImageEmbedder(self.tower, self.model.ops.device, clock=lambda: 0.0)
         return engine
 
     def text(self, count: int) -> list[int]:

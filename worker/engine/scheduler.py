@@ -164,6 +164,8 @@ class Scheduler:
         """Add the sequence's next chunk to the step, within the budget. Returns the number of its tokens."""
         left = self._prefill_end(sequence) - sequence.num_computed
         count, scores, num_scored = min(left, budget), sequence.group.prompt_scores, 0
+        if count and sequence.group.images is not None:
+            count = sequence.group.images.max_tokens(sequence.num_computed, count)
         if scores is not None:
             count = min(count, scores.max_tokens(sequence.num_computed, MAX_SCORED_POSITIONS - step.num_scored))
             num_scored = scores.num_positions(sequence.num_computed + count)
