@@ -20,6 +20,7 @@ from quire.shared.images.picture import picture, size
 from quire.shared.model.files import ModelError
 from quire.shared.process.errors import CheckpointError
 from quire.worker.lean_torch import complete_torch
+from quire.worker.models.files.tensor_names import OF_TEXT
 from quire.worker.models.vision.families import NoImages, image_arguments, image_token_id
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,6 @@ log = logging.getLogger(__name__)
 TEXT_MODELS = ("language_model", "text_model")
 # Limits of a file; gateways have lower limits of their own.
 LIMITS = {"max_bytes": 1 << 30, "max_pixels": 1 << 28}
-# Beginnings of the names of tensors of a text model.
-OF_TEXT = ("lm_head.", "model.embed_tokens.", "model.layers.", "model.norm.")
 QUANTIZED = ("quantization_config", "compression_config")
 
 
@@ -176,5 +175,8 @@ def _check(folder: Path, model: Any, info: dict[str, Any]) -> None:
     others = sorted(name for name in info["unexpected_keys"] if not _is_of_text(name))
     if scales := [name for name in others if "scale" in name or "qweight" in name]:
         raise NoImages(f"the vision tower is quantised ({scales[0]}); its weights must be stored in 16 or 32 bits")
+    if others:
+        names = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
+        log.warning("%s: %d tensors are not part of this model and are not used: %s", folder, len(others), names)
     if bad := [name for name, values in model.named_parameters() if not values.isfinite().all()]:
         raise NoImages(f"the tensor {bad[0]} of the vision tower has values that are not finite as {model.dtype}")

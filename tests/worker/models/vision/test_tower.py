@@ -47,6 +47,18 @@ def test_a_tower_has_no_weights_of_the_text_model_and_the_type_of_activations(ll
     assert {one.dtype for one in model.tower._model.parameters()} == {torch.bfloat16}
 
 
+def test_only_tensors_of_neither_text_nor_tower_are_named_as_unused(
+    llava: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(llava)
+    assert not caplog.records
+    save_file(load_file(llava / WEIGHTS) | {"audio_tower.weight": torch.ones(1)}, llava / WEIGHTS, {"format": "pt"})
+    load(llava)
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "1 tensors are not part of this model and are not used: audio_tower.weight"
+    ]
+
+
 def test_files_that_change_later_do_not_change_a_tower(llava: Path) -> None:
     tower = load(llava).tower
     before = [one.clone() for one in tower._model.parameters()]
