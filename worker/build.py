@@ -30,6 +30,7 @@ from quire.worker.engine.offline import generate
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.runner import Runner
+from quire.worker.image_examination import examine_images
 from quire.worker.inspect import fingerprint
 from quire.worker.model_texts import ModelTexts, read_texts
 from quire.worker.models import choice
@@ -86,6 +87,9 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     progress.phase("loading weights")
     try:
         model = load_model(settings, path, config, ops, device, cpus)
+        if model.tower is not None:
+            progress.phase("examining images")
+            examine_images(path, settings.model_impl, model)
         if level_of(settings, device) != OFF:
             progress.phase("testing the kernels")
         has_graphs = device.type == "cuda" and devices.uses_graphs(settings)

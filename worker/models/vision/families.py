@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.shared.images.layouts.families import BY_MODEL_TYPE, ONE_AXIS, THREE_AXES
-from quire.shared.images.layouts.files import ProcessorFiles
+from quire.shared.images.layouts.files import IMAGES, LEGACY_TOKENS, PROCESSOR, TOKENIZER, ProcessorFiles
 from quire.shared.images.layouts.layout import NoLayout
 from quire.shared.model.fields import config_fields
 
@@ -25,6 +25,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Qwen3VLProcessor": {},
     "SmolVLMProcessor": {"return_row_col_info": True},
 }
+# The files of a checkpoint that describe its processor.
+FILES = (IMAGES, LEGACY_TOKENS, PROCESSOR, TOKENIZER)
 AXES = "positions of image tokens with three axes need mrope_section in config.json and Quire's own decoder"
 BOTH_WAYS = "attention between the tokens of an image in both directions is not computed"
 # Model types whose text alone is served, and the reason.

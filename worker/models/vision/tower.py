@@ -67,8 +67,12 @@ class VisionTower:
         edges, factor = self._processor.size, self._processor.patch_size * self._processor.merge_size
         return divide(height, width, factor, edges["shortest_edge"], edges["longest_edge"])
 
+    def prepare(self, images: list[Image.Image]) -> dict[str, Any]:
+        """Return what the image processor makes of images."""
+        return dict(self._processor(images=images, return_tensors="pt", **self._arguments))
+
     def _embed(self, image: Image.Image) -> torch.Tensor:
-        made = self._processor(images=[image], return_tensors="pt", **self._arguments)
+        made = self.prepare([image])
         inputs = {name: self._sent(made[name]) for name in made if name in self._inputs}
         found: Any = self._model.get_image_features(**inputs, return_dict=True)
         parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
