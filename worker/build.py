@@ -87,7 +87,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     progress.phase("loading weights")
     try:
         model = load_model(settings, path, config, ops, device, cpus)
-        if model.tower is not None:
+        if config.is_wrapped:
             progress.phase("examining images")
             examine_images(path, settings.model_impl, model)
         if level_of(settings, device) != OFF:

@@ -45,6 +45,10 @@ def examine_images(checkpoint: Path, implementation: str, model: PagedModel) -> 
 
     implementation: of `choose_model`.
     """
+    if model.num_ranks > 1:
+        _serve_text_alone(model, "images need --tensor-parallel-size 1")
+    if model.tower is None:
+        return
     began = time.perf_counter()
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.ERROR)  # the lines of a miniature are not those of the model
@@ -54,10 +58,14 @@ def examine_images(checkpoint: Path, implementation: str, model: PagedModel) -> 
         for name in QUIET:
             logging.getLogger(name).setLevel(logging.NOTSET)
     if why:
-        model.tower, model.why_no_images = None, f"this worker computes no images: {why}"
-        log.warning("this worker serves text alone: %s", why)
+        _serve_text_alone(model, why)
     else:
         log.info("images: a small model answers as with Transformers; %.1f s", time.perf_counter() - began)
+
+
+def _serve_text_alone(model: PagedModel, why: str) -> None:
+    model.tower, model.why_no_images = None, f"this worker computes no images: {why}"
+    log.warning("this worker serves text alone: %s", why)
 
 
 def _fault(checkpoint: Path, implementation: str) -> str:

@@ -19,7 +19,8 @@ from quire import kernels
 from quire.shared.protocol.messages import GenerationRequest, ImageRef, SamplingParams
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.features.images import DEFAULT_CACHE_BYTES, ImageEmbedder
+from quire.worker.engine.features.images import ImageEmbedder
+from quire.worker.engine.limits import IMAGE_CACHE_BYTES
 from quire.worker.models.choice import choose_model, load_model
 from quire.worker.models.vision.tower import VisionTower
 from tests.support.checkpoints import VOCAB_SIZE
@@ -155,7 +156,7 @@ class VisionFamily:
         """The answers of Transformers to the questions."""
         return [self.by_transformers(question) for question in self.asked]
 
-    def engine(self, max_bytes: int = DEFAULT_CACHE_BYTES, **limits: Any) -> Engine:
+    def engine(self, max_bytes: int = IMAGE_CACHE_BYTES, **limits: Any) -> Engine:
         """Make an engine. max_bytes: of cached embeddings."""
         engine = make_engine(self.model, **limits)
         # A clock that stands still, so that the same steps are scheduled each time.

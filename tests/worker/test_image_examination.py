@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,17 @@ def test_a_tower_that_cannot_be_examined_is_not_used(tmp_path: Path, monkeypatch
     monkeypatch.setattr("quire.worker.models.vision.miniature.answer_by_transformers", fail)
     engine = build_engine(settings(make_model(tmp_path / "llava", "llava")), "m")
     assert "they cannot be examined (KeyError: 'a field')" in engine.runner.model.why_no_images
+
+
+def test_several_ranks_serve_text_alone_and_say_so(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "llava", "llava")
+    asked = replace(settings(path), tensor_parallel_size=2, threads=1, kernels="reference")
+    engine = build_engine(asked, "m")
+    try:
+        assert "images need --tensor-parallel-size 1" in engine.runner.model.why_no_images
+        assert generate(engine, [(3, 4)], SamplingParams(max_tokens=2, ignore_eos=True)) != []
+    finally:
+        engine.close()
 
 
 def test_a_miniature_of_a_large_model_is_small_and_keeps_what_positions_depend_on(tmp_path: Path) -> None:

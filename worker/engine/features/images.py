@@ -24,15 +24,13 @@ import torch
 from quire.shared.protocol.messages import GenerationRequest, ImageRef
 from quire.worker.engine.features.tower_pacer import TowerPacer
 from quire.worker.engine.forward_batch import TokenEmbeddings
-from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.limits import IMAGE_CACHE_BYTES, EngineLimits, RequestRefused
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import ImageTower, PagedModel
 from quire.worker.engine.step import Step
 from quire.worker.engine.transfers import send
 
 log = logging.getLogger(__name__)
-
-DEFAULT_CACHE_BYTES = 256 << 20
 
 
 class ImagePart(NamedTuple):
@@ -178,7 +176,7 @@ class ImageEmbedder:
         self,
         tower: ImageTower,
         device: torch.device,
-        max_bytes: int = DEFAULT_CACHE_BYTES,
+        max_bytes: int = IMAGE_CACHE_BYTES,
         clock: Callable[[], float] = time.perf_counter,
     ):
         """max_bytes: of cached embeddings. clock: returns seconds."""

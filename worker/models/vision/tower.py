@@ -7,8 +7,11 @@ Images are computed one by one, so that embeddings depend on the image alone.
 from __future__ import annotations
 
 import inspect
+import io
 import logging
+import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,9 @@ log = logging.getLogger(__name__)
 TEXT_MODELS = ("language_model", "text_model")
 # Limits of a file; gateways have lower limits of their own.
 LIMITS = {"max_bytes": 1 << 30, "max_pixels": 1 << 28}
+CHANNELS, WIDTHS = 3, 16
+USUAL_PATCHES = 4.0  # of a token
+SMALL = Image.new("RGB", (64, 64))
 QUANTIZED = ("quantization_config", "compression_config")
 
 
@@ -58,6 +64,33 @@ class VisionTower:
         """
         with torch.inference_mode():
             return [self._embed(picture(data, **LIMITS)) for data in pictures]
+
+    def run_bytes(self, num_tokens: int) -> int:
+        """Return about how much memory a run takes for an image of this number of tokens.
+
+        A tower keeps the output of each layer, because a projector may take any of them, and about WIDTHS numbers more
+        per patch and channel in a layer.
+        """
+        fields = self._model.config.vision_config.to_dict()
+        width, depth = (
+            max((fields[name] for name in names if isinstance(fields.get(name), int)), default=0)
+            for names in (("embed_dim", "hidden_size"), ("depth", "num_hidden_layers"))
+        )
+        patches = num_tokens * self._patches_per_token
+        return int(patches * width * (depth + WIDTHS) * self._model.dtype.itemsize)
+
+    @cached_property
+    def _patches_per_token(self) -> float:
+        """Found by a run for a small image."""
+        try:
+            made = self.prepare([SMALL])
+            SMALL.save(out := io.BytesIO(), "PNG")
+            side = self._model.config.vision_config.patch_size
+            area = side**2 if isinstance(side, int) else math.prod(side)
+            return float(made["pixel_values"].numel()) / (CHANNELS * area * len(self.embed([out.getvalue()])[0]))
+        except Exception as error:  # a processor may raise anything
+            log.debug("the patches of an image are not known: %r", error)
+            return USUAL_PATCHES
 
     def grid(self, picture: bytes) -> tuple[int, int] | None:
         """Return the rows and columns of an image's tokens if RoPE has axes for them; else None. Raises as `embed`."""
