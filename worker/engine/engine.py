@@ -284,7 +284,7 @@ class Engine:
         if step is not None and step.num_tokens:
             self._end_step(step, started)
         if self.images is not None:
-            self.images.pacer.end_step(step.num_tokens if step is not None else 1)
+            self.images.end_step(step.num_tokens if step is not None else 1)
         ready, self._ready = self._ready, []
         return ready
 

@@ -15,7 +15,6 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +23,7 @@ import torch
 from quire.shared.protocol.messages import GenerationRequest, ImageRef
 from quire.worker.engine.features.tower_pacer import TowerPacer
 from quire.worker.engine.forward_batch import TokenEmbeddings
+from quire.worker.engine.image_counters import ImageCounters
 from quire.worker.engine.limits import IMAGE_CACHE_BYTES, EngineLimits, RequestRefused
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import ImageTower, PagedModel
@@ -154,14 +154,6 @@ class PromptImages:
         return b"".join(bytes.fromhex(self.digests[part.image]) + part.first.to_bytes(4, "little") for part in parts)
 
 
-@dataclass(slots=True)
-class ImageCounters:
-    """Counters since the start of the process, in images."""
-
-    computed: int = 0
-    found: int = 0  # in the cache
-
-
 class TowerTurns(Protocol):
     """Decides for which images the tower runs in a step."""
 
@@ -187,7 +179,6 @@ class ImageEmbedder:
         self._tower, self._device = tower, device
         self._max_bytes = max_bytes
         self._cached: OrderedDict[str, torch.Tensor] = OrderedDict()  # by digest, least recently used first
-        self.num_bytes = 0
 
     def of(self, request: GenerationRequest, files: Mapping[str, bytes]) -> PromptImages:
         """Return the images of a request. Raises RequestRefused."""
@@ -198,6 +189,11 @@ class ImageEmbedder:
         self.pacer.begin_step()
         if prompts is not None:
             self._max_tokens = prompts.allowance_beside(self.pacer.expected_s)
+
+    def end_step(self, num_tokens: int) -> None:
+        """Stop the clock of a step, which has computed this number of tokens."""
+        self.pacer.end_step(num_tokens)
+        self.counters.tower_s = self.pacer.total_s
 
     def take(self, digest: str) -> tuple[bool, int]:
         """Do what `TowerTurns.take` says."""
@@ -289,10 +285,10 @@ class ImageEmbedder:
         if values.nbytes > self._max_bytes:
             return
         self._cached[digest] = values
-        self.num_bytes += values.nbytes
-        while self.num_bytes > self._max_bytes:
+        self.counters.cached_bytes += values.nbytes
+        while self.counters.cached_bytes > self._max_bytes:
             _, oldest = self._cached.popitem(last=False)
-            self.num_bytes -= oldest.nbytes
+            self.counters.cached_bytes -= oldest.nbytes
 
 
 def make_embedder(model: PagedModel, limits: EngineLimits) -> ImageEmbedder | None:

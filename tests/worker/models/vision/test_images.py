@@ -230,10 +230,12 @@ def test_sequences_advance_beside_a_stream_of_images(ahead: bool, llava: VisionF
 
 
 def test_images_alone_wait_for_nothing(llava: VisionFamily) -> None:
-    tower = SlowTower(llava)
-    found, steps = run_timed(llava.engine(num_blocks=240), tower, {"only": llava.asked[2]})
+    tower, engine = SlowTower(llava), llava.engine(num_blocks=240)
+    found, steps = run_timed(engine, tower, {"only": llava.asked[2]})
     assert found["only"] == llava.expected[2]
     assert sum(count for count, _ in steps) == 3
+    assert engine.images is not None
+    assert engine.images.counters.tower_s == 9
     assert tower.now == 3 * 3 + len(steps) <= 9 + MAX_TOKENS + 4
 
 
@@ -282,7 +284,7 @@ def test_embeddings_leave_the_cache_in_the_order_of_their_use(llava: VisionFamil
         before = computed(engine)
         answer(engine, [question])
         assert engine.images is not None
-        assert engine.images.num_bytes <= 2 * size
+        assert engine.images.counters.cached_bytes <= 2 * size
         return computed(engine) - before
 
     assert [runs(question) for question in (a, b, a, c, a, b)] == [1, 1, 0, 1, 0, 1]
