@@ -69,7 +69,7 @@ def _serve_text_alone(model: PagedModel, why: str) -> None:
 
 
 def _fault(checkpoint: Path, implementation: str) -> str:
-    """Return what is wrong with the images of a checkpoint; "" if nothing is."""
+    """Return the fault of the images of a checkpoint; "" without one."""
     from quire.worker.models.vision.miniature import write_miniature  # Pillow and Transformers take memory
 
     why = ""

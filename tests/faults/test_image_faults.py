@@ -132,7 +132,7 @@ def test_answers_about_images_survive_a_redis_that_is_killed(seeing: Seeing) -> 
     process.kill()
     process.wait()
     seeing.stack.redis_server.start()
-    # Whoever continues an answer now reads the files again.
+    # The other worker reads the files again.
     name = seeing.owner()
     os.kill(seeing.workers[name].pid, signal.SIGKILL)
     seeing.workers[name].wait()

@@ -4,8 +4,8 @@ The first step that computes a token of an image computes its embeddings. A cach
 drops the least recently used; those that are not in the cache are computed again. A group
 keeps those of an image of which a step has computed only a part, so that each chunk of a prompt finds them.
 
-A chunk ends before an image for which the tower may not run in this step (`tower_pacer`). Prompts behind it in
-the queue take the rest of the token budget.
+A chunk ends before an image for which the tower may not run in this step (`tower_pacer`). Later prompts
+of the queue take the rest of the token budget.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class ImageEmbedder:
             self._max_tokens = prompts.allowance_beside(self.pacer.expected_s)
 
     def end_step(self, num_tokens: int) -> None:
-        """Stop the clock of a step, which has computed this number of tokens."""
+        """Stop the clock of a step that has computed `num_tokens` tokens."""
         self.pacer.end_step(num_tokens)
         self.counters.tower_s = self.pacer.total_s
 

@@ -62,7 +62,7 @@ def test_only_tensors_of_neither_text_nor_tower_are_named_as_unused(
 
 
 def test_memory_for_images_is_set_aside(llava: Path) -> None:
-    """Of a patch: 32 channels, 3 layers that are kept and 16 widths in a layer, in float32. A patch is a token."""
+    """A patch has 32 channels, 3 layers that are kept and 16 widths in a layer, in float32. A patch is a token."""
     model = load(llava)
     run = 64 * 32 * (3 + 16) * 4
     assert model.tower.run_bytes(64) == pytest.approx(run, rel=0.1)
