@@ -145,9 +145,7 @@ def load_model(
     if settings.num_ranks == 1:
         return choice.load_model(path, config, ops, device, settings.max_model_len, read, packed, bits=bits)
     followers = Followers(settings, path, ops, cuda.record_on_cuda, cpus=cpus)
-    model: PagedModel = lead(followers, path, config, ops, device, settings.max_model_len, read, packed, bits)
-    model.why_no_images = "this worker computes no images: its model is on several ranks"
-    return model
+    return lead(followers, path, config, ops, device, settings.max_model_len, read, packed, bits)
 
 
 def limit_torch_threads(ops: kernels.Ops) -> None:
