@@ -30,6 +30,7 @@ from quire.worker.engine.offline import generate
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.runner import Runner
+from quire.worker.image_examination import examine_images
 from quire.worker.inspect import fingerprint
 from quire.worker.model_texts import ModelTexts, read_texts
 from quire.worker.models import choice
@@ -86,6 +87,9 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
     progress.phase("loading weights")
     try:
         model = load_model(settings, path, config, ops, device, cpus)
+        if config.is_wrapped:
+            progress.phase("examining images")
+            examine_images(path, settings.model_impl, model)
         if level_of(settings, device) != OFF:
             progress.phase("testing the kernels")
         has_graphs = device.type == "cuda" and devices.uses_graphs(settings)
@@ -141,9 +145,7 @@ def load_model(
     if settings.num_ranks == 1:
         return choice.load_model(path, config, ops, device, settings.max_model_len, read, packed, bits=bits)
     followers = Followers(settings, path, ops, cuda.record_on_cuda, cpus=cpus)
-    model: PagedModel = lead(followers, path, config, ops, device, settings.max_model_len, read, packed, bits)
-    model.why_no_images = "this worker computes no images: its model is on several ranks"
-    return model
+    return lead(followers, path, config, ops, device, settings.max_model_len, read, packed, bits)
 
 
 def limit_torch_threads(ops: kernels.Ops) -> None:

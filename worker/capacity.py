@@ -48,7 +48,7 @@ def choose_limits(
         num_state_slots = 0
     else:
         longest = -(-max_model_len // settings.block_size)
-        free = available_memory()
+        free = max(0, available_memory() - model.image_bytes)
         budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * free))
         sequences, num_state_slots = choose_state_slots(settings, model.state_bytes, sequences, budget, free)
         budget -= min(budget // 2, num_state_slots * model.state_bytes)
@@ -178,6 +178,8 @@ def log_limits(model: PagedModel, limits: EngineLimits, ranks: int = 1) -> None:
         limits.max_num_seqs,
         limits.max_num_batched_tokens,
     )
+    if model.image_bytes:
+        log.info("images: %.0f MiB for embeddings and for a run of the vision tower", model.image_bytes / 2**20)
     if limits.num_state_slots:
         log.info(
             "recurrent states: %d slots, %.0f MiB, for running sequences and for snapshots every %d tokens of a prompt",

@@ -20,7 +20,8 @@ from quire.shared.images.layouts.families import THREE_AXES
 from quire.shared.protocol.messages import GenerationRequest, ImageRef, SamplingParams
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.features.images import DEFAULT_CACHE_BYTES, ImageEmbedder
+from quire.worker.engine.features.images import ImageEmbedder
+from quire.worker.engine.limits import IMAGE_CACHE_BYTES
 from quire.worker.models.choice import choose_model, load_model
 from quire.worker.models.vision.families import FOR_TORCHVISION, preparation
 from quire.worker.models.vision.torchvision_functions import image_processor_class
@@ -253,10 +254,11 @@ class VisionFamily:
         """The answers of Transformers to the questions."""
         return [self.by_transformers(question) for question in self.asked]
 
-    def engine(self, max_bytes: int = DEFAULT_CACHE_BYTES, **limits: Any) -> Engine:
+    def engine(self, max_bytes: int = IMAGE_CACHE_BYTES, **limits: Any) -> Engine:
         """Make an engine. max_bytes: of cached embeddings."""
         engine = make_engine(self.model, **({"max_num_batched_tokens": 96} if self.tower.most_whole else {}) | limits)
-        engine.images = ImageEmbedder(self.tower, self.model.ops.device, max_bytes)
+        # A clock that stands still, so that the same steps are scheduled each time.
+        engine.images = ImageEmbedder(self.tower, self.model.ops.device, max_bytes, clock=lambda: 0.0)
         return engine
 
     def engine_ahead(self, **limits: Any) -> Engine:
@@ -264,7 +266,7 @@ class VisionFamily:
         sizes = self.engine(**limits).limits
         engine = Engine(self.model, sizes, self.model.config.eos_token_ids, None, runner=DeviceRunner)
         engine.checks_itself = True
-        engine.images = ImageEmbedder(self.tower, self.model.ops.device)
+        engine.images = ImageEmbedder(self.tower, self.model.ops.device, clock=lambda: 0.0)
         return engine
 
     def text(self, count: int) -> list[int]:

@@ -283,6 +283,8 @@ class Engine:
             step = self._step_synchronously()
         if step is not None and step.num_tokens:
             self._end_step(step, started)
+        if self.images is not None:
+            self.images.end_step(step.num_tokens if step is not None else 1)
         ready, self._ready = self._ready, []
         return ready
 
@@ -346,6 +348,8 @@ class Engine:
         faulty, self._faulty = self._faulty, []
         for request_id, reason in faulty:
             self._ready += filter(None, [self.finish(request_id, OutcomeName.ERROR, reason)])
+        if self.images is not None:
+            self.images.begin_step(self.pacer)
         if self.pacer is None:
             return 0.0
         self.scheduler.max_prefill_tokens = self.pacer.allowance
@@ -354,7 +358,8 @@ class Engine:
     def _end_step(self, step: Step, started: float) -> None:
         self.times.end_step(step)
         if self.pacer is not None:
-            self.pacer.observe(step.num_decoding, step.num_prefill_tokens, self.pacer.clock() - started)
+            tower_s = self.images.pacer.step_s if self.images is not None else 0.0
+            self.pacer.observe(step.num_decoding, step.num_prefill_tokens, self.pacer.clock() - started - tower_s)
         if self.checks_itself:
             self.check_integrity()
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 # number, because the vocabulary determines the memory per position.
 MAX_SCORED_POSITIONS = 256
 
+# Memory for embeddings of images that are kept, on the device of the model.
+IMAGE_CACHE_BYTES = 256 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:

@@ -53,9 +53,13 @@ class PrefillPacer:
     @property
     def allowance(self) -> int:
         """Prompt tokens that the next step may take if it also decodes."""
+        return self.allowance_beside(0.0)
+
+    def allowance_beside(self, seconds: float) -> int:
+        """Return the prompt tokens that the next step may take if it decodes, and other work takes these seconds."""
         tokens = GROWTH * self._recent
         if self.token_s > 0:
-            tokens = min(tokens, (self.target_s - (self.base_s or 0.0)) / self.token_s)
+            tokens = min(tokens, (self.target_s - (self.base_s or 0.0) - seconds) / self.token_s)
         return max(self.least, min(self.limit, int(tokens)))
 
     def observe(self, num_decodes: int, num_prefill_tokens: int, seconds: float) -> None:

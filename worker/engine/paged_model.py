@@ -14,10 +14,14 @@ from quire.kernels import RecordGraph, SelfTestReport, run_self_test
 from quire.kernels.ops import AllReduceGroup, CacheStack, Ops
 from quire.kernels.uses import KernelUses
 from quire.worker.engine.forward_batch import ForwardBatch
+from quire.worker.engine.limits import IMAGE_CACHE_BYTES
 from quire.worker.host_memory import available_memory
 
 if TYPE_CHECKING:
     from quire.worker.engine.sequence import Adapter
+
+# Tokens of the largest image that memory is planned for.
+MOST_IMAGE_TOKENS = 16_384
 
 
 class CheckpointConfig(Protocol):
@@ -63,6 +67,9 @@ class ImageTower(Protocol):
 
     def embed(self, pictures: Sequence[bytes]) -> list[torch.Tensor]:
         """Return the embeddings [tokens, hidden] of each image file. Raises what the file is to blame for."""
+
+    def run_bytes(self, num_tokens: int) -> int:
+        """Return about how much memory a run takes for an image of this number of tokens."""
 
     def grid(self, picture: bytes) -> tuple[int, int] | None:
         """Return the rows and columns of an image's tokens if RoPE has axes for them; else None. Raises as `embed`."""
@@ -155,6 +162,13 @@ class PagedModel(ABC):
     def num_ranks(self) -> int:
         """The number of processes that share the model."""
         return 1
+
+    @property
+    def image_bytes(self) -> int:
+        """Memory for embeddings of images that are kept, and for a run of the tower; 0 without a tower."""
+        if self.tower is None:
+            return 0
+        return IMAGE_CACHE_BYTES + self.tower.run_bytes(min(self.max_model_len, MOST_IMAGE_TOKENS))
 
     @property
     def multiplies_in_torch(self) -> bool:

@@ -164,15 +164,17 @@ class Scheduler:
         """Add the sequence's next chunk to the step, within the budget. Returns the number of its tokens."""
         left = self._prefill_end(sequence) - sequence.num_computed
         count, scores, num_scored = max(0, min(left, budget)), sequence.group.prompt_scores, 0
-        most = left
+        most, images = left, sequence.group.images
         if scores is not None:
             most = min(left, scores.max_tokens(sequence.num_computed, MAX_SCORED_POSITIONS - step.num_scored))
             count = min(count, most)
-        if count and (images := sequence.group.images) is not None:
+        if count and images is not None:
             first, end = (at - sequence.num_computed for at in images.divided_by(sequence.num_computed + count))
             room = self.limits.max_num_batched_tokens - step.num_tokens
             # An image that begins here may exceed the rest of the budget.
             count = first or (end if end <= min(most, room) else 0)
+        if count and images is not None:
+            count = images.max_tokens(sequence.num_computed, count)
         if scores is not None:
             num_scored = scores.num_positions(sequence.num_computed + count)
         if count:

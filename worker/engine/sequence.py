@@ -107,6 +107,10 @@ class ImageSpans(Protocol):
         """Return what tells tokens first .. end - 1 from equal tokens with other images."""
         ...
 
+    def max_tokens(self, first: int, count: int) -> int:
+        """Return how many of the `count` tokens from `first` on a step may compute, so that the tower runs once."""
+        ...
+
     def positions(self, first: int, end: int) -> np.ndarray:
         """Return the positions for RoPE of tokens first .. end - 1 of a sequence, int32."""
         ...

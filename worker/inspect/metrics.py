@@ -180,6 +180,15 @@ def _engine(usage: EngineUsage) -> Iterator[Metric]:
     )
     yield counter("quire_state_restores", "Sequences that began with a snapshot of a state", usage.states_restored)
     yield counter("quire_state_evictions", "Snapshots of states evicted to free their slots", usage.state_evictions)
+    images = usage.images
+    yield counter(
+        "quire_images",
+        "Images of prompts, by whether the vision tower computed them or their embeddings were kept",
+        {"tower": images.computed, "cache": images.found},
+        ("source",),
+    )
+    yield counter("quire_image_tower_seconds", "Time of the vision tower", images.tower_s)
+    yield gauge("quire_image_cache_bytes", "Bytes of embeddings of images that are kept", images.cached_bytes)
     yield counter(
         "quire_preemptions",
         "Preempted requests, by how they resume",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from quire.shared.protocol.views import EngineFigures
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.image_counters import ImageCounters
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.speculation import DraftCounters
 from quire.worker.engine.spill import SpillFigures
@@ -65,6 +66,7 @@ class EngineUsage(EngineFigures):
     accepted_tokens: Mapping[str, int]
     # Blocks that the prefix cache has evicted.
     spill: SpillFigures
+    images: ImageCounters
 
 
 class SequenceSnapshot(NamedTuple):
@@ -216,6 +218,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
             "max_prefill_tokens": min(scheduler.max_prefill_tokens, scheduler.max_num_batched_tokens),
             **(engine.groups.states.figures() if engine.groups.states else dict.fromkeys(STATE_FIGURES, 0)),
             "spill": scheduler.spill.figures() if scheduler.spill else SpillFigures(),
+            "images": replace(engine.images.counters) if engine.images else ImageCounters(),
             **(engine.drafts.counters.figures() if engine.drafts else NO_DRAFTS),
         },
     )

@@ -34,6 +34,7 @@ MODEL = SimpleNamespace(
     kv_bytes_per_block=lambda block_size: block_size * GIB // 1024,
     state_bytes=0,
     least_step=lambda max_num_seqs: 0,
+    image_bytes=0,
     least_free_memory=lambda: Decoder.least_free_memory(MODEL),  # type: ignore[arg-type]
 )
 
@@ -82,6 +83,8 @@ def test_the_cache_takes_the_memory_that_weights_step_graphs_and_other_processes
     steps(monkeypatch, 8192, RuntimeError())
     assert plan() == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1) * GIB, (80 - 2 - 16 - 3 - 1) * GIB, 8192)
     assert plan(cuda_graphs=False).cache == int(0.9 * 80 * GIB) - (2 + 16 + 3) * GIB
+    monkeypatch.setattr(MODEL, "image_bytes", 5 * GIB)
+    assert plan() == (int(0.9 * 80 * GIB) - (2 + 16 + 3 + 1 + 5) * GIB, (80 - 2 - 16 - 3 - 1 - 5) * GIB, 8192)
 
 
 @pytest.mark.usefixtures("card")

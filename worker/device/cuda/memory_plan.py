@@ -111,7 +111,7 @@ def plan_cuda_memory(
     if uses_graphs(settings):
         limits = EngineLimits(1, settings.block_size, rows, tokens, max_model_len)
         graphs = measure_graphs(model, limits, record)
-    free, total = model.least_free_memory(), torch.cuda.mem_get_info(device)[1]
+    free, total = model.least_free_memory() - model.image_bytes, torch.cuda.mem_get_info(device)[1]
     budget = free - (total - int(total * settings.gpu_memory_utilization))
     log.info(
         "device memory: %.1f of %.1f GiB free, largest step %.2f GiB, CUDA graphs %.2f GiB",

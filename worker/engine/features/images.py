@@ -3,29 +3,34 @@
 The first step that computes a token of an image computes its embeddings. A cache of bounded size keeps embeddings and
 drops the least recently used; those that are not in the cache are computed again. A group
 keeps those of an image of which a step has computed only a part, so that each chunk of a prompt finds them.
+
+A chunk ends before an image for which the tower may not run in this step (`tower_pacer`). Later prompts
+of the queue take the rest of the token budget.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from quire.shared.protocol.messages import GenerationRequest, ImageRef
+from quire.worker.engine.features.tower_pacer import TowerPacer
 from quire.worker.engine.forward_batch import TokenEmbeddings
-from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits, RequestRefused
+from quire.worker.engine.image_counters import ImageCounters
+from quire.worker.engine.limits import IMAGE_CACHE_BYTES, MAX_SCORED_POSITIONS, EngineLimits, RequestRefused
+from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import ImageTower, PagedModel
 from quire.worker.engine.step import Step
 from quire.worker.engine.transfers import send
 
 log = logging.getLogger(__name__)
-
-DEFAULT_CACHE_BYTES = 256 << 20
 
 
 class ImagePart(NamedTuple):
@@ -40,9 +45,15 @@ class PromptImages:
     """The images of a group's prompt. A prompt without image tokens in the span of an image is refused."""
 
     def __init__(
-        self, images: Sequence[ImageRef], prompt: Sequence[int], tower: ImageTower, files: Mapping[str, bytes]
+        self,
+        images: Sequence[ImageRef],
+        prompt: Sequence[int],
+        tower: ImageTower,
+        files: Mapping[str, bytes],
+        turns: TowerTurns,
     ):
         """Raises RequestRefused. files: of the images, by digest."""
+        self._turns = turns
         token_id = tower.image_token_id
         tokens = np.array(prompt)
         found: list[np.ndarray] = []
@@ -155,30 +166,53 @@ class PromptImages:
             yield ImagePart(index, int(low - start), int(stop - start))
             low, index = stop, index + 1
 
+    def max_tokens(self, first: int, count: int) -> int:
+        """Return how many of the `count` tokens from `first` on a step may compute. Plans a run of the tower."""
+        end = first + count
+        for part in self.parts(first, end):
+            if self.held is not None and self.held[0] == part.image:
+                continue
+            at = int(self._positions[self._starts[part.image] + part.first])
+            if at >= end:
+                break
+            has_turn, most = self._turns.take(self.digests[part.image])
+            if not has_turn:
+                return at - first
+            if self._ends is None:
+                end = min(end, max(first + most, at + 1))
+        return end - first
+
     def key(self, first: int, end: int) -> bytes:
         """Return what tells tokens first .. end - 1 from equal tokens with other images; empty without image tokens."""
         parts = self.parts(first, end)
         return b"".join(bytes.fromhex(self.digests[part.image]) + part.first.to_bytes(4, "little") for part in parts)
 
 
-@dataclass(slots=True)
-class ImageCounters:
-    """Counters since the start of the process, in images."""
+class TowerTurns(Protocol):
+    """Decides for which images the tower runs in a step."""
 
-    computed: int = 0
-    found: int = 0  # in the cache
+    def take(self, digest: str) -> tuple[bool, int]:
+        """Return whether a step may have the embeddings of an image, and the most tokens of its prompt then."""
 
 
 class ImageEmbedder:
     """The images of an engine. Used by the engine's thread."""
 
-    def __init__(self, tower: ImageTower, device: torch.device, max_bytes: int = DEFAULT_CACHE_BYTES):
-        """max_bytes: of cached embeddings."""
+    def __init__(
+        self,
+        tower: ImageTower,
+        device: torch.device,
+        max_bytes: int = IMAGE_CACHE_BYTES,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        """max_bytes: of cached embeddings. clock: returns seconds."""
         self.counters = ImageCounters()
+        self.pacer = TowerPacer(clock)
+        self._max_tokens = sys.maxsize  # of a prompt in a step that runs the tower
+        self._planned = ""  # the digest of the image for which the next step runs the tower
         self._tower, self._device = tower, device
         self._max_bytes = max_bytes
         self._cached: OrderedDict[str, torch.Tensor] = OrderedDict()  # by digest, least recently used first
-        self.num_bytes = 0
 
     def of(self, request: GenerationRequest, files: Mapping[str, bytes]) -> PromptImages:
         """Return the images of a request. Raises RequestRefused."""
@@ -187,7 +221,27 @@ class ImageEmbedder:
                 f"log-probabilities of prompts are not computed with images of this model: one step computes up to "
                 f"{self._tower.most_whole} tokens of an image, and scores at most {MAX_SCORED_POSITIONS}"
             )
-        return PromptImages(request.images, request.prompt, self._tower, files)
+        return PromptImages(request.images, request.prompt, self._tower, files, self)
+
+    def begin_step(self, prompts: PrefillPacer | None) -> None:
+        """Start the clock of a step. prompts: bounds its prompt tokens."""
+        self.pacer.begin_step()
+        if prompts is not None:
+            self._max_tokens = prompts.allowance_beside(self.pacer.expected_s)
+
+    def end_step(self, num_tokens: int) -> None:
+        """Stop the clock of a step that has computed `num_tokens` tokens."""
+        self.pacer.end_step(num_tokens)
+        self.counters.tower_s = self.pacer.total_s
+
+    def take(self, digest: str) -> tuple[bool, int]:
+        """Do what `TowerTurns.take` says."""
+        if digest in self._cached or digest == self._planned:
+            return True, sys.maxsize
+        if self._planned or not self.pacer.may_run:
+            return False, 0
+        self._planned = digest
+        return True, self._max_tokens
 
     def embed(self, step: Step, most: int) -> list[tuple[str, str]]:
         """Compute the embeddings for a step. most: tokens of a step for which the memory of the device suffices.
@@ -195,6 +249,7 @@ class ImageEmbedder:
         The chunks of prompts with a faulty image are taken out of the step. Returns the ids of their requests, with the
         reason.
         """
+        self._planned = ""
         rows: list[np.ndarray] = []
         values: list[torch.Tensor] = []
         axes: list[np.ndarray] = []
@@ -260,7 +315,11 @@ class ImageEmbedder:
     def _compute(self, data: bytes) -> torch.Tensor:
         self.counters.computed += 1
         try:
-            return self._tower.embed([data])[0]
+            with self.pacer.run():
+                values = self._tower.embed([data])[0]
+                if self._device.type == "cuda":
+                    torch.cuda.current_stream(self._device).synchronize()  # a launch takes less time than the run
+                return values
         except Exception as error:  # a decoder or a processor may raise anything
             log.warning("an image of %d bytes gives no embeddings", len(data), exc_info=True)
             raise ImageFault(f"an image cannot be computed ({type(error).__name__}: {str(error)[:200]})") from error
@@ -270,10 +329,10 @@ class ImageEmbedder:
         if values.nbytes > self._max_bytes:
             return
         self._cached[digest] = values
-        self.num_bytes += values.nbytes
-        while self.num_bytes > self._max_bytes:
+        self.counters.cached_bytes += values.nbytes
+        while self.counters.cached_bytes > self._max_bytes:
             _, oldest = self._cached.popitem(last=False)
-            self.num_bytes -= oldest.nbytes
+            self.counters.cached_bytes -= oldest.nbytes
 
 
 def make_embedder(model: PagedModel, limits: EngineLimits) -> ImageEmbedder | None:

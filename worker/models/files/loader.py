@@ -21,7 +21,7 @@ from quire.shared.model.folder import INDEX, WEIGHTS, weights_fault
 from quire.shared.model.hub import HubError, find_folder
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.mapped_files import MappedFiles
-from quire.worker.models.files.tensor_names import text_tensor_name
+from quire.worker.models.files.tensor_names import OF_TEXT, text_tensor_name
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,10 @@ class Weights:
         # A checkpoint of the body (LlamaModel instead of LlamaForCausalLM) has names without the prefix.
         if "embed_tokens.weight" in self._tensors:
             self._tensors = {_with_prefix(name): tensor for name, tensor in self._tensors.items()}
+
+    def outside_text(self) -> list[str]:
+        """Return the tensors of a vision-language model that are not of its text model: those of its tower."""
+        return [name for name in self._tensors if not name.startswith(OF_TEXT)]
 
     def check(self, expected: dict[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
         """Compare the headers with the expected shapes, and log a warning about unknown tensors.

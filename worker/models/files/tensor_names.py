@@ -9,6 +9,8 @@ PREFIXES = (
     ("model.language_model.", "model."),
     ("model.text_model.", "model."),
 )
+# Beginnings of the names of tensors of a text model.
+OF_TEXT = ("lm_head.", "model.embed_tokens.", "model.layers.", "model.norm.")
 
 
 def text_tensor_name(name: str) -> str:

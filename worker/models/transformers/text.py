@@ -71,4 +71,4 @@ def drop_unused(model: Any, config: TransformersConfig, text: torch.Tensor) -> N
         setattr(parent, name, None)
     if dropped:
         names = ", ".join(sorted(name for _, name in dropped))
-        log.info("%s serves text alone; not kept in memory: %s", config.architecture, names)
+        log.info("a text of %s is computed without these parts, which are not kept: %s", config.architecture, names)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.shared.images.layouts.families import BY_MODEL_TYPE, ONE_AXIS, THREE_AXES, read_layout
-from quire.shared.images.layouts.files import ProcessorFiles
+from quire.shared.images.layouts.files import IMAGES, LEGACY_TOKENS, PROCESSOR, TOKENIZER, ProcessorFiles
 from quire.shared.images.layouts.layout import NoLayout
 from quire.shared.model.fields import config_fields
 
@@ -37,6 +37,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Qwen3VLProcessor": {},
     "SmolVLMProcessor": {"return_row_col_info": True},
 }
+# The files of a checkpoint that describe its processor.
+FILES = (IMAGES, LEGACY_TOKENS, PROCESSOR, TOKENIZER)
 # Processors whose image processors Transformers has for torchvision alone: their modules and classes.
 FOR_TORCHVISION = {
     "Cohere2VisionProcessor": ("cohere2_vision.image_processing_cohere2_vision", "Cohere2VisionImageProcessor"),

@@ -7,8 +7,11 @@ Images are computed one by one, so that embeddings depend on the image alone.
 from __future__ import annotations
 
 import inspect
+import io
 import logging
+import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from quire.shared.images.picture import picture, size
 from quire.shared.model.files import ModelError
 from quire.shared.process.errors import CheckpointError
 from quire.worker.lean_torch import complete_torch
+from quire.worker.models.files.tensor_names import OF_TEXT
 from quire.worker.models.vision.families import FOR_TORCHVISION, NoImages, image_grid, image_token_id, preparation
 from quire.worker.models.vision.torchvision_functions import RESAMPLING, image_processor_class
 
@@ -28,8 +32,9 @@ log = logging.getLogger(__name__)
 OTHER_PARTS = ("language_model", "text_model", "audio_tower", "embed_audio")
 # Limits of a file; gateways have lower limits of their own.
 LIMITS = {"max_bytes": 1 << 30, "max_pixels": 1 << 28}
-# Beginnings of the names of tensors of a text model.
-OF_TEXT = ("lm_head.", "model.embed_tokens.", "model.layers.", "model.norm.")
+CHANNELS, WIDTHS = 3, 16
+USUAL_PATCHES = 4.0  # of a token
+SMALL = Image.new("RGB", (64, 64))
 QUANTIZED = ("quantization_config", "compression_config")
 
 
@@ -70,12 +75,43 @@ class VisionTower:
         with torch.inference_mode():
             return [self._embed(picture(data, **LIMITS)) for data in pictures]
 
+    def run_bytes(self, num_tokens: int) -> int:
+        """Return about how much memory a run takes for an image of this number of tokens.
+
+        A tower keeps the output of each layer, because a projector may take any of them, and about WIDTHS numbers more
+        per patch and channel in a layer.
+        """
+        fields = self._model.config.vision_config.to_dict()
+        width, depth = (
+            max((fields[name] for name in names if isinstance(fields.get(name), int)), default=0)
+            for names in (("embed_dim", "hidden_size"), ("depth", "num_hidden_layers"))
+        )
+        patches = num_tokens * self._patches_per_token
+        return int(patches * width * (depth + WIDTHS) * self._model.dtype.itemsize)
+
+    @cached_property
+    def _patches_per_token(self) -> float:
+        """Found by a run for a small image."""
+        try:
+            made = self.prepare([SMALL])
+            SMALL.save(out := io.BytesIO(), "PNG")
+            side = self._model.config.vision_config.patch_size
+            area = side**2 if isinstance(side, int) else math.prod(side)
+            return float(made["pixel_values"].numel()) / (CHANNELS * area * len(self.embed([out.getvalue()])[0]))
+        except Exception as error:  # a processor may raise anything
+            log.debug("the patches of an image are not known: %r", error)
+            return USUAL_PATCHES
+
     def grid(self, picture: bytes) -> tuple[int, int] | None:
         """Return the rows and columns of an image's tokens if RoPE has axes for them; else None. Raises as `embed`."""
         return None if self._grid is None else self._grid(*size(picture, **LIMITS))
 
+    def prepare(self, images: list[Image.Image]) -> dict[str, Any]:
+        """Return what the image processor makes of images."""
+        return dict(self._processor(images=images, return_tensors="pt", **self._arguments))
+
     def _embed(self, image: Image.Image) -> torch.Tensor:
-        made = self._processor(images=[image], return_tensors="pt", **self._arguments)
+        made = self.prepare([image])
         inputs = {name: self._sent(made[name]) for name in made if name in self._inputs}
         found: Any = self._features(**inputs, return_dict=True)
         pooled = getattr(found, "pooler_output", None)
@@ -199,5 +235,8 @@ def _check(folder: Path, model: Any, info: dict[str, Any]) -> None:
     others = sorted(name for name in info["unexpected_keys"] if not _is_of_others(name))
     if scales := [name for name in others if "scale" in name or "qweight" in name]:
         raise NoImages(f"the vision tower is quantised ({scales[0]}); its weights must be stored in 16 or 32 bits")
+    if others:
+        names = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
+        log.warning("%s: %d tensors are not part of this model and are not used: %s", folder, len(others), names)
     if bad := [name for name, values in model.named_parameters() if not values.isfinite().all()]:
         raise NoImages(f"the tensor {bad[0]} of the vision tower has values that are not finite as {model.dtype}")

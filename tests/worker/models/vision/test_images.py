@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from quire.worker.engine.features.spill.blocks import SpillingBlockManager
 from quire.worker.engine.features.spill.host_pool import CachePool
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import KVCache
 from quire.worker.engine.step import Step
 from quire.worker.settings import WorkerSettings
-from tests.support.vision_questions import IMAGE_TOKEN, Question, VisionFamily, answer, digest_of
+from tests.support.vision_questions import IMAGE_TOKEN, MAX_TOKENS, Question, VisionFamily, answer, digest_of
 
 pytest.importorskip("transformers")
 
@@ -348,6 +350,108 @@ def test_a_faulty_image_ends_its_request_alone(ahead: bool, llava: VisionFamily)
     assert engine.groups.blocks.num_free == engine.limits.num_blocks
 
 
+class SlowTower:
+    """The tower of a family, which takes 3 seconds for an image."""
+
+    def __init__(self, family: VisionFamily) -> None:
+        self.now, self._tower = 0.0, family.tower
+        self.image_token_id, self.is_deep, self.grid = family.tower.image_token_id, False, family.tower.grid
+
+    def clock(self) -> float:
+        return self.now
+
+    def embed(self, pictures: Sequence[bytes]) -> list[torch.Tensor]:
+        self.now += 3.0
+        return self._tower.embed(pictures)
+
+
+def run_timed(
+    engine: Engine, tower: SlowTower, asked: dict[str, Question]
+) -> tuple[dict[str, list[int]], list[tuple[int, set[str]]]]:
+    """Answer questions, in steps that take a second besides runs of the tower.
+
+    Returns the tokens of each request, and for each step the number of runs and the requests with new tokens.
+    """
+
+    def compute(step: Step) -> None:
+        tower.now += bool(step.num_tokens)
+
+    engine.observer = compute
+    engine.images = ImageEmbedder(tower, engine.runner.model.ops.device, clock=tower.clock)
+    for name, question in asked.items():
+        tokens = MAX_TOKENS if question.images else 40
+        engine.add(question.request(name, max_tokens=tokens, ignore_eos=not question.images), pictures=question.files)
+    found: dict[str, list[int]] = {name: [] for name in asked}
+    steps = []
+    while engine.has_work:
+        runs, num_steps = computed(engine), engine.num_steps
+        items = engine.step()
+        if engine.num_steps > num_steps:
+            steps.append((computed(engine) - runs, {item.request_id for item in items if item.deltas}))
+        for item in items:
+            found[item.request_id] += [token for delta in item.deltas for token in delta.token_ids]
+    return found, steps
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_sequences_advance_beside_a_stream_of_images(ahead: bool, llava: VisionFamily) -> None:
+    """A step runs the tower once at most, and as much time passes in steps without it while others have work."""
+    engine = (llava.engine_ahead if ahead else llava.engine)(num_blocks=240, prefix_caching=False)
+    asked = {"text": Question(tuple(llava.text(5)), (), {}), "first": llava.asked[2], "second": llava.asked[5]}
+    found, steps = run_timed(engine, SlowTower(llava), asked)
+    assert [found["first"], found["second"]] == [llava.expected[2], llava.expected[5]]
+    assert [count for count, _ in steps if count] == [1] * 6
+    runs = [at for at, (count, _) in enumerate(steps) if count]
+    assert all(later - earlier >= 3 for earlier, later in pairwise(runs)), steps
+    assert sum("text" in named for _, named in steps[runs[0] : runs[-1]]) >= 12
+
+
+def test_images_alone_wait_for_nothing(llava: VisionFamily) -> None:
+    tower, engine = SlowTower(llava), llava.engine(num_blocks=240)
+    found, steps = run_timed(engine, tower, {"only": llava.asked[2]})
+    assert found["only"] == llava.expected[2]
+    assert sum(count for count, _ in steps) == 3
+    assert engine.images is not None
+    assert engine.images.counters.tower_s == 9
+    assert tower.now == 3 * 3 + len(steps) <= 9 + MAX_TOKENS + 4
+
+
+def test_a_text_does_not_wait_for_images_before_it(llava: VisionFamily) -> None:
+    engine, tower = llava.engine(num_blocks=240, max_num_batched_tokens=128), SlowTower(llava)
+    engine.images = ImageEmbedder(tower, llava.model.ops.device, clock=tower.clock)
+    question, text = llava.asked[2], Question(tuple(llava.text(5)), (), {})
+    engine.add(question.request("images"), pictures=question.files)
+    engine.add(text.request("text"))
+    assert [item.request_id for item in engine.step()] == ["text"]
+    assert computed(engine) == 1
+
+
+def test_a_run_of_the_tower_counts_in_the_target_of_a_step(llava: VisionFamily) -> None:
+    """A step that runs it has less prompt tokens, and the time of the run is not taken for that of prompt tokens."""
+    engine, tower = llava.engine(num_blocks=240, max_num_batched_tokens=128), SlowTower(llava)
+    engine.images = ImageEmbedder(tower, llava.model.ops.device, clock=tower.clock)
+    engine.pacer = PrefillPacer(3.2, 8, 128, tower.clock)
+    engine.pacer.observe(1, 0, 0.1)
+    engine.pacer.observe(1, 100, 1.1)
+    sizes: dict[int, list[int]] = {}
+
+    def compute(step: Step) -> None:
+        tower.now += 0.1 * bool(step.num_decoding) + 0.01 * step.num_prefill_tokens
+        sizes.setdefault(computed(engine), []).append(step.num_prefill_tokens)
+
+    engine.observer = compute
+    text = Question(tuple(llava.text(5)), (), {})
+    engine.add(text.request("text", max_tokens=100, ignore_eos=True))
+    engine.step()
+    question = llava.asked[5]
+    engine.add(question.request("images"), pictures=question.files)
+    while computed(engine) < 2:
+        engine.step()
+        assert engine.pacer.token_s == pytest.approx(0.01)
+    # The first run is of an unknown length. The second one is expected to leave 0.1 s, which are 10 tokens.
+    assert sizes[2] == [pytest.approx(10, abs=1)]
+
+
 def test_embeddings_leave_the_cache_in_the_order_of_their_use(llava: VisionFamily) -> None:
     size = llava.tower.embed([llava.picture()])[0].nbytes
     engine = llava.engine(2 * size, num_blocks=240, prefix_caching=False)
@@ -357,7 +461,7 @@ def test_embeddings_leave_the_cache_in_the_order_of_their_use(llava: VisionFamil
         before = computed(engine)
         answer(engine, [question])
         assert engine.images is not None
-        assert engine.images.num_bytes <= 2 * size
+        assert engine.images.counters.cached_bytes <= 2 * size
         return computed(engine) - before
 
     assert [runs(question) for question in (a, b, a, c, a, b)] == [1, 1, 0, 1, 0, 1]

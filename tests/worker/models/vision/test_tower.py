@@ -13,13 +13,15 @@ from safetensors.torch import load_file, save_file
 
 from quire import kernels
 from quire.shared.model.folder import CONFIG, WEIGHTS
+from quire.worker import capacity
 from quire.worker.engine.features.images import make_embedder
-from quire.worker.engine.limits import EngineLimits
+from quire.worker.engine.limits import IMAGE_CACHE_BYTES, EngineLimits
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.models.choice import choose_model, load_model
 from quire.worker.models.native.image_rope import MAX_TOKENS
 from quire.worker.models.vision.families import NoImages
 from quire.worker.models.vision.tower import load_tower
+from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import quantize_checkpoint
 from tests.support.vision_checkpoints import make_vision
@@ -47,6 +49,34 @@ def test_a_tower_has_no_weights_of_the_text_model_and_the_type_of_activations(ll
     expected = sum(one.numel() for name, one in tensors.items() if "vision" in name or "projector" in name)
     assert sum(one.numel() for one in model.tower._model.parameters()) == expected
     assert {one.dtype for one in model.tower._model.parameters()} == {torch.bfloat16}
+
+
+def test_only_tensors_of_neither_text_nor_tower_are_named_as_unused(
+    llava: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(llava)
+    assert not caplog.records
+    save_file(load_file(llava / WEIGHTS) | {"audio_tower.weight": torch.ones(1)}, llava / WEIGHTS, {"format": "pt"})
+    load(llava)
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "1 tensors are not part of this model and are not used: audio_tower.weight"
+    ]
+
+
+def test_memory_for_images_is_set_aside(llava: Path) -> None:
+    """A patch has 32 channels, 3 layers that are kept and 16 widths in a layer, in float32. A patch is a token."""
+    model = load(llava)
+    run = 64 * 32 * (3 + 16) * 4
+    assert model.tower.run_bytes(64) == pytest.approx(run, rel=0.1)
+    assert model.image_bytes == IMAGE_CACHE_BYTES + model.tower.run_bytes(model.max_model_len)
+    settings = WorkerSettings(model=str(llava), device="cpu")
+    free = model.image_bytes + (1 << 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capacity, "available_memory", lambda: free)
+        with_images = capacity.choose_limits(settings, model, torch.device("cpu"))
+        model.tower = None
+        without = capacity.choose_limits(settings, model, torch.device("cpu"))
+    assert with_images.num_blocks < without.num_blocks
 
 
 def test_files_that_change_later_do_not_change_a_tower(llava: Path) -> None:
