@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from quire.gateway.features.tools.argument_types import properties_of, resolved, types_of
-from quire.gateway.features.tools.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from quire.gateway.features.tools.formats import FALLBACK, FORMATS
-from quire.gateway.features.tools.python_literals import PythonArguments
-from quire.gateway.features.tools.xml_arguments import XmlArguments
+from quire.gateway.features.tools.literal_arguments import LiteralArguments
+from quire.gateway.features.tools.pythonic import PYTHON
+from quire.gateway.features.tools.sections import DEEPSEEK
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.text.grammar import framed, grammar, special_tokens, write
@@ -28,6 +28,7 @@ from tests.support.gateway.output_answers import (
 # ---  -----------------------------------------------------------------------------------------------------------------
 
 
+CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR = DEEPSEEK
 V3 = f"{CALL_BEGIN}function{SEPARATOR}clock\n```json\n{{}}\n```{CALL_END}"
 V31 = f"{CALL_BEGIN}clock{SEPARATOR}{{}}{CALL_END}"
 
@@ -442,8 +443,8 @@ def test_values_follow_their_schema(schema: dict[str, Any], good: list[str], bad
 )
 def test_a_strict_tool_that_xml_cannot_follow_is_an_error(schema: dict[str, Any]) -> None:
     with pytest.raises(GrammarError):
-        XmlArguments().of(Tool("run", parameters=schema, strict=True))
-    assert XmlArguments().of(Tool("run", parameters=schema))
+        CODER.grammar([Tool("run", parameters=schema, strict=True)], ToolChoice(), {})
+    assert CODER.grammar([Tool("run", parameters=schema)], ToolChoice(), {})
 
 
 def test_a_tool_without_named_arguments_takes_any() -> None:
@@ -498,7 +499,7 @@ def test_alternatives_that_refer_to_each_other_end() -> None:
     """Without a bound, the work would grow with 20 to the power of the depth."""
     root = {"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}] * 20 + [{"type": "integer"}]}}}
     assert types_of({"$ref": "#/$defs/A"}, root) == {"integer"}
-    arguments = PythonArguments()
+    arguments = LiteralArguments(PYTHON)
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, **root}
     arguments.of(Tool("run", parameters=schema))
     assert len(arguments.rules) < 100
