@@ -37,10 +37,8 @@ class GemmaParser(CallParser):
         first = yield from source.peek()
         if depth > _MAX_DEPTH:
             raise MalformedCall("the value nests too deep")
-        if first == "{":
-            yield from self._read_items("}", depth)
-        elif first == "[":
-            yield from self._read_items("]", depth)
+        if first in ("{", "["):
+            yield from self._read_items("}" if first == "{" else "]", depth)
         elif first == "<":
             yield from source.literal(QUOTE)
             self.arguments('"')
@@ -56,19 +54,15 @@ class GemmaParser(CallParser):
         """Read an object or a list from its bracket to `end`."""
         source = self.source
         separator = source.take(1)
-        self.arguments(separator)
-        separator = ""
         yield from source.spaces()
         if (yield from source.peek()) == end:
-            self.arguments(source.take(1))
+            self.arguments(separator + source.take(1))
             return
         while True:
             yield from source.spaces()
-            self.arguments(separator)
+            key = f"{json.dumps((yield from source.until(':')), ensure_ascii=False)}: " if end == "}" else ""
+            self.arguments(separator + key)
             separator = ", "
-            if end == "}":
-                key = yield from source.until(":")
-                self.arguments(f"{json.dumps(key.removeprefix(QUOTE).removesuffix(QUOTE), ensure_ascii=False)}: ")
             yield from self._read_value(depth + 1)
             yield from source.spaces()
             if (yield from source.one_of(",", end)) == end:
@@ -82,7 +76,6 @@ class GemmaParser(CallParser):
 class Gemma4(MarkedFormat):
     name = "gemma4"
     parser_type = GemmaParser
-    start = START
     markers = frozenset({START, END, QUOTE})
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -90,21 +83,12 @@ class Gemma4(MarkedFormat):
 
     def rules(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> list[str]:
         arguments = LiteralArguments(_syntax(special_tokens))
-        calls = [f"{quoted(f'call:{tool.name}{{')} {arguments.of(_sorted(tool))}" for tool in tools]
+        calls = [f"{quoted(f'call:{tool.name}{{')} {arguments.of(tool)}" for tool in tools]
         return [
             f"calls: {several('call', lark_text(START, special_tokens), is_parallel)}",
             f'call: ({" | ".join(calls)}) "}}" {lark_text(END, special_tokens)}',
             *arguments.rules,
         ]
-
-
-def _sorted(tool: Tool) -> Tool:
-    """Return a tool with its arguments in the order in which the chat template writes them."""
-    properties = tool.parameters.get("properties")
-    if not isinstance(properties, Mapping):
-        return tool
-    ordered = dict(sorted(properties.items(), key=lambda item: item[0].lower()))
-    return tool._replace(parameters={**tool.parameters, "properties": ordered})
 
 
 def _written(value: Any) -> str:
@@ -121,10 +105,11 @@ def _syntax(special_tokens: SpecialTokens) -> Syntax:
     def written(value: Value) -> str:
         return lark_text(_written(value), special_tokens)
 
-    name = "/[A-Za-z_][A-Za-z0-9_.-]*/"
+    any_name = "/[A-Za-z_][A-Za-z0-9_.-]*/"
     return Syntax(
         assign=":",
         comma=",",
+        is_sorted=True,
         types={
             "string": "literal_string",
             "integer": "LITERAL_INTEGER",
@@ -135,13 +120,13 @@ def _syntax(special_tokens: SpecialTokens) -> Syntax:
             "object": "literal_dict",
         },
         written=written,
-        any_name=name,
+        any_name=any_name,
         rules=(
             "literal_value: literal_string | LITERAL_NUMBER | LITERAL_WORD | literal_list | literal_dict",
             f"literal_string: {lark_text(QUOTE, special_tokens)} string_rest",
             *text_and_end("string_rest", QUOTE, special_tokens),
             "LITERAL_WORD: /true|false|null/",
             'literal_list: "[" (literal_value ("," literal_value)*)? "]"',
-            f'literal_dict: "{{" ({name} ":" literal_value ("," {name} ":" literal_value)*)? "}}"',
+            f'literal_dict: "{{" ({any_name} ":" literal_value ("," {any_name} ":" literal_value)*)? "}}"',
         ),
     )

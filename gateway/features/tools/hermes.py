@@ -32,7 +32,6 @@ class HermesParser(CallParser):
 class Hermes(MarkedFormat):
     name = "hermes"
     parser_type = HermesParser
-    start = START
     markers = frozenset({START, END})
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:

@@ -64,32 +64,33 @@ class CohereParser(ListParser):
 
 class ListFormat(MarkedFormat):
     """brackets: the expressions for the beginning of the list, between two calls, and for its end. head, tail: those
-    for a call before its name, and after its arguments. arguments_key: the key of the arguments.
+    for a call before its name, and after its arguments.
     """
 
+    parser_type: ClassVar[type[ListParser]]
     # Tokenizers of SentencePiece write a space after a special token.
     brackets: ClassVar[tuple[str, str, str]] = (r"/ ?\[/", '", "', '"]"')
     head: ClassVar[str] = quoted('{"name": ')
     tail: ClassVar[str] = '"}"'
-    arguments_key: ClassVar[str] = "arguments"
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return f"{self.start}[{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}]"
+        return (
+            f"{self.parser_type.triggers[0]}[{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}]"
+        )
 
     def rules(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> list[str]:
         opening, comma, closing = self.brackets
-        end = lark_text(self.parser_type.end, special_tokens) if issubclass(self.parser_type, ListParser) else ""
+        end = lark_text(self.parser_type.end, special_tokens)
         return [
             f"calls: {opening} call {f'({comma} call)*' if is_parallel else ''} {closing} {end}",
             f"call: {self.head} named {self.tail}",
-            f"named: {json_names_and_arguments(tools, self.arguments_key)}",
+            f"named: {json_names_and_arguments(tools, self.parser_type.keys[1])}",
         ]
 
 
 class Granite(ListFormat):
     name = "granite"
     parser_type = GraniteParser
-    start = GRANITE
     other_starts: ClassVar[Mapping[str, str]] = {GRANITE_TEXT: "calls"}
     markers = frozenset({GRANITE, GRANITE_TEXT})
 
@@ -97,12 +98,10 @@ class Granite(ListFormat):
 class Cohere(ListFormat):
     name = "cohere"
     parser_type = CohereParser
-    start = ACTION
     markers = frozenset({ACTION, ACTION_END, RESPONSE, RESPONSE_END})
     content_marks = (RESPONSE, RESPONSE_END)
     brackets = (quoted("[\n    "), quoted(",\n    "), quoted("\n]"))
     head = r'/\{"tool_call_id": "[0-9]{1,4}", "tool_name": /'
-    arguments_key = "parameters"
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         call = {"tool_call_id": "0", "tool_name": name, "parameters": arguments}

@@ -28,7 +28,7 @@ class Syntax(NamedTuple):
     assign: the text between the name of an argument and its value. comma: the text between arguments, and between the
     items of a list. types: the expression for the values of a JSON type. written: returns the expression for a value.
     any_name: the expression for the name of any argument. rules: those that the expressions use, `literal_value` among
-    them.
+    them. is_sorted: arguments come in the order of their names, instead of that of the schema.
     """
 
     assign: str
@@ -37,6 +37,7 @@ class Syntax(NamedTuple):
     written: Callable[[Value], str]
     any_name: str
     rules: Sequence[str]
+    is_sorted: bool = False
 
 
 class LiteralArguments:
@@ -55,6 +56,8 @@ class LiteralArguments:
         """
         self._schemas = 0
         schema, properties = tool.parameters, properties_of(tool.parameters)
+        if self._syntax.is_sorted:
+            properties = dict(sorted(properties.items(), key=lambda item: item[0].lower()))
         is_plain = all(key.isidentifier() for key in properties)
         if not is_plain or not (properties or schema.get("additionalProperties") is False):
             if tool.strict:

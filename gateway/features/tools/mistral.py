@@ -41,7 +41,6 @@ class MistralParser(ListParser):
 class MistralList(ListFormat):
     name = "mistral"
     parser_type = MistralParser
-    start = CALLS
     markers = _MARKERS
     tail = r'/(, "id": "[a-zA-Z0-9]{9}")?\}/'
 
@@ -49,7 +48,6 @@ class MistralList(ListFormat):
 class MistralNames(MarkedFormat):
     name = "mistral_args"
     parser_type = MistralParser
-    start = CALLS
     markers = _MARKERS
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:

@@ -95,15 +95,13 @@ class KimiParser(DeepSeekParser):
 
 class DeepSeekV31(MarkedFormat):
     name = "deepseek_v31"
-    parser_type = DeepSeekParser
-    marks: ClassVar[Marks] = DEEPSEEK
-    start = DEEPSEEK.section
+    parser_type: ClassVar[type[DeepSeekParser]] = DeepSeekParser
     markers = frozenset(DEEPSEEK)
     # The text before the name, after it, between it and the arguments, and after the arguments.
     _before, _number, _between, _after = "", "", DEEPSEEK.separator, ""
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
-        text, marks = json.dumps(arguments, ensure_ascii=False), self.marks
+        text, marks = json.dumps(arguments, ensure_ascii=False), self.parser_type.marks
         call = f"{self._before}{name}{self._number}{self._between}{text}{self._after}"
         return f"{marks.section}{marks.call}{call}{marks.call_end}{marks.section_end}"
 
@@ -111,12 +109,13 @@ class DeepSeekV31(MarkedFormat):
         def text(of: str) -> str:
             return lark_text(of, special_tokens)
 
+        marks = self.parser_type.marks
         number = "/:[0-9]{1,4}/" if self._number else ""
         named = [f"{text(tool.name)} {number} {text(self._between)} {lark_arguments(tool)}" for tool in tools]
         following = "(NEWLINES call)*" if is_parallel else ""
         return [
-            f"calls: call {following} {text(self.marks.section_end)}",
-            f"call: {text(self.marks.call + self._before)} named {text(self._after + self.marks.call_end)}",
+            f"calls: call {following} {text(marks.section_end)}",
+            f"call: {text(marks.call + self._before)} named {text(self._after + marks.call_end)}",
             "named: " + " | ".join(named),
         ]
 
@@ -129,7 +128,5 @@ class DeepSeekV3(DeepSeekV31):
 class KimiK2(DeepSeekV31):
     name = "kimi_k2"
     parser_type = KimiParser
-    marks = KIMI
-    start = KIMI.section
     markers = frozenset(KIMI)
     _before, _number, _between = "functions.", ":0", KIMI.separator

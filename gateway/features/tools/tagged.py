@@ -162,22 +162,18 @@ def _as_json(text: str, types: frozenset[str]) -> str:
 
 
 class TaggedFormat(MarkedFormat):
-    tags: ClassVar[Tags]
+    parser_type: ClassVar[type[TaggedParser]]
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
-        tags = self.tags
-        texts = {
-            key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for key, value in arguments.items()
-        }
-        lines = "".join(
-            f"{key.join(tags.key)}{tags.gap}{f'{tags.padding}{text}{tags.padding}'.join(tags.value)}\n"
-            for key, text in texts.items()
-        )
+        tags = self.parser_type.tags
+        lines = ""
+        for key, value in arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            lines += f"{key.join(tags.key)}{tags.gap}{f'{tags.padding}{text}{tags.padding}'.join(tags.value)}\n"
         return f"{tags.start}{tags.lead}{name.join(tags.name)}\n{lines}{tags.call_end}{tags.tail}{tags.end}"
 
     def rules(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> list[str]:
-        tags = self.tags
+        tags = self.parser_type.tags
         arguments = _Arguments(tags, special_tokens)
         functions = [f"{arguments.text(tool.name + tags.name[1] + NEWLINE)} {arguments.of(tool)}" for tool in tools]
         item, start = f"{arguments.text(tags.name[0])} function", arguments.text(tags.start)
@@ -296,24 +292,18 @@ class MiniMaxParser(TaggedParser):
 
 class QwenCoder(TaggedFormat):
     name = "qwen3_coder"
-    tags = QWEN
     parser_type = QwenCoderParser
-    start = QWEN.start
     other_starts: ClassVar[Mapping[str, str]] = {QWEN.name[0]: "function NEWLINES"}
     markers = frozenset({QWEN.start, QWEN.end})
 
 
 class Glm(TaggedFormat):
     name = "glm"
-    tags = GLM
     parser_type = GlmParser
-    start = GLM.start
     markers = frozenset({GLM.start, GLM.end, *GLM.key, *GLM.value})
 
 
 class MiniMax(TaggedFormat):
     name = "minimax_m2"
-    tags = MINIMAX
     parser_type = MiniMaxParser
-    start = MINIMAX.start
     markers = frozenset({MINIMAX.start, MINIMAX.end})

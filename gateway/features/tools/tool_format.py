@@ -112,23 +112,23 @@ class CallsFormat(ToolFormat):
 
 
 class MarkedFormat(CallsFormat):
-    """A format whose calls begin at a mark, anywhere in the answer.
+    """A format whose calls begin at a mark, anywhere in the answer: the first trigger of the parser.
 
-    start: the mark. other_starts: marks that models write in its place, each with the expression for what follows.
+    other_starts: marks that models write in its place, each with the expression for what follows.
     """
 
-    start: ClassVar[str]
     other_starts: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def rules(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> list[str]:
-        """Return the rules of a grammar. The rule `calls` is the rest of an answer after the mark `start`.
+        """Return the rules of a grammar. The rule `calls` is the rest of an answer after the mark.
 
         Raises GrammarError as `grammar`.
         """
 
     def calls(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> Calls:
-        rests = {self.start: "calls", **self.other_starts}
+        start = self.parser_type.triggers[0]
+        rests = {start: "calls", **self.other_starts}
         beginnings = [Beginning(text=text, rest=rest) for text, rest in rests.items()]
         rules = self.rules(tools, is_parallel, special_tokens)
-        return Calls(f"{lark_text(self.start, special_tokens)} calls", beginnings, rules)
+        return Calls(f"{lark_text(start, special_tokens)} calls", beginnings, rules)
