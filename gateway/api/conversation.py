@@ -61,7 +61,7 @@ async def render_prompt(conversation: Conversation, limits: RequestLimits, rende
     if tool_format is not None and renderer.describes_tools:
         messages = tool_format.plain_messages(messages, tools)
         tools = ()
-    elif tool_format is not None and not renderer.shows_calls:
+    elif tool_format and (template := renderer.model.template) and not template.with_tools.tool_turns.shows_calls:
         messages = tool_format.plain_messages(messages, ())
     marked = replace(conversation, messages=messages, tools=tools, template_variables=variables)
     return await renderer.chat(marked, limits.max_model_len, mark, images)

@@ -99,12 +99,6 @@ class Renderer:
         form = self.model.calls
         return not self.template_takes_tools or (form is not None and form.is_described)
 
-    @property
-    def shows_calls(self) -> bool:
-        """True if the chat template shows the tool calls of a history; plain messages show them otherwise."""
-        template = self.model.template
-        return template is None or template.with_tools.tool_turns.shows_calls
-
     async def images(self, messages: Sequence[Message]) -> tuple[Sequence[Message], list[Image]]:
         """Return the messages without the files of images, and the images in their order. Raises InvalidRequest."""
         messages, parts = take_images(messages)
