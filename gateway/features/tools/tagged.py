@@ -59,9 +59,9 @@ _NOT_IN_KEYS = frozenset('<>"\n')
 class Tags(NamedTuple):
     """The texts around the parts of a call.
 
-    start, end: around calls. name, key, value: around these. call_end: after the arguments. padding: what is next to a
-    value on both sides. shares: all calls of an answer are between one `start` and `end`. may_join: the newlines
-    between tags may be left out.
+    start, end: around calls. name, key, value: around these. call_end: after the arguments. padding: the text before
+    and after a value. shares: all calls of an answer are between one `start` and `end`. may_join: the newlines between
+    tags may be left out.
     """
 
     start: str
