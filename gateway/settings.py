@@ -16,7 +16,7 @@ from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS
 # themselves import grammars, which take a tenth of a second.
 TOOL_CALL_FORMATS = (
     "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31",
-    "harmony", "json",
+    "kimi_k2", "glm", "minimax_m2", "gemma4", "cohere", "granite", "harmony", "json",
 )  # fmt: skip
 REASONING_FORMATS = ("think", "mistral", "seed", "cohere", "gemma")
 

@@ -61,6 +61,8 @@ async def render_prompt(conversation: Conversation, limits: RequestLimits, rende
     if tool_format is not None and renderer.describes_tools:
         messages = tool_format.plain_messages(messages, tools)
         tools = ()
+    elif tool_format and (template := renderer.model.template) and not template.with_tools.tool_turns.shows_calls:
+        messages = tool_format.plain_messages(messages, ())
     marked = replace(conversation, messages=messages, tools=tools, template_variables=variables)
     return await renderer.chat(marked, limits.max_model_len, mark, images)
 
@@ -90,7 +92,7 @@ async def read_call(
     is_enforced = _is_enforced(conversation, call, limits)
     starts_in_reasoning = model.reasoning is not None and model.reasoning.begins_in(prompt.text)
     spec = OutputSpec(
-        tool_format=model.tool_format if tools or (model.calls and model.calls.has_reasoning) else "",
+        tool_format=model.tool_format if tools or (model.calls and model.calls.reads_every_answer) else "",
         tools=tools,
         is_forced=is_enforced,
         besides=_besides(conversation.tool_choice, call),

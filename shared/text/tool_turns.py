@@ -2,7 +2,7 @@
 
 A template is probed once with a conversation that has a tool call. Most templates take the form of the OpenAI API with
 the arguments as an object. Others need an empty text instead of null, ids of nine characters, arguments as JSON text,
-the reasoning under another key, or one call per message.
+the reasoning under another key, one call per message, or results in the message with the calls.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ Messages = Sequence[Mapping[str, Any]]
 # Renders messages with the given tools; returns None if the template refuses them.
 Render = Callable[[Messages, Sequence[Mapping[str, Any]]], str | None]
 
-# Keys of the reasoning of earlier messages, in the order in which they are tried; gpt-oss reads `thinking`.
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+# Keys of the reasoning of earlier messages, in the order in which they are tried; gpt-oss reads `thinking`, and
+# Command R7B reads `tool_plan`.
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking", "tool_plan")
 # The ids that the templates of some Mistral models take.
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}", re.ASCII)
 
@@ -28,6 +29,7 @@ _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}", re.ASCII)
 _ARGUMENTS = ("firstargument", "secondargument")
 _RESULTS = ("firstresult", "secondresult")
 _REASONING = "probedreasoning"
+_OTHER_NAME = "otherprobe"
 PROBED_TOOL = {
     "type": "function",
     "function": {
@@ -48,7 +50,10 @@ class ToolTurns:
 
     empty_content: the content of a message that has calls and no text. short_ids: the ids of calls have nine
     characters. text_arguments: arguments are JSON text, not an object. reasoning_key: the key of the reasoning of a
-    message. is_parallel: a message may have several calls.
+    message. is_parallel: a message may have several calls. numbered_ids: the template shows ids in place of names, as
+    that of Kimi K2: an id has the name of the tool and the number of the call in the conversation. has_responses:
+    results are `tool_responses` of the message with the calls, as for Gemma 4. shows_calls: the template shows calls
+    and their results in some form.
     """
 
     empty_content: str | None = None
@@ -56,33 +61,48 @@ class ToolTurns:
     text_arguments: bool = False
     reasoning_key: str = REASONING_KEYS[0]
     is_parallel: bool = True
+    numbered_ids: bool = False
+    has_responses: bool = False
+    shows_calls: bool = True
 
     def written(self, messages: Messages) -> list[dict[str, Any]]:
         """Return the messages of a conversation in this form. Results of tools get the name of their tool."""
         names: dict[str, str] = {}
-        written = []
+        ids: dict[str, str] = {}
+        written: list[dict[str, Any]] = []
+        count = 0
         for message in self._turns(messages):
             turn = dict(message)
             if calls := turn.get("tool_calls"):
                 names |= {call["id"]: call["function"]["name"] for call in calls}
-                turn["tool_calls"] = [self._call(call) for call in calls]
+                ids |= {call["id"]: self._id(call["id"], names, number) for number, call in enumerate(calls, count)}
+                count += len(calls)
+                turn["tool_calls"] = [self._call(call, ids[call["id"]]) for call in calls]
                 turn["content"] = turn["content"] or self.empty_content
             elif turn["role"] == "tool":
-                if name := names.get(turn["tool_call_id"]):
+                call_id = turn["tool_call_id"]
+                if name := names.get(call_id):
                     turn.setdefault("name", name)
-                turn["tool_call_id"] = self._id(turn["tool_call_id"])
+                if self.has_responses and written and written[-1].get("tool_calls"):
+                    response = {"name": turn.get("name", ""), "response": _text(turn["content"])}
+                    written[-1].setdefault("tool_responses", []).append(response)
+                    continue
+                turn["tool_call_id"] = ids.get(call_id) or self._id(call_id, names, count)
             if "reasoning_content" in turn:
                 turn[self.reasoning_key] = turn.pop("reasoning_content")
             written.append(turn)
         return written
 
-    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+    def _call(self, call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
         function = call["function"]
         if self.text_arguments:
             function = {**function, "arguments": arguments_text(function["arguments"])}
-        return {**call, "id": self._id(call["id"]), "function": function}
+        return {**call, "id": call_id, "function": function}
 
-    def _id(self, call_id: str) -> str:
+    def _id(self, call_id: str, names: Mapping[str, str], number: int) -> str:
+        """Return an id in this form. number: of the call in the conversation."""
+        if self.numbered_ids and call_id in names:
+            return f"functions.{names[call_id]}:{number}"
         if not self.short_ids or _SHORT_ID.fullmatch(call_id):
             return call_id
         return hashlib.sha256(call_id.encode()).hexdigest()[:9]
@@ -125,10 +145,15 @@ def probe_tool_turns(render: Render) -> ToolTurns:
     conversation = called_tools(1)
     shown = [(form, text) for form in forms if (text := _render(render, form, conversation, 1)) is not None]
     if not shown:
-        return next((form for form in forms if render(form.written(conversation), [PROBED_TOOL]) is not None), forms[0])
+        taken = (form for form in forms if render(form.written(conversation), [PROBED_TOOL]) is not None)
+        return replace(next(taken, forms[0]), shows_calls=False)
     nulls = min(text.count("None") for _, text in shown)  # a template may have the word in its own text
     clean = (form for form, text in shown if _is_clean(text) and text.count("None") == nulls)
     form = next(clean, shown[0][0])
+    with_responses = replace(form, has_responses=True)
+    if _render(render, with_responses, conversation, 1) is not None:
+        form = with_responses
+    form = replace(form, numbered_ids=_shows_ids_for_names(render, form))
     reasoning = called_tools(1, _REASONING)
     for key in REASONING_KEYS:
         text = _render(render, replace(form, reasoning_key=key), reasoning, 1)
@@ -163,6 +188,18 @@ def _render(render: Render, form: ToolTurns, conversation: Messages, calls: int)
     if text is None or any(value not in text for value in (*_ARGUMENTS[:calls], *_RESULTS[:calls])):
         return None
     return text
+
+
+def _shows_ids_for_names(render: Render, form: ToolTurns) -> bool:
+    """Return whether a template shows the id of a call and not its name."""
+    asked, turn, _ = called_tools(1)
+    call = {**turn["tool_calls"][0], "function": {"name": _OTHER_NAME, "arguments": {}}}
+    text = render(form.written([asked, {**turn, "tool_calls": [call]}]), [PROBED_TOOL]) or ""
+    return call["id"] in text and _OTHER_NAME not in text
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())
 
 
 def _is_clean(text: str) -> bool:

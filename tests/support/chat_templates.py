@@ -188,6 +188,16 @@ TOOL_TEMPLATES = {
     "arguments as text": tool_template(call="'' + call.function.arguments"),
     "arguments as they are": tool_template(call="call.function.arguments"),
     "thinking": tool_template(content="(m.thinking or '') ~ (m.content or '')"),
+    "tool plan": tool_template(content="(m.tool_plan if m.tool_calls else '') ~ (m.content or '')"),
+    "ids in place of names": tool_template(result="'## Return of ' ~ m.tool_call_id ~ '\n' ~ m.content").replace(
+        "{{ call.function.name }}", "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
+    ),
+    # Results as messages are shown, too, but as turns of a speaker whom the model does not know.
+    "responses after what asks": tool_template().replace(
+        "{% endfor %}<|im_end|>",
+        "{% endfor %}{% for response in m.tool_responses or [] %}<|tool_response>response:{{ response.name }}"
+        "{value:{{ response.response }}}<tool_response|>{% endfor %}<|im_end|>",
+    ),
     "one call": tool_template(
         before="{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call only') }}{% endif %}"
     ),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from quire.gateway.features.tools.deepseek import CALLS_BEGIN, DeepSeekV3, DeepSeekV31
+from quire.gateway.features.tools.gemma4 import START, Gemma4
 from quire.gateway.features.tools.harmony import CHANNEL, Harmony
 from quire.gateway.features.tools.hermes import Hermes
 from quire.gateway.features.tools.json_format import Json
+from quire.gateway.features.tools.json_lists import ACTION, CALLS, GRANITE, Cohere, Granite
 from quire.gateway.features.tools.llama_json import LlamaJson
-from quire.gateway.features.tools.mistral import ARGS, CALLS, MistralList, MistralNames
+from quire.gateway.features.tools.mistral import ARGS, MistralList, MistralNames
 from quire.gateway.features.tools.pythonic import Pythonic
-from quire.gateway.features.tools.qwen_coder import QwenCoder
 from quire.gateway.features.tools.reasoning import ReasoningFormat
+from quire.gateway.features.tools.sections import DEEPSEEK, KIMI, DeepSeekV3, DeepSeekV31, KimiK2
+from quire.gateway.features.tools.tagged import GLM, MINIMAX, Glm, MiniMax, QwenCoder
 from quire.gateway.features.tools.tool_format import ToolFormat
 
 __all__ = ["FALLBACK", "FORMATS", "REASONING_FORMATS", "ReasoningFormat", "ToolFormat", "detect", "detect_reasoning"]
@@ -30,6 +32,12 @@ FORMATS: dict[str, ToolFormat] = {
         MistralNames(),
         DeepSeekV3(),
         DeepSeekV31(),
+        KimiK2(),
+        Glm(),
+        MiniMax(),
+        Gemma4(),
+        Cohere(),
+        Granite(),
         Harmony(),
         Json(),
     )
@@ -63,10 +71,16 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((re.escape(CALLS), re.escape(ARGS)), "mistral_args"),
     ((re.escape(CALLS) + r"\s*\[",), "mistral"),
     ((re.escape(CALLS),), _BY_TOKENS),
-    ((CALLS_BEGIN, "```json"), "deepseek"),
-    ((CALLS_BEGIN,), "deepseek_v31"),
+    ((DEEPSEEK.section, "```json"), "deepseek"),
+    ((DEEPSEEK.section,), "deepseek_v31"),
+    ((re.escape(KIMI.section),), "kimi_k2"),
+    ((GLM.key[0], GLM.value[0]), "glm"),
+    ((MINIMAX.start,), "minimax_m2"),
+    ((re.escape(START),), "gemma4"),
+    ((re.escape(ACTION),), "cohere"),
     (("<tool_call>", "<function=", "<parameter="), "qwen3_coder"),
     (("<tool_call>", _key("name"), _key("arguments")), "hermes"),
+    ((re.escape(GRANITE), re.escape("<|start_of_role|>")), "granite"),
     ((r"func(tion)?_name1?\(", "tools"), "pythonic"),
     (("tools", r"<\|(start_header_id|header_start|python_tag)\|>", _key("name"), _key("parameters")), "llama3_json"),
 )
@@ -76,12 +90,12 @@ def detect(template: str, added_tokens: Collection[str] = ()) -> ToolFormat | No
     """Return the format in which the model of a chat template writes tool calls, or None if the template tells none.
 
     template: the source of the template. added_tokens: the special and added tokens of the tokenizer; they tell the two
-    forms of Mistral apart where the template does not.
+    forms of Mistral apart where the template does not, and Kimi's form, which some of its templates lack.
     """
     for signs, name in _SIGNS:
         if all(re.search(sign, template) for sign in signs):
             return FORMATS[name or ("mistral_args" if ARGS in added_tokens else "mistral")]
-    return None
+    return FORMATS["kimi_k2"] if KIMI.section in added_tokens else None
 
 
 def detect_reasoning(template: str, added_tokens: Collection[str] = ()) -> ReasoningFormat | None:

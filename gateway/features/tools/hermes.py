@@ -12,17 +12,9 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.features.tools.call_parser import CallParser
-from quire.gateway.features.tools.reasoning import Reasoning
-from quire.gateway.features.tools.tool_format import ToolFormat
-from quire.gateway.features.tools.tool_grammar import (
-    Beginning,
-    SpecialTokens,
-    answer_grammar,
-    json_names_and_arguments,
-    lark_text,
-    several,
-)
-from quire.gateway.output.tools import Tool, ToolChoice
+from quire.gateway.features.tools.tool_format import MarkedFormat
+from quire.gateway.features.tools.tool_grammar import SpecialTokens, json_names_and_arguments, lark_text, several
+from quire.gateway.output.tools import Tool
 
 START, END = "<tool_call>", "</tool_call>"
 
@@ -37,7 +29,7 @@ class HermesParser(CallParser):
         yield from self.source.closing(END)  # some models end the answer without the tag
 
 
-class Hermes(ToolFormat):
+class Hermes(MarkedFormat):
     name = "hermes"
     parser_type = HermesParser
     markers = frozenset({START, END})
@@ -45,19 +37,9 @@ class Hermes(ToolFormat):
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"{START}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{END}"
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        choice: ToolChoice,
-        special_tokens: SpecialTokens,
-        reasoning: Reasoning | None = None,
-    ) -> str:
-        tools = choice.callable_tools(tools)
-        rules = [
+    def rules(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> list[str]:
+        return [
+            f"calls: {several('call', lark_text(START, special_tokens), is_parallel)}",
             "call: " + lark_text('\n{"name": ', special_tokens) + " named " + lark_text("}\n" + END, special_tokens),
             f"named: {json_names_and_arguments(tools, 'arguments')}",
         ]
-        start = lark_text(START, special_tokens)
-        rest = several("call", start, choice.parallel)
-        beginning = Beginning(text=START, rest=rest)
-        return answer_grammar(choice, special_tokens, reasoning, f"{start} {rest}", [beginning], rules)

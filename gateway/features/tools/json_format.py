@@ -11,16 +11,9 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.features.tools.call_parser import CallParser
-from quire.gateway.features.tools.reasoning import Reasoning
-from quire.gateway.features.tools.tool_format import ToolFormat
-from quire.gateway.features.tools.tool_grammar import (
-    Beginning,
-    SpecialTokens,
-    answer_grammar,
-    json_names_and_arguments,
-    quoted,
-)
-from quire.gateway.output.tools import Tool, ToolChoice
+from quire.gateway.features.tools.tool_format import CallsFormat
+from quire.gateway.features.tools.tool_grammar import Beginning, Calls, SpecialTokens, json_names_and_arguments, quoted
+from quire.gateway.output.tools import Tool
 
 _OPEN = r'\s*\{\s*"tool"\s*:\s*'
 _CANONICAL = '{"tool": '
@@ -42,7 +35,7 @@ class JsonParser(CallParser):
                 return
 
 
-class Json(ToolFormat):
+class Json(CallsFormat):
     name = "json"
     parser_type = JsonParser
     is_described = True
@@ -51,21 +44,15 @@ class Json(ToolFormat):
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         return json.dumps({"tool": name, "arguments": arguments}, ensure_ascii=False)
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        choice: ToolChoice,
-        special_tokens: SpecialTokens,
-        reasoning: Reasoning | None = None,
-    ) -> str:
-        following = f"({quoted(chr(10) + _CANONICAL)} call)*" if choice.parallel else ""
+    def calls(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> Calls:
+        following = f"({quoted(chr(10) + _CANONICAL)} call)*" if is_parallel else ""
         rules = [
             f"calls: call {following} NEWLINES",
             'call: named "}"',
-            f"named: {json_names_and_arguments(choice.callable_tools(tools), 'arguments')}",
+            f"named: {json_names_and_arguments(tools, 'arguments')}",
         ]
         beginning = Beginning(pattern=_OPEN, rest="calls")
-        return answer_grammar(choice, special_tokens, reasoning, f"{quoted(_CANONICAL)} calls", [beginning], rules)
+        return Calls(f"{quoted(_CANONICAL)} calls", [beginning], rules)
 
     def manner(self) -> str:
         return _MANNER

@@ -13,16 +13,9 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.features.tools.call_parser import CallParser
-from quire.gateway.features.tools.reasoning import Reasoning
-from quire.gateway.features.tools.tool_format import ToolFormat
-from quire.gateway.features.tools.tool_grammar import (
-    Beginning,
-    SpecialTokens,
-    answer_grammar,
-    json_names_and_arguments,
-    quoted,
-)
-from quire.gateway.output.tools import Tool, ToolChoice
+from quire.gateway.features.tools.tool_format import CallsFormat
+from quire.gateway.features.tools.tool_grammar import Beginning, Calls, SpecialTokens, json_names_and_arguments, quoted
+from quire.gateway.output.tools import Tool
 
 PYTHON_TAG = "<|python_tag|>"
 # The models repeat the key "type" of the tools in the prompt.
@@ -48,7 +41,7 @@ class LlamaJsonParser(CallParser):
             yield from self.source.literal(";")
 
 
-class LlamaJson(ToolFormat):
+class LlamaJson(CallsFormat):
     name = "llama3_json"
     parser_type = LlamaJsonParser
     json_keys = ("name", "parameters")
@@ -57,15 +50,8 @@ class LlamaJson(ToolFormat):
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
         return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
 
-    def grammar(
-        self,
-        tools: Sequence[Tool],
-        choice: ToolChoice,
-        special_tokens: SpecialTokens,
-        reasoning: Reasoning | None = None,
-    ) -> str:
-        tools = choice.callable_tools(tools)
-        following = f'("; " {quoted(_CANONICAL)} call)*' if choice.parallel else ""
+    def calls(self, tools: Sequence[Tool], is_parallel: bool, special_tokens: SpecialTokens) -> Calls:
+        following = f'("; " {quoted(_CANONICAL)} call)*' if is_parallel else ""
         rules = [
             f"OPEN: /{_OPEN}/",
             'call: named "}"',
@@ -73,5 +59,4 @@ class LlamaJson(ToolFormat):
             f"calls: call {following} NEWLINES",
         ]
         beginnings = [Beginning(pattern=_OPEN, rest="calls"), Beginning(text=PYTHON_TAG, rest="OPEN calls")]
-        forced = quoted(_CANONICAL) + " calls"
-        return answer_grammar(choice, special_tokens, reasoning, forced, beginnings, rules)
+        return Calls(f"{quoted(_CANONICAL)} calls", beginnings, rules)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quire.gateway.features.grammars.schema_fault import find_fault
 from quire.gateway.features.tools.reasoning import Reasoning
@@ -20,10 +20,12 @@ from quire.shared.text.grammar_error import GrammarError
 # With what the other modules of tools need of the grammars that clients give.
 __all__ = [
     "Beginning",
+    "Calls",
     "GrammarError",
     "SpecialTokens",
     "StrictToolError",
     "answer_grammar",
+    "between",
     "find_fault",
     "framed",
     "grammar_after_reasoning",
@@ -34,6 +36,7 @@ __all__ = [
     "pattern",
     "quoted",
     "several",
+    "text_and_end",
     "with_content",
     "write",
 ]
@@ -111,6 +114,17 @@ class Beginning(NamedTuple):
     pattern: str = ""
 
 
+class Calls(NamedTuple):
+    """The parts of a grammar that hold calls.
+
+    forced: the expression for an answer that is calls and nothing else. rules: those that the expressions use.
+    """
+
+    forced: str
+    beginnings: Sequence[Beginning]
+    rules: Sequence[str]
+
+
 def answer_grammar(
     choice: ToolChoice,
     special_tokens: SpecialTokens,
@@ -118,13 +132,14 @@ def answer_grammar(
     forced: str,
     beginnings: Sequence[Beginning],
     rules: Sequence[str],
+    content_marks: tuple[str, str] = ("", ""),
 ) -> str:
     """Return the grammar of a whole answer: perhaps reasoning, then free text or calls as `choice` demands.
 
-    forced: the expression for an answer that is calls and nothing else. rules: the rules that the expressions use.
+    forced, beginnings, rules: those of `Calls`. content_marks: texts that may be around an answer without calls.
     """
     is_auto = choice.mode == ToolMode.AUTO
-    lines = _free_text(special_tokens, reasoning, beginnings) if is_auto else [f"answer: {forced}"]
+    lines = _free_text(special_tokens, reasoning, beginnings, content_marks) if is_auto else [f"answer: {forced}"]
     lines += rules
     start = "answer"
     if reasoning:
@@ -141,19 +156,34 @@ def grammar_after_reasoning(content: str, special_tokens: SpecialTokens, reasoni
     return answer_grammar(forced, special_tokens, reasoning, "content", [], [f"content: {content}"])
 
 
-def with_content(grammar: str, schema: dict[str, Any]) -> str:
-    """Return a grammar of `answer_grammar` in which an answer may also be JSON that follows a schema.
-
-    Raises GrammarError.
-    """
+def with_content(grammar: str, content: str) -> str:
+    """Return a grammar of `answer_grammar` in which an answer may also be the expression `content`."""
     head, calls, rest = grammar.partition("\nanswer: ")
     assert calls
     forced, end, rest = rest.partition("\n")
-    return f"{head}\nanswer: {forced} | content\ncontent: {lark_json(schema)}{end}{rest}"
+    return f"{head}\nanswer: {forced} | content\ncontent: {content}{end}{rest}"
+
+
+def between(content: str, marks: tuple[str, str], special_tokens: SpecialTokens) -> str:
+    """Return the expression for content that may be between two marks."""
+    before, after = (f"({lark_text(mark, special_tokens)})?" if mark else "" for mark in marks)
+    return f"{before} {content} {after}".strip()
+
+
+def text_and_end(name: str, end: str, special_tokens: SpecialTokens) -> list[str]:
+    """Return the rules of `name`: any text up to the first `end`, and that."""
+    terminal = name.upper()
+    if end in special_tokens:
+        text = f"ANY & ~/(?s:.*){pattern(end)}(?s:.*)/"
+        return [f"{name}: {terminal} <[{special_tokens[end]}]>", f"{terminal}: {text}"]
+    return [f"{name}[lazy]: {terminal}", f"{terminal}: /(?s:.*){pattern(end)}/"]
 
 
 def _free_text(
-    special_tokens: SpecialTokens, reasoning: Reasoning | None, beginnings: Sequence[Beginning]
+    special_tokens: SpecialTokens,
+    reasoning: Reasoning | None,
+    beginnings: Sequence[Beginning],
+    content_marks: tuple[str, str],
 ) -> list[str]:
     """Return the rules of an answer that is free text, until calls begin."""
     excluded = [beginning.pattern for beginning in beginnings if beginning.pattern]
@@ -161,7 +191,9 @@ def _free_text(
         excluded.append(r"\s*" + pattern(reasoning.format.start))
     without = "".join(f" & ~/({name})(?s:.*)/" for name in excluded)
     lines = [f"TEXT: ANY{without}"]
-    answers = ["TEXT"]
+    # Marks that are no tokens are text.
+    start, end = (mark if mark in special_tokens else "" for mark in content_marks)
+    answers = [between("TEXT", (start, end), special_tokens)]
     for index, (rest, text, begin) in enumerate(beginnings):
         lines.append(f"rest_{index}: {rest}")
         if begin:

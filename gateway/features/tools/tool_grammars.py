@@ -17,6 +17,7 @@ from quire.gateway.features.tools.reasoning import Reasoning
 from quire.gateway.features.tools.tool_grammar import (
     GrammarError,
     SpecialTokens,
+    between,
     find_fault,
     framed,
     grammar_after_reasoning,
@@ -84,11 +85,15 @@ class ToolGrammars:
 
     def framed(self, spec: OutputForm, prompt: str, content: str) -> str:
         """Return the grammar of an answer without tools: reasoning, if any, and then the grammar `content`."""
-        frame = FORMATS[spec.tool_format].content_frame(self._special_tokens) if spec.tool_format else ""
+        form, reasoning = FORMATS.get(spec.tool_format), spec.reasoning
+        frame = form.content_frame(self._special_tokens) if form else ""
         if not frame:
-            if spec.reasoning is None or spec.reasoning.format.is_over_in(prompt):
+            if reasoning is not None and reasoning.format.is_over_in(prompt):
+                reasoning = None
+            answer = between("@content", form.content_marks, self._special_tokens) if form else "@content"
+            if answer == "@content" and reasoning is None:
                 return content
-            frame = grammar_after_reasoning("@content", self._special_tokens, spec.reasoning)
+            frame = grammar_after_reasoning(answer, self._special_tokens, reasoning)
         return framed(frame, content)
 
     async def _checked(
@@ -146,7 +151,8 @@ class ToolGrammars:
         form, special_tokens, reasoning = FORMATS[spec.tool_format], self._special_tokens, spec.reasoning
         if form.json_keys is None:
             required = choice._replace(mode=ToolMode.REQUIRED)
-            return with_content(form.grammar(tools, required, special_tokens, reasoning), schema)
+            answer = between(lark_json(schema), form.content_marks, special_tokens)
+            return with_content(form.grammar(tools, required, special_tokens, reasoning), answer)
         # Calls and content are JSON objects, so one schema tells them apart.
         objects = [_call_schema(tool, *form.json_keys) for tool in tools]
         if "$ref" in json.dumps([objects, schema]):

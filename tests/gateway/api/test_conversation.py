@@ -151,6 +151,32 @@ async def test_with_none_the_model_is_not_told_about_tools(tools_gateway: Runnin
     assert reply.json["choices"][0]["message"]["content"] == CALL
 
 
+async def test_a_history_has_calls_as_text_if_the_template_shows_none(start_gateway: Start, tmp_path: Path) -> None:
+    template = TEMPLATE.replace("m.tool_calls or []", "[]")
+    folder = write_model(tmp_path / "test-model", chat_template=template)
+    gateway = await start_gateway(model=str(folder), tool_call_format="granite")
+    called = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+    ]
+    async with gateway.worker(answering("Two.")) as worker:
+        reply = await gateway.post(CHAT, body(messages=messages))
+    assert reply.status == 200, reply.body
+    prompt = prompt_of(worker.claimed[0])
+    assert prompt.count('"name": "add", "description"') == 1, "the template describes the tools"
+    assert '<|im_start|>assistant\n<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|im_end|>' in prompt
+    assert "<|im_start|>user\nResult of add:\n2<|im_end|>" in prompt
+
+
+async def test_marks_around_content_are_dropped_without_tools(start_gateway: Start, folder: Path) -> None:
+    gateway = await start_gateway(model=str(folder), tool_call_format="cohere")
+    async with gateway.worker(answering("<|START_RESPONSE|>Two.<|END_RESPONSE|>")):
+        reply = await gateway.post(CHAT, {"model": "test-model", "messages": [USER]})
+    assert reply.json["choices"][0]["message"]["content"] == "Two."
+
+
 async def test_a_prompt_that_ends_in_reasoning_begins_the_answer_there(tools_gateway: RunningGateway) -> None:
     async with tools_gateway.worker(answering("because</think>yes")):
         reply = await tools_gateway.post(

@@ -20,7 +20,8 @@ from quire.gateway.features.tools.growing_text import (
     plain_text,
     without_spaces,
 )
-from quire.gateway.features.tools.python_literals import PythonArguments, read_literal
+from quire.gateway.features.tools.literal_arguments import LiteralArguments
+from quire.gateway.features.tools.pythonic import PYTHON, read_literal
 from quire.gateway.features.tools.reasoning import Reasoning, ReasoningFormat, ReasoningParser
 from quire.gateway.output.parts import (
     AnswerPart,
@@ -460,9 +461,9 @@ def test_a_tool_that_is_not_strict_may_have_any_value_where_literals_cannot_foll
     assert may_end({"a": schema, "b": {}}, "a={'x': [1, None]}, b=True", strict=False)
     for bad in ({"a": schema}, {"a": {"type": "string", "minLength": 1}}, {"a-b": {"type": "string"}}):
         with pytest.raises(GrammarError):
-            PythonArguments().of(Tool("run", parameters={"type": "object", "properties": bad}, strict=True))
+            LiteralArguments(PYTHON).of(Tool("run", parameters={"type": "object", "properties": bad}, strict=True))
     with pytest.raises(GrammarError):
-        PythonArguments().of(Tool("run", strict=True))
+        LiteralArguments(PYTHON).of(Tool("run", strict=True))
 
 
 # ---  -----------------------------------------------------------------------------------------------------------------

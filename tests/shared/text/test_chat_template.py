@@ -319,6 +319,9 @@ FORMS = {
     "arguments as text": ToolTurns(text_arguments=True),
     "arguments as they are": ToolTurns(text_arguments=True),
     "thinking": ToolTurns(reasoning_key="thinking"),
+    "tool plan": ToolTurns(reasoning_key="tool_plan"),
+    "ids in place of names": ToolTurns(numbered_ids=True),
+    "responses after what asks": ToolTurns(has_responses=True),
     "one call": ToolTurns(is_parallel=False),
     "only the first call": ToolTurns(is_parallel=False),
     "no null, nine characters, arguments as text": ToolTurns(empty_content="", short_ids=True, text_arguments=True),
@@ -345,7 +348,9 @@ def test_a_template_gets_tool_calls_in_the_form_that_it_takes(rule: str) -> None
     assert '{"city": "Bönn"}' in text
     assert '{"city": "Rome"}' in text
     assert "None" not in text
-    assert ("WHY" in text) == (rule == "thinking")
+    assert ("WHY" in text) == (rule in ("thinking", "tool plan"))
+    assert ("functions.weather:0" in text and "Return of functions.weather:1" in text) == ("ids" in rule)
+    assert ("response:weather{value:SUN}" in text) == ("responses" in rule)
     at = [text.index(word) for word in (("Bönn", "SUN", "Rome", "RAIN") if "call" in rule else ("Bönn", "Rome", "SUN"))]
     assert at == sorted(at)
     assert messages[1]["tool_calls"] == asked["tool_calls"], "the conversation itself stays as it was"
@@ -385,8 +390,8 @@ def test_parallel_calls_become_turns_with_the_text_before_the_first() -> None:
 
 def test_a_template_that_shows_no_calls_gets_the_first_form_that_it_takes() -> None:
     shows_no_calls = tool_template(content="'' + m.content").replace("m.tool_calls or []", "[]")
-    assert ChatTemplate(shows_no_calls, {}).tool_turns == ToolTurns(empty_content="")
-    assert probe_tool_turns(lambda messages, tools: None) == ToolTurns()
+    assert ChatTemplate(shows_no_calls, {}).tool_turns == ToolTurns(empty_content="", shows_calls=False)
+    assert probe_tool_turns(lambda messages, tools: None) == ToolTurns(shows_calls=False)
     assert ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}).tool_turns == ToolTurns()
 
 

@@ -122,7 +122,7 @@ class Answers:
         while len(text) < most:
             if matcher.is_accepting() and (matcher.is_stopped() or choose.random() < 0.3):
                 return text
-            options = [*choose.sample(_ENDINGS, 8), choose.choice(_LETTERS)] if choose.random() < 0.9 else []
+            options = [*choose.sample(_ENDINGS, 14), choose.choice(_LETTERS)] if choose.random() < 0.9 else []
             options += choose.sample(_LETTERS, len(_LETTERS))
             for option in options:
                 token_ids = self._tokenizer.encode(option).ids
@@ -160,5 +160,15 @@ _ENDINGS = [
     "<｜tool▁calls▁end｜>",
     "<|end|><|start|>assistant",
     "; ",
+    "</arg_value>",
+    "</invoke>\n",
+    "</minimax:tool_call>",
+    '<|"|>',
+    "<tool_call|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "\n]",
+    "<|END_ACTION|>",
+    "<|END_RESPONSE|>",
 ]
 _LETTERS = ["a", "é", "😀", " ", "<", "{", "[", "\\", "1", "-", "n", "t", '"', "'", "/", "T", "F", ".", "e", "f"]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quire.gateway.features.tools import deepseek, harmony, hermes, llama_json, mistral, pythonic
+from quire.gateway.features.tools import (
+    gemma4,
+    harmony,
+    hermes,
+    json_lists,
+    llama_json,
+    mistral,
+    pythonic,
+    sections,
+    tagged,
+)
 
 IN_PARIS = '{"city": "Paris", "days": 3}'
 
@@ -42,11 +52,41 @@ _HARMONY = (
     "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant"
     f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{IN_PARIS}"
 )
-_DEEPSEEK_TOKENS = tuple(sorted(deepseek.DeepSeekV3.markers))
+_DEEPSEEK_TOKENS = tuple(sections.DEEPSEEK)
 
 
 def _deepseek(form: str, *calls: tuple[str, str], separator: str) -> str:
-    return deepseek.CALLS_BEGIN + separator.join(form.format(*call) for call in calls) + deepseek.CALLS_END
+    return (
+        sections.DEEPSEEK.section + separator.join(form.format(*call) for call in calls) + sections.DEEPSEEK.section_end
+    )
+
+
+def _kimi(*calls: tuple[str, str]) -> str:
+    texts = (
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls, 3)
+    )
+    return f"<|tool_calls_section_begin|>{''.join(texts)}<|tool_calls_section_end|>"
+
+
+def _cohere(*calls: tuple[str, str]) -> str:
+    texts = (
+        f'    {{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": {arguments}}}'
+        for index, (name, arguments) in enumerate(calls)
+    )
+    return "<|START_ACTION|>[\n" + ",\n".join(texts) + "\n]<|END_ACTION|>"
+
+
+_GLM = (
+    "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>"
+)
+_INVOKE = (
+    '<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n<parameter name="days">3</parameter>\n'
+    "</invoke>\n"
+)
+_MINIMAX = "<minimax:tool_call>\n{}</minimax:tool_call>"
+_GEMMA = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3}<tool_call|>'
 
 
 CASES = [
@@ -100,6 +140,37 @@ CASES = [
         _deepseek(_V3[1], ("get_weather", IN_PARIS), ("clock", "{}"), separator=""),
         added=_DEEPSEEK_TOKENS,
     ),
+    Case(
+        "kimi_k2",
+        _kimi(("get_weather", IN_PARIS)),
+        _kimi(("get_weather", IN_PARIS), ("clock", "{}")),
+        special=tuple(sections.KIMI),
+    ),
+    Case(
+        "glm",
+        _GLM,
+        f"{_GLM}\n<tool_call>clock\n</tool_call>",
+        added=(*tagged.GLM[:2], *tagged.GLM.key, *tagged.GLM.value),
+    ),
+    Case(
+        "minimax_m2",
+        _MINIMAX.format(_INVOKE),
+        _MINIMAX.format(f'{_INVOKE}<invoke name="clock">\n</invoke>\n'),
+        added=tagged.MINIMAX[:2],
+    ),
+    Case(
+        "gemma4",
+        _GEMMA,
+        f"{_GEMMA}<|tool_call>call:clock{{}}<tool_call|>",
+        special=(gemma4.START, gemma4.END, gemma4.QUOTE),
+    ),
+    Case(
+        "cohere",
+        _cohere(("get_weather", IN_PARIS)),
+        _cohere(("get_weather", IN_PARIS), ("clock", "{}")),
+        added=(json_lists.ACTION, json_lists.ACTION_END, json_lists.RESPONSE, json_lists.RESPONSE_END),
+    ),
+    Case("granite", f"<|tool_call|>[{_PARIS}]", f"<|tool_call|>[{_PARIS}, {_CLOCK}]", special=(json_lists.GRANITE,)),
     Case("harmony", _HARMONY, "", special=tuple(sorted(harmony.Harmony.markers)), leads=False),
     Case(
         "json",

@@ -61,6 +61,12 @@ BEGINS = {
     "mistral_args": len("[TOOL_CALLS]"),
     "deepseek": len("<｜tool▁calls▁begin｜>"),
     "deepseek_v31": len("<｜tool▁calls▁begin｜>"),
+    "kimi_k2": len("<|tool_calls_section_begin|>"),
+    "glm": len("<tool_call>"),
+    "minimax_m2": len("<minimax:tool_call>"),
+    "gemma4": len("<|tool_call>"),
+    "cohere": len("<|START_ACTION|>"),
+    "granite": len("<|tool_call|>"),
     "json": len('{"tool": '),
 }
 AUTO, REQUIRED, NAMED = ToolChoice(), ToolChoice(ToolMode.REQUIRED), ToolChoice(ToolMode.NAMED, "clock")
@@ -195,11 +201,7 @@ class TestGrammar:
     def test_named(self, case: Case, with_tokens: bool) -> None:
         allowed = answers(case, NAMED, with_tokens)
         assert "get_" not in allowed.accepted(case.one)
-        clock = case.one.replace("get_weather", "clock").replace(IN_PARIS, "{}")
-        if case.name == "pythonic":
-            clock = "[clock()]"
-        if case.name == "qwen3_coder":
-            clock = "<tool_call>\n<function=clock>\n</function>\n</tool_call>"
+        clock = FORMATS[case.name].written("clock", {}).removesuffix("<|call|>")
         assert allowed.may_end(clock), allowed.accepted(clock)
 
 
@@ -294,6 +296,27 @@ STYLES = {
         "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' + "
         "tool['function']['arguments'] + '<｜tool▁call▁end｜>'}}"
     ),
+    "kimi_k2": (
+        "{%- for call in m.tool_calls -%}<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
+        "{{ call.function.arguments | tojson }}<|tool_call_end|>{%- endfor -%}<|tool_calls_section_begin|>"
+    ),
+    "glm": (
+        "{% if tools %}<tools>{{ tools | tojson }}</tools>\nWrite a call in this form:\n<tool_call>{name}\n"
+        "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>{% endif %}"
+    ),
+    "minimax_m2": (
+        "{%- set begin = '<minimax:tool_call>' -%}{{ begin }}\n<invoke name=\"tool\">\n"
+        "<parameter name=\"key\">value</parameter>\n</invoke>\n"
+    ),
+    "gemma4": "{{- '<|tool_call>call:' + function.name + '{' -}}{{- '}<tool_call|>' -}}",
+    "cohere": (
+        "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"{{ call.function.name }}\", "
+        "\"parameters\": {{ call.function.arguments | tojson }}}\n]<|END_ACTION|>"
+    ),
+    "granite": (
+        "{{ '<|start_of_role|>system<|end_of_role|>Answer with <|tool_call|> and then a JSON list of calls.' }}"
+        "{{ tools | tojson }}"
+    ),
     "harmony": (
         "{{- \"<|start|>assistant to=\" }}{{- \"functions.\" + tool_call.name + \"<|channel|>commentary \" }}"
         "{{- \"json<|message|>\" }}{{- tool_call.arguments|tojson }}{{- \"<|call|>\" }}"
@@ -315,7 +338,6 @@ def test_templates_without_a_format(name: str) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ '<tool_call>' + tool_call.name + '\\n<arg_key>city</arg_key>' }}",  # GLM
         "{{- '<seed:tool_call>\\n<function=f>\\n<parameter=a>x</parameter></function></seed:tool_call>' }}",
         "{{ '<tool_calls>[' }}{{ '{\"name\": \"' + call.name + '\", \"arguments\": ' }}",
         "{{ tools | tojson }}",
@@ -324,6 +346,16 @@ def test_templates_without_a_format(name: str) -> None:
 )
 def test_other_formats_are_not_mistaken(source: str) -> None:
     assert detect(source) is None
+
+
+def test_granite_4_writes_the_form_of_hermes() -> None:
+    assert detect("{{ '<|start_of_role|>system<|end_of_role|>' }}" + STYLES["hermes"]) is FORMATS["hermes"]
+
+
+def test_the_tokenizer_tells_the_form_of_kimi_where_the_template_does_not() -> None:
+    template = "{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}"
+    assert detect(template) is None
+    assert detect(template, FORMATS["kimi_k2"].markers) is FORMATS["kimi_k2"]
 
 
 def test_the_tokenizer_decides_between_the_forms_of_mistral() -> None:

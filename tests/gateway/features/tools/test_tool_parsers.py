@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from quire.gateway.features.tools.argument_types import properties_of, resolved, types_of
-from quire.gateway.features.tools.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from quire.gateway.features.tools.formats import FALLBACK, FORMATS
-from quire.gateway.features.tools.python_literals import PythonArguments
-from quire.gateway.features.tools.xml_arguments import XmlArguments
+from quire.gateway.features.tools.literal_arguments import LiteralArguments
+from quire.gateway.features.tools.pythonic import PYTHON
+from quire.gateway.features.tools.reasoning import Reasoning, ReasoningFormat
+from quire.gateway.features.tools.sections import DEEPSEEK
+from quire.gateway.features.tools.tool_grammars import ToolGrammars
 from quire.gateway.output.parts import AnswerPart, PartKind
 from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
+from quire.gateway.stream.output_spec import OutputSpec
 from quire.shared.text.grammar import framed, grammar, special_tokens, write
 from quire.shared.text.grammar_error import GrammarError
 from tests.support.gateway.output_answers import (
@@ -28,6 +32,7 @@ from tests.support.gateway.output_answers import (
 # ---  -----------------------------------------------------------------------------------------------------------------
 
 
+CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR = DEEPSEEK
 V3 = f"{CALL_BEGIN}function{SEPARATOR}clock\n```json\n{{}}\n```{CALL_END}"
 V31 = f"{CALL_BEGIN}clock{SEPARATOR}{{}}{CALL_END}"
 
@@ -47,6 +52,120 @@ V31 = f"{CALL_BEGIN}clock{SEPARATOR}{{}}{CALL_END}"
 def test_both_forms_are_read(name: str, text: str, parts: list[AnswerPart]) -> None:
     assert parse(FORMATS[name].parser(TOOLS), text) == parts
     every_split(lambda: FORMATS[name].parser(TOOLS), text)
+
+
+KIMI_CLOCK = "<|tool_call_begin|>functions.clock:7<|tool_call_argument_begin|>{}<|tool_call_end|>"
+KIMI_BEGIN, KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f"{KIMI_BEGIN}{KIMI_CLOCK}\n{KIMI_CLOCK}{KIMI_END}", [*call("clock", "{}"), *call("clock", "{}", 1)]),
+        (f"Look. {KIMI_BEGIN}{KIMI_CLOCK.replace('functions.', '')}", [content("Look."), *call("clock", "{}")]),
+        (f"{KIMI_BEGIN}{KIMI_CLOCK.replace(':7', '')}", [content(f"{KIMI_BEGIN}{KIMI_CLOCK.replace(':7', '')}")]),
+    ],
+)
+def test_kimi_numbers_its_calls(text: str, parts: list[AnswerPart]) -> None:
+    assert parse(FORMATS["kimi_k2"].parser(TOOLS), text) == parts
+    every_split(lambda: FORMATS["kimi_k2"].parser(TOOLS), text)
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+COHERE_CLOCK = '{"tool_call_id": "0", "tool_name": "clock", "parameters": {}}'
+GRANITE_CLOCK = '{"name": "clock", "arguments": {}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("cohere", "<|START_RESPONSE|>Hi.<|END_RESPONSE|>", [content("Hi.")]),
+        ("cohere", "Hi.", [content("Hi.")]),
+        ("cohere", f"<|START_ACTION|>[{COHERE_CLOCK}]<|END_ACTION|>", call("clock", "{}")),
+        (
+            "cohere",
+            f"<|START_ACTION|>[\n{COHERE_CLOCK},\n{COHERE_CLOCK}\n]",
+            [*call("clock", "{}"), *call("clock", "{}", 1)],
+        ),
+        ("cohere", '<|START_ACTION|>[{"tool_name": "clock"}]', [content('<|START_ACTION|>[{"tool_name": "clock"}]')]),
+        ("granite", f"<tool_call>[{GRANITE_CLOCK}]", call("clock", "{}")),
+        ("granite", f"I look. <|tool_call|> [{GRANITE_CLOCK}", [content("I look."), *call("clock", "{}")]),
+        ("granite", "<|tool_call|>[]", [content("<|tool_call|>[]")]),
+    ],
+)
+def test_lists_of_calls(name: str, text: str, parts: list[AnswerPart]) -> None:
+    assert parse(FORMATS[name].parser(TOOLS), text) == parts
+    every_split(lambda: FORMATS[name].parser(TOOLS), text)
+
+
+def test_a_grammar_allows_the_marks_around_content_of_cohere() -> None:
+    form = FORMATS["cohere"]
+    tokenizer = byte_tokenizer(tuple(sorted(form.markers)))
+    special = special_tokens(tokenizer)
+    reasoning = ReasoningFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>")
+    tool = Tool("run", parameters={"type": "object", "properties": {}, "additionalProperties": False})
+    thought = "<|START_THINKING|>Why.<|END_THINKING|>"
+    spec = OutputSpec(tool_format="cohere", tools=(tool,), reasoning_format="cohere")
+    grammars = ToolGrammars(special)
+    with_schema = json.loads(grammars.text(spec, [tool], ToolChoice(), '{"const": 5}'))["lark"]
+    framed_number = grammar(grammars.framed(spec, "", write("regex", "5")), special)
+    auto = Answers(tokenizer, form.grammar([tool], ToolChoice(), special, Reasoning(reasoning)))
+    for allowed in (auto, Answers(tokenizer, with_schema), Answers(tokenizer, framed_number)):
+        for before in ("", thought):
+            assert allowed.may_end(f"{before}<|START_RESPONSE|>5<|END_RESPONSE|>")
+            assert allowed.may_end(f"{before}5")
+    assert auto.may_end(f"{thought}<|START_RESPONSE|>Hello.\n<|END_RESPONSE|>")
+    for allowed in (Answers(tokenizer, with_schema), Answers(tokenizer, framed_number)):
+        assert not allowed.may_end("<|START_RESPONSE|>Hello.<|END_RESPONSE|>")
+    assert parse(spec.parser(), f"{thought}<|START_RESPONSE|>5<|END_RESPONSE|>")[-1] == content("5")
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+GEMMA = FORMATS["gemma4"]
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            '<|tool_call>call:any-thing.v2{a:<|"|>b, }"\n<|"|>,c:[1,{d:None}],e:{},f:-1.5e2,g:true,h:[]}<tool_call|>',
+            call("any-thing.v2", r'{"a": "b, }\"\n", "c": [1, {"d": null}], "e": {}, "f": -1.5e2, "g": true, "h": []}'),
+        ),
+        ("I look. <|tool_call>call:clock{}", [content("I look."), *call("clock", "{}")]),
+        ("<|tool_call>call:cluck{}<tool_call|>", [content("<|tool_call>call:cluck{}<tool_call|>")]),
+        ("<|tool_call>clock{}", [content("<|tool_call>clock{}")]),
+    ],
+)
+def test_values_of_gemma(text: str, parts: list[AnswerPart], is_forced: bool) -> None:
+    assert parse(GEMMA.parser(TOOLS, is_forced), text) == parts
+    every_split(lambda: GEMMA.parser(TOOLS, is_forced), text)
+
+
+@pytest.mark.parametrize("arguments", ["1", "a", "a:", "a:x", 'a:<|"|>', "a:1 b:2", "a:]", "a:NaN", "a:" + "[" * 5000])
+def test_a_broken_call_of_gemma_is_content(arguments: str) -> None:
+    text = f"<|tool_call>call:any-thing.v2{{{arguments}}}<tool_call|>"
+    assert parse(GEMMA.parser(TOOLS), text) == [content(text)]
+
+
+def test_gemma_writes_arguments_in_the_order_of_its_template() -> None:
+    tokenizer = byte_tokenizer(special=tuple(sorted(GEMMA.markers)))
+    names = {
+        "b": {"enum": ["x", "y"]},
+        "A": {"type": ["number", "null"]},
+        "c": {"type": "array", "items": {"type": "string"}},
+    }
+    schema = {"type": "object", "properties": names, "required": ["b"], "additionalProperties": False}
+    tools = [Tool("run", parameters=schema, strict=True)]
+    allowed = Answers(tokenizer, GEMMA.grammar(tools, ToolChoice(ToolMode.REQUIRED), special_tokens(tokenizer)))
+    for arguments in ('b:<|"|>x<|"|>', 'A:1.5,b:<|"|>y<|"|>,c:[<|"|>a<|"|>,<|"|><|"|>]', 'A:null,b:<|"|>x<|"|>,c:[]'):
+        assert allowed.may_end(f"<|tool_call>call:run{{{arguments}}}<tool_call|>"), arguments
+    for arguments in ("", 'b:<|"|>z<|"|>', 'b:<|"|>x<|"|>,A:1', "b:x", 'b:<|"|>x<|"|>,c:[1]', 'b:<|"|>x<|"|>,'):
+        assert not allowed.may_end(f"<|tool_call>call:run{{{arguments}}}<tool_call|>"), arguments
 
 
 # ---  -----------------------------------------------------------------------------------------------------------------
@@ -371,6 +490,58 @@ def test_a_broken_call_is_content_qwen_coder(rest: str) -> None:
     every_split(lambda: CODER.parser([TOOL]), text)
 
 
+ENTRIES = (("text", ' a "b"\n'), ("count", "3"), ("list", '["x"]'), ("maybe", "null"))
+READ = r'{"text": " a \"b\"\n", "count": 3, "list": ["x"], "maybe": null}'
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("glm", "<tool_call>run{entries}</tool_call>", call("run", READ)),  # GLM 4.7
+        ("glm", "Hi.\n<tool_call>run\n{entries}\n</tool_call>\n", [content("Hi."), *call("run", READ)]),
+        ("glm", "<tool_call>run</tool_call>", call("run", "{}")),
+        ("glm", "<tool_call>ran\n{entries}\n</tool_call>", None),
+        ("glm", "<tool_call>run\n{entries}\n", None),
+        (
+            "minimax_m2",
+            '<minimax:tool_call>\n<invoke name="run">\n{entries}\n</invoke>\n<invoke name="run">\n</invoke>\n',
+            [*call("run", READ), *call("run", "{}", 1)],
+        ),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="ran">\n{entries}\n</invoke>\n</minimax:tool_call>', None),
+    ],
+)
+def test_parts_in_tags(name: str, text: str, parts: list[AnswerPart] | None, is_forced: bool) -> None:
+    """None: the text comes back as it is."""
+    form = {
+        "glm": "<arg_key>{}</arg_key><arg_value>{}</arg_value>",
+        "minimax_m2": '<parameter name="{}">{}</parameter>\n',
+    }[name]
+    text = text.replace("{entries}", "".join(form.format(*entry) for entry in ENTRIES))
+    if parts is None:
+        if is_forced and not text.endswith("call>"):
+            return  # the beginning of a call is no content under a grammar
+        parts = [content(text)]
+    assert parse(FORMATS[name].parser([TOOL], is_forced), text) == parts
+    every_split(lambda: FORMATS[name].parser([TOOL], is_forced), text)
+
+
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_strict_tools_in_tags(has_tokens: bool) -> None:
+    properties = {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"enum": ["x", "y"]}}
+    schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
+    form = FORMATS["glm"]
+    tokenizer = byte_tokenizer(added=tuple(sorted(form.markers)) if has_tokens else ())
+    tools = [Tool("run", parameters=schema, strict=True)]
+    allowed = Answers(tokenizer, form.grammar(tools, ToolChoice(ToolMode.REQUIRED), special_tokens(tokenizer)))
+    for line in ("", "\n"):
+        for values, good in (({"a": "<x>\n"}, True), ({"a": "", "b": "5", "c": "y"}, True), ({"b": "5"}, False),
+                             ({"a": "", "b": "x"}, False), ({"a": "", "c": "z"}, False)):  # fmt: skip
+            texts = (f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>" for key, value in values.items())
+            text = line.join(["<tool_call>run", *texts, "</tool_call>"])
+            assert allowed.may_end(text) == good, text
+
+
 def test_a_string_is_passed_on_as_it_grows() -> None:
     parser = CODER.parser([TOOL], is_forced=True)
     parser.push("<tool_call>\n<function=run>\n<parameter=text>\n")
@@ -442,8 +613,8 @@ def test_values_follow_their_schema(schema: dict[str, Any], good: list[str], bad
 )
 def test_a_strict_tool_that_xml_cannot_follow_is_an_error(schema: dict[str, Any]) -> None:
     with pytest.raises(GrammarError):
-        XmlArguments().of(Tool("run", parameters=schema, strict=True))
-    assert XmlArguments().of(Tool("run", parameters=schema))
+        CODER.grammar([Tool("run", parameters=schema, strict=True)], ToolChoice(), {})
+    assert CODER.grammar([Tool("run", parameters=schema)], ToolChoice(), {})
 
 
 def test_a_tool_without_named_arguments_takes_any() -> None:
@@ -498,7 +669,7 @@ def test_alternatives_that_refer_to_each_other_end() -> None:
     """Without a bound, the work would grow with 20 to the power of the depth."""
     root = {"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}] * 20 + [{"type": "integer"}]}}}
     assert types_of({"$ref": "#/$defs/A"}, root) == {"integer"}
-    arguments = PythonArguments()
+    arguments = LiteralArguments(PYTHON)
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, **root}
     arguments.of(Tool("run", parameters=schema))
     assert len(arguments.rules) < 100
