@@ -113,7 +113,8 @@ def _difference(miniature: Miniature, implementation: str) -> str:
     num_blocks = -(-(len(prompt) + NUM_TOKENS) // BLOCK_SIZE) + 4
     # A chunk ends inside of the second image, unless chunks may not.
     tokens = max(image.end for image in images) - min(image.length for image in images) // 2
-    limits = EngineLimits(num_blocks, BLOCK_SIZE, 2, tokens, model.max_model_len)
+    slots = 2 if model.state_bytes else 0
+    limits = EngineLimits(num_blocks, BLOCK_SIZE, 2, tokens, model.max_model_len, num_state_slots=slots)
     engine = Engine(model, limits, (), None)
     engine.images = make_embedder(model, limits)
     sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True, logprobs=True)

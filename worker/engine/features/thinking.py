@@ -40,21 +40,26 @@ class BoundedReasoning:
     def error(self) -> str | None:
         return self._grammar.error if self._grammar is not None else None
 
-    @property
-    def _must_end(self) -> bool:
-        return self._is_inside and not self._is_over and self._used >= self._budget
+    def _ends_here(self, by_grammar: np.ndarray | None) -> bool:
+        """Return whether the marker must come. by_grammar: the mask of the grammar, None without one.
+
+        It comes later if the grammar does not allow it here, in the middle of a character.
+        """
+        if not self._is_inside or self._is_over or self._used < self._budget:
+            return False
+        first = self._marker[0]
+        return bool(self._written or by_grammar is None or by_grammar[first // 32] >> (first % 32) & 1)
 
     def allowed(self) -> np.ndarray | None:
         """Return the allowed next tokens as a bit mask, as grammars do; None if all are allowed."""
-        if self._must_end:
-            return self._masks[self._written]
-        return self._grammar.allowed() if self._grammar is not None else None
+        by_grammar = self._grammar.allowed() if self._grammar is not None else None
+        return self._masks[self._written] if self._ends_here(by_grammar) else by_grammar
 
     def forced(self) -> list[int]:
         """Return the tokens that any answer continues with."""
-        if self._must_end:
-            return list(self._marker[self._written :])
-        return self._grammar.forced() if self._grammar is not None else []
+        if self._grammar is None:
+            return list(self._marker[self._written :]) if self._ends_here(None) else []
+        return self._grammar.forced()
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Advance by these tokens."""
@@ -70,7 +75,7 @@ class BoundedReasoning:
             self._lead.append(token_id)
             self._is_inside = self._lead[-len(self._start) :] == self._start
             self._is_over = not self._is_inside and len(self._lead) >= MAX_LEAD + len(self._start)
-        elif self._must_end:
+        elif self._written or (token_id == self._marker[0] and self._used >= self._budget):
             self._written += 1
             self._is_over = self._written == len(self._marker)
         elif token_id == self._marker[0]:

@@ -110,7 +110,8 @@ def _shrink_text(section: dict[str, Any], config: Any, depth: int) -> int:
         depth = max(depth, *(types.index(one) + 1 for one in set(types)))
     depth = min(depth, num_layers)
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    # As a dictionary: an attribute that differs between layers cannot be read.
+    head_dim = config.to_dict().get("head_dim") or config.hidden_size // heads
     values: dict[str, Any] = {"num_hidden_layers": depth, "num_attention_heads": HEADS}
     width: int = HEADS * head_dim
     values["hidden_size"] = width
@@ -144,7 +145,9 @@ def _shrink_tower(section: dict[str, Any], config: Any, depth: int, is_narrow: b
 
 
 def _cut_lists(section: dict[str, Any], config: Any, num_layers: int, depth: int) -> None:
-    """Cut lists with a value for each layer."""
+    """Cut lists with a value for each layer, and what a configuration says of single layers."""
+    if layers := section.get("per_layer_config"):
+        section["per_layer_config"] = {index: values for index, values in layers.items() if int(index) < depth}
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == num_layers:
             section[name] = value[:depth]
@@ -182,6 +185,10 @@ def answer_by_transformers(
         pad_token_id=0,
         output_logits=True,
         return_dict_in_generate=True,
-        **{name: value for name, value in inputs.items() if name in taken},
+        **{
+            name: value.float() if value.is_floating_point() else value
+            for name, value in inputs.items()
+            if name in taken
+        },
     )
     return ScoredAnswer(out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits).float().log_softmax(-1))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire.shared.protocol.messages import Delta, GenerationRequest, StepItem
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.features.repetition import repeats_itself
+from quire.worker.engine.features.thinking import BoundedReasoning
+from quire.worker.engine.sampler import token_mask
 from tests.support.mock_model import (
     VOCAB,
     alone,
@@ -87,6 +91,42 @@ def test_an_answer_that_continues_elsewhere_ends_its_reasoning_at_the_same_token
         other = make_engine(branches=True)
         other.add(asked, earlier=items[:kept])
         assert final([*items[:kept], *run(other)], "r") == whole
+
+
+class WholeCharacters:
+    """A grammar that allows the end of the reasoning after an even number of tokens alone."""
+
+    error = None
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def allowed(self) -> np.ndarray:
+        return token_mask([token for token in range(VOCAB) if token != END or self.count % 2 == 0], VOCAB)
+
+    def forced(self) -> list[int]:
+        return []
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        self.count += len(token_ids)
+
+
+def test_the_reasoning_ends_where_its_grammar_allows_it() -> None:
+    """A budget may be used up in the middle of a character."""
+    sampling = thinks("r", 5).sampling
+    state, written = BoundedReasoning(sampling, VOCAB, WholeCharacters(), ()), [7] * 5
+    state.consume(written)
+    mask = state.allowed()
+    assert mask is not None
+    assert not mask[END // 32] >> (END % 32) & 1
+    for token in (7, END, AFTER):
+        assert token == 7 or (state.allowed() == token_mask([token], VOCAB)).all()
+        state.consume([token])
+        written.append(token)
+        again = BoundedReasoning(sampling, VOCAB, grammar := WholeCharacters(), written)
+        grammar.consume(written)
+        assert (again.allowed() == state.allowed()).all()
+    assert (state.allowed() == WholeCharacters().allowed()).all()
 
 
 def test_a_marker_is_written_although_the_call_bans_it() -> None:
