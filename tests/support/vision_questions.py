@@ -103,7 +103,6 @@ KINDS |= {
         },
         tower={"depth": 2, "patch_size": 14},
         run=0,
-        types="mm_token_type_ids",
     )
     for name in (
         *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
