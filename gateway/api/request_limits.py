@@ -14,6 +14,7 @@ from quire.gateway.output.tools import Tool
 from quire.shared.config.validators import shown
 from quire.shared.protocol.logprobs import record_bytes
 from quire.shared.protocol.messages import MAX_FRAME_BYTES, SamplingParams
+from quire.shared.protocol.repetition import OFF as REPETITION_OFF
 
 # The largest size of a token in a message, and of the rest of the message without tokens and log-probabilities.
 TOKEN_BYTES = 5
@@ -122,8 +123,9 @@ class RequestLimits:
         self._check_token_ids("stop_token_ids", common.stop_token_ids)
         self._check_token_ids("allowed_token_ids", common.allowed_token_ids)
         common = replace(common, stop_token_ids=self._stop_token_ids(common))
-        if not common.repetition_detection and not common.beam_width:
-            common = replace(common, repetition_detection=self.repetition_detection)
+        if not common.beam_width:
+            rule = common.repetition_detection or self.repetition_detection
+            common = replace(common, repetition_detection=() if rule == REPETITION_OFF else rule)
         sampling = []
         for name, token_ids in prompts:
             self.check_vocabulary(name, token_ids)

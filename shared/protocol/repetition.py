@@ -11,10 +11,12 @@ from quire.shared.config.validators import Integer, InvalidValue, shown, wrong
 # Of the parts that an answer may not repeat: their length, and the tokens of all repetitions.
 MAX_PATTERN_SIZE = 1024
 MAX_REPEATED_TOKENS = 8192
+# A call without a rule, although its server may have one for calls that do not say.
+OFF = (0, 0, 0)
 
 
 class RepetitionDetection:
-    """vLLM's object; the final form is (min_pattern_size, max_pattern_size, min_count), and empty if it is off."""
+    """vLLM's object; the final form is (min_pattern_size, max_pattern_size, min_count), and OFF if it is off."""
 
     fields: ClassVar[Mapping[str, Integer]] = {
         "max_pattern_size": Integer(0, MAX_PATTERN_SIZE),
@@ -34,7 +36,7 @@ class RepetitionDetection:
                 raise InvalidValue(name, f"has the unknown key {shown(key)}; it may have {', '.join(self.fields)}")
         given = {key: check(f"{name}.{key}", value.get(key) or 0) for key, check in self.fields.items()}
         if not given["max_pattern_size"]:
-            return ()
+            return OFF
         pattern = max(1, given["min_pattern_size"]), given["max_pattern_size"], given["min_count"]
         return repetition_limits(name, [*pattern])
 

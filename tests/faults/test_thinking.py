@@ -44,13 +44,14 @@ class Thinker:
         self.stack = FaultStack(folder, model)
         self.url = self.stack.gateway("--repetition-detection", "4:6")[1]
         self.worker = self._start()
+        self.call_id = ""
 
     def _start(self) -> QuireProcess:
         return self.stack.worker("a", *FAST)
 
-    def tokens(self, body: dict[str, Any], kill_at: int = 0) -> tuple[list[int], str]:
+    def tokens(self, body: dict[str, Any], kill_at: int = 0, fork_of: str = "") -> tuple[list[int], str]:
         """Return the tokens of a stream and its finish reason. kill_at: tokens after which the worker is killed."""
-        stream = Stream(self.url, body, path=CHAT)
+        stream = Stream(self.url, body, path=f"{CHAT}/{fork_of}/fork" if fork_of else CHAT)
         if kill_at:
             self.stack.wait(lambda: stream.response_headers)
             key = self.stack.keys.request(stream.response_headers["x-request-id"])
@@ -60,6 +61,7 @@ class Thinker:
             self.worker = self._start()
         stream.wait_end()
         assert stream.status == 200, stream.text_body
+        self.call_id = stream.parsed[0]["id"]
         choices = [choice for chunk in stream.parsed for choice in chunk["choices"]]
         tokens = [token for choice in choices for token in choice.get("token_ids") or ()]
         return tokens, next(choice["finish_reason"] for choice in choices if choice["finish_reason"])
@@ -79,8 +81,9 @@ def test_reasoning_ends_at_the_same_token_though_its_worker_dies(thinker: Thinke
     bounded = CALL | {"thinking_token_budget": BUDGET, "logit_bias": {str(thinker.end): -100}}
     tokens, reason = thinker.tokens(bounded)
     assert (tokens.index(thinker.end), len(tokens), reason) == (BUDGET, 90, "length")
-    for kill_at in (BUDGET // 2, BUDGET - 1):
-        assert thinker.tokens(bounded, kill_at) == (tokens, reason)
+    fork = {"at": BUDGET // 2, "stream": True, "return_token_ids": True}
+    assert thinker.tokens(fork, fork_of=thinker.call_id) == (tokens[BUDGET // 2 :], reason)
+    assert thinker.tokens(bounded, BUDGET - 1) == (tokens, reason)
 
 
 def test_an_answer_that_repeats_itself_ends_at_the_same_token_though_its_worker_dies(thinker: Thinker) -> None:
@@ -88,6 +91,7 @@ def test_an_answer_that_repeats_itself_ends_at_the_same_token_though_its_worker_
     looping = CALL | {"structured_outputs": {"regex": "[a-z ]{200}(ha){100}"}, "max_tokens": 600}
     del looping["ignore_eos"], looping["chat_template_kwargs"]
     looping["chat_template_kwargs"] = {"enable_thinking": False}
+    assert thinker.tokens(looping | {"repetition_detection": {"max_pattern_size": 0}})[1] == "stop"
     tokens, reason = thinker.tokens(looping)
     assert reason == "repetition"
     assert thinker.tokens(looping, len(tokens) - 8) == (tokens, reason)

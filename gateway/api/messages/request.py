@@ -110,7 +110,7 @@ def read_request(body: Mapping[str, Any], table: Mapping[str, Parameter], model:
             messages=messages,
             tools=tuple(tools.values()),
             tool_choice=choice,
-            template_variables=_template_variables(given, model, no_effect),
+            template_variables=_template_variables(given, model, no_effect, continues),
             add_generation_prompt=not continues,
             continue_final_message=continues,
             is_typed=True,
@@ -131,10 +131,13 @@ def _with_system(system: list[Message], messages: list[Message]) -> list[Message
     return [{"role": "system", "content": parts}, *messages[1:]]
 
 
-def _template_variables(given: dict[str, Any], model: ServedModel, no_effect: list[str]) -> dict[str, Any]:
+def _template_variables(
+    given: dict[str, Any], model: ServedModel, no_effect: list[str], continues: bool
+) -> dict[str, Any]:
     """Return the variables for the chat template; those that the template does not know have no effect.
 
-    A budget of the reasoning becomes the parameter `thinking_token_budget` as well.
+    A budget of the reasoning becomes the parameter `thinking_token_budget` as well, unless the answer continues a
+    message.
     """
     known: Collection[str] = model.template.variables if model.template is not None else ()
     variables: dict[str, Any] = {}
@@ -145,8 +148,8 @@ def _template_variables(given: dict[str, Any], model: ServedModel, no_effect: li
             no_effect.append("thinking")
         if (budget := thinking["budget_tokens"]) is not None:
             variables["thinking_budget"] = budget
-            is_free = not given.get("tools") and not any(given.get(name) for name in ("output_config", "output_format"))
-            if model.thinking_markers("", is_free)[1]:
+            has_format = given.get("output_format") or given.get("output_config", {}).get("format")
+            if not continues and model.thinking_markers("", not (given.get("tools") or has_format))[1]:
                 given["thinking_token_budget"] = budget
             elif "thinking_budget" not in known:
                 no_effect.append("thinking.budget_tokens")

@@ -22,7 +22,7 @@ from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import InvalidRequest, NotFound, refused
-from quire.gateway.features.forks.fork_parameters import BODIES, FORKS, OF_CREATION, PREVIOUS, SAMPLING
+from quire.gateway.features.forks.fork_parameters import BODIES, FORKS, INHERITED, OF_CREATION, PREVIOUS, SAMPLING
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.output.parts import PartKind, is_complete, merged
 from quire.gateway.output.tools import Besides
@@ -249,8 +249,7 @@ def _sampling(first: SamplingParams, own: SamplingParams, given: Mapping[str, An
         own,
         **{name: getattr(first, name) for name in SAMPLING if name not in given}
         | ({} if "min_tokens" in given else {"min_tokens": max(0, first.min_tokens - kept)}),
-        grammar=first.grammar,
-        skip_special_tokens=first.skip_special_tokens,
+        **{name: getattr(first, name) for name in INHERITED},
     )
 
 

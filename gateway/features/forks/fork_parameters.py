@@ -65,6 +65,8 @@ SAMPLING = (
     "ignore_eos",
     "repetition_detection",
 )
+# The sampling parameters that a fork has from the first call alone. The tokens that it keeps count for its reasoning.
+INHERITED = ("grammar", "skip_special_tokens", "thinking_token_budget", "thinking_start", "thinking_end")
 _OTHERS = (
     "n",
     "max_tokens",

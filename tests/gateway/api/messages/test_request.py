@@ -87,6 +87,20 @@ def test_what_the_template_does_not_know_has_no_effect(model: ServedModel, plain
     assert read(plain_model, **asked).no_effect == ("thinking", "thinking.budget_tokens", "output_config.effort")
 
 
+def test_a_budget_bounds_the_reasoning_of_an_answer_that_begins_a_message(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Marks that end the reasoning are one token each. An effort is no form of the answer."""
+    monkeypatch.setattr(ServedModel, "thinking_markers", lambda self, prompt, is_free: ((), (7,) if is_free else ()))
+    asked: Any = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+    user = {"role": "user", "content": "Hello"}
+    bounded = read(model, **asked, output_config={"effort": "low"}, messages=[user])
+    assert bounded.call(MODEL_DEFAULTS).common.thinking_token_budget == 1024
+    continued = read(model, **asked, messages=[user, {"role": "assistant", "content": "It is"}])
+    assert continued.call(MODEL_DEFAULTS).common.thinking_token_budget == -1
+    assert "thinking.budget_tokens" in continued.no_effect
+
+
 def test_what_has_no_effect_is_named_once(model: ServedModel) -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     request = read(model, tools=[search, {**WEATHER, "defer_loading": True}], diagnostics={}, workspace_id="w")
