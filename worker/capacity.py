@@ -9,7 +9,7 @@ import torch
 from quire.shared.process.errors import StartError
 from quire.worker.device import devices
 from quire.worker.engine.limits import EngineLimits
-from quire.worker.engine.paged_model import PagedModel
+from quire.worker.engine.paged_model import IMAGE_SHARE, PagedModel
 from quire.worker.host_memory import available_memory
 from quire.worker.settings import SNAPSHOT_TOKENS, WorkerSettings
 
@@ -39,8 +39,10 @@ def choose_limits(
     if device.type == "cpu":
         bytes_per_block = bytes_on_all_ranks
     sequences, tokens = devices.max_num_seqs(settings, device), devices.max_num_batched_tokens(settings, device)
-    if not settings.max_num_batched_tokens:
-        tokens = max(tokens, model.least_step(sequences))
+    max_prefill_tokens = settings.max_prefill_tokens
+    if not settings.max_num_batched_tokens and model.least_step(sequences) > tokens:
+        # Steps are larger for whole images alone.
+        max_prefill_tokens, tokens = max_prefill_tokens or tokens, model.least_step(sequences)
     if memory is not None:
         budget, free, tokens = memory
         fp8 = "take --kv-cache-dtype fp8, " if settings.kv_cache_dtype == "auto" and devices.has_fp8(device) else ""
@@ -48,7 +50,8 @@ def choose_limits(
         num_state_slots = 0
     else:
         longest = -(-max_model_len // settings.block_size)
-        free = max(0, available_memory() - model.image_bytes)
+        available = available_memory()
+        free = available - min(model.image_bytes, available // IMAGE_SHARE)
         budget = min(CPU_CACHE_LIMIT, int(CPU_CACHE_SHARE * free))
         sequences, num_state_slots = choose_state_slots(settings, model.state_bytes, sequences, budget, free)
         budget -= min(budget // 2, num_state_slots * model.state_bytes)
@@ -75,7 +78,7 @@ def choose_limits(
         max_num_batched_tokens=tokens,
         max_model_len=max_model_len,
         prefix_caching=settings.prefix_caching,
-        max_prefill_tokens=settings.max_prefill_tokens,
+        max_prefill_tokens=max_prefill_tokens,
         preemption=settings.preemption,
         num_state_slots=num_state_slots,
         snapshot_interval=settings.snapshot_tokens,

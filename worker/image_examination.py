@@ -74,12 +74,12 @@ def _fault(checkpoint: Path, implementation: str) -> str:
 
     why = ""
     for is_narrow in (True, False):  # the widths of some towers depend on each other
-        with TemporaryDirectory(prefix="quire-images-") as folder:
-            try:
+        try:
+            with TemporaryDirectory(prefix="quire-images-") as folder:
                 return _difference(write_miniature(checkpoint, Path(folder), is_narrow), implementation)
-            except Exception as error:  # an unforeseen value of a field can make any line of a model's code raise
-                why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-                log.debug("a miniature of %s cannot be examined", checkpoint, exc_info=True)
+        except Exception as error:  # an unforeseen value of a field can make any line of a model's code raise
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            log.debug("a miniature of %s cannot be examined", checkpoint, exc_info=True)
     log.warning("images are served, and a small model of this configuration could not be examined (%s)", why)
     return ""
 
@@ -95,7 +95,7 @@ def _difference(miniature: Miniature, implementation: str) -> str:
     model = load_model(miniature.folder, config, ops, torch.device("cpu"), 0)
     tower = model.tower
     if not isinstance(tower, VisionTower):
-        return model.why_no_images
+        raise ValueError(model.why_no_images)
     draw = random.Random(0)
     pictures = [Image.frombytes("RGB", (8, 8), draw.randbytes(192)).resize(size) for size in SIZES]
     files: dict[str, bytes] = {}
@@ -125,6 +125,8 @@ def _difference(miniature: Miniature, implementation: str) -> str:
             if item.outcome is not None and item.outcome.detail:
                 return f"an image cannot be computed: {item.outcome.detail}"
             deltas += item.deltas
+    if not expected.logprobs.isfinite().all():
+        raise ValueError("its random weights give numbers that are not finite")
     found = [token for delta in deltas for token in delta.token_ids]
     records = read_records(b"".join(delta.logprobs or b"" for delta in deltas), len(found))
     for at, (token, record) in enumerate(zip(found, records, strict=True)):

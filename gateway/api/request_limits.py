@@ -14,7 +14,7 @@ from quire.gateway.output.tools import Tool
 from quire.shared.config.validators import shown
 from quire.shared.protocol.logprobs import record_bytes
 from quire.shared.protocol.messages import MAX_FRAME_BYTES, SamplingParams
-from quire.shared.protocol.repetition import OFF as REPETITION_OFF
+from quire.shared.protocol.sampling_params import REPETITION_OFF
 
 # The largest size of a token in a message, and of the rest of the message without tokens and log-probabilities.
 TOKEN_BYTES = 5

@@ -27,7 +27,7 @@ from quire.shared.config.validators import (
     wrong,
 )
 from quire.shared.protocol.logprobs import MAX_TOP_LOGPROBS
-from quire.shared.protocol.repetition import RepetitionDetection, repetition_limits
+from quire.shared.protocol.repetition import OFF, RepetitionDetection, repetition_limits
 
 MAX_CHOICES = 128
 MAX_OUTPUT_TOKENS = 2_000_000
@@ -44,6 +44,8 @@ MAX_BAD_WORD_LENGTH = 256
 MAX_BIASES = 1024
 MAX_ALLOWED_TOKENS = 16_384
 MAX_BIAS = 100
+# The value of `repetition_detection` in a call that switches it off.
+REPETITION_OFF = OFF
 # Tokens of a marker of reasoning.
 MAX_MARKER_TOKENS = 16
 TOKEN_ID_KEY = re.compile("(0|[1-9][0-9]{0,9})", re.ASCII)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Tokens of the largest image that memory is planned for.
 MOST_IMAGE_TOKENS = 16_384
+IMAGE_SHARE = 4
 
 
 class CheckpointConfig(Protocol):
@@ -165,7 +166,11 @@ class PagedModel(ABC):
 
     @property
     def image_bytes(self) -> int:
-        """Memory for embeddings of images that are kept, and for a run of the tower; 0 without a tower."""
+        """Memory for embeddings of images that are kept, and for a run of the tower; 0 without a tower.
+
+        At most 1 / IMAGE_SHARE of the free memory is set aside: an image for which it does not suffice is an error of
+        its call.
+        """
         if self.tower is None:
             return 0
         return IMAGE_CACHE_BYTES + self.tower.run_bytes(min(self.max_model_len, MOST_IMAGE_TOKENS))

@@ -14,7 +14,7 @@ from quire.worker.device.cuda.graphs import Record, record_on_cuda
 from quire.worker.device.devices import max_num_batched_tokens, max_num_seqs, uses_graphs
 from quire.worker.engine.forward_batch import ForwardBatch
 from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits
-from quire.worker.engine.paged_model import PagedModel
+from quire.worker.engine.paged_model import IMAGE_SHARE, PagedModel
 from quire.worker.engine.runner import NOWHERE
 from quire.worker.settings import WorkerSettings
 
@@ -111,7 +111,8 @@ def plan_cuda_memory(
     if uses_graphs(settings):
         limits = EngineLimits(1, settings.block_size, rows, tokens, max_model_len)
         graphs = measure_graphs(model, limits, record)
-    free, total = model.least_free_memory() - model.image_bytes, torch.cuda.mem_get_info(device)[1]
+    least, total = model.least_free_memory(), torch.cuda.mem_get_info(device)[1]
+    free = least - min(model.image_bytes, least // IMAGE_SHARE)
     budget = free - (total - int(total * settings.gpu_memory_utilization))
     log.info(
         "device memory: %.1f of %.1f GiB free, largest step %.2f GiB, CUDA graphs %.2f GiB",

@@ -12,8 +12,8 @@ from quire.worker.engine.pacing import WEIGHT
 class TowerPacer:
     """Decides which steps may run the vision tower, so that sequences next to a stream of images advance.
 
-    A step runs the tower once at most. The tower then waits until steps without it have taken as long as the run, or
-    until there is nothing else to compute. So it takes at most half of the time while other sequences have work.
+    A step runs the tower once at most. The tower then waits until as much time has passed without it as the run took,
+    or until there is nothing else to compute. So it takes at most half of the time while other sequences have work.
     clock: returns seconds.
     """
 
@@ -23,7 +23,7 @@ class TowerPacer:
         self.total_s = 0.0  # of all runs
         self.expected_s = 0.0  # of the next run: an average
         self._owed_s = 0.0  # that steps have to take without the tower
-        self._began = 0.0
+        self._began = self._ended = clock()
         self._total_before_s = 0.0
 
     @property
@@ -37,6 +37,7 @@ class TowerPacer:
 
     def begin_step(self) -> None:
         self._began, self._total_before_s = self.clock(), self.total_s
+        self._owed_s -= self._began - self._ended
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -53,4 +54,5 @@ class TowerPacer:
 
     def end_step(self, num_tokens: int) -> None:
         """Note the end of a step that computed this number of tokens."""
-        self._owed_s = self._owed_s - (self.clock() - self._began - self.step_s) if num_tokens else 0.0
+        self._ended = self.clock()
+        self._owed_s = self._owed_s - (self._ended - self._began - self.step_s) if num_tokens else 0.0

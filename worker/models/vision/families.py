@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.shared.images.layouts.families import BY_MODEL_TYPE, ONE_AXIS, THREE_AXES, read_layout
 from quire.shared.images.layouts.files import IMAGES, LEGACY_TOKENS, PROCESSOR, TOKENIZER, ProcessorFiles
-from quire.shared.images.layouts.layout import NoLayout
+from quire.shared.images.layouts.layout import LayoutError, NoLayout
 from quire.shared.model.fields import config_fields
+from quire.shared.process.errors import CheckpointError
 
 # Arguments that a class of processors gives to its image processor: `images_kwargs` of the class in Transformers. With
 # a list of images, LlavaOnevisionProcessor gives each its tiles.
@@ -37,6 +40,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Qwen3VLProcessor": {},
     "SmolVLMProcessor": {"return_row_col_info": True},
 }
+# Images of (width, height) pixels that have as many tokens as any.
+LARGE = ((8192, 8192), (8192, 2048), (2048, 8192), (1024, 1024), (512, 512))
 # The files of a checkpoint that describe its processor.
 FILES = (IMAGES, LEGACY_TOKENS, PROCESSOR, TOKENIZER)
 # Processors whose image processors Transformers has for torchvision alone: their modules and classes.
@@ -107,6 +112,17 @@ def image_grid(folder: Path, has_axes: bool) -> Callable[[int, int], tuple[int, 
     if layout is None or layout.grid is None:
         raise NoImages("the tokens of an image are no grid")
     return layout.grid
+
+
+def most_image_tokens(folder: Path) -> int:
+    """Return the tokens of the largest image, as far as large ones of several shapes tell; else a large number."""
+    found = []
+    with suppress(NoLayout, CheckpointError):
+        if (layout := read_layout(folder)) is not None:
+            for shape in LARGE:
+                with suppress(LayoutError):
+                    found.append(layout.expand(*shape).num_tokens)
+    return max(found, default=sys.maxsize)
 
 
 def image_token_id(folder: Path) -> int:

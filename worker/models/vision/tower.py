@@ -10,6 +10,7 @@ import inspect
 import io
 import logging
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,14 @@ from quire.shared.model.files import ModelError
 from quire.shared.process.errors import CheckpointError
 from quire.worker.lean_torch import complete_torch
 from quire.worker.models.files.tensor_names import OF_TEXT
-from quire.worker.models.vision.families import FOR_TORCHVISION, NoImages, image_grid, image_token_id, preparation
+from quire.worker.models.vision.families import (
+    FOR_TORCHVISION,
+    NoImages,
+    image_grid,
+    image_token_id,
+    most_image_tokens,
+    preparation,
+)
 from quire.worker.models.vision.torchvision_functions import RESAMPLING, image_processor_class
 
 log = logging.getLogger(__name__)
@@ -49,12 +57,13 @@ class VisionTower:
         token_id: int,
         grid: Callable[[int, int], tuple[int, int]] | None = None,
         most_whole: int = 0,
+        most_tokens: int = sys.maxsize,
     ) -> None:
         """model: of Transformers, without its text model. arguments: for each call of the image processor.
 
         grid: rows and columns of the tokens of an image of (width, height) pixels, if RoPE has axes for them.
         """
-        self._grid, self.most_whole = grid, most_whole
+        self._grid, self.most_whole, self._most_tokens = grid, most_whole, most_tokens
         self.is_deep = bool(_deep_layers(model.config))
         self._model, self._processor, self._arguments = model, processor, arguments
         self.image_token_id = token_id
@@ -76,28 +85,33 @@ class VisionTower:
             return [self._embed(picture(data, **LIMITS)) for data in pictures]
 
     def run_bytes(self, num_tokens: int) -> int:
-        """Return about how much memory a run takes for an image of this number of tokens.
+        """Return about how much memory a run takes for an image of this number of tokens, or for the largest one.
 
-        A tower keeps the output of each layer, because a projector may take any of them, and about WIDTHS numbers more
-        per patch and channel in a layer.
+        A layer has about WIDTHS numbers per patch and channel. If the projector may take the output of any layer, the
+        tower keeps that of each.
         """
-        fields = self._model.config.vision_config.to_dict()
+        config = self._model.config
+        fields = config.vision_config.to_dict()
+        # In some configurations `hidden_size` is the width of the text model.
         width, depth = (
-            max((fields[name] for name in names if isinstance(fields.get(name), int)), default=0)
+            next((fields[name] for name in names if isinstance(fields.get(name), int)), 0)
             for names in (("embed_dim", "hidden_size"), ("depth", "num_hidden_layers"))
         )
-        patches = num_tokens * self._patches_per_token
-        return int(patches * width * (depth + WIDTHS) * self._model.dtype.itemsize)
+        kept = depth if getattr(config, "vision_feature_layer", None) is not None else 0
+        patches = min(num_tokens, self._most_tokens) * self._patches_per_token
+        return int(patches * width * (kept + WIDTHS) * self._model.dtype.itemsize)
 
     @cached_property
     def _patches_per_token(self) -> float:
         """Found by a run for a small image."""
         try:
-            made = self.prepare([SMALL])
+            pixels = self.prepare([SMALL])["pixel_values"]
             SMALL.save(out := io.BytesIO(), "PNG")
             side = self._model.config.vision_config.patch_size
             area = side**2 if isinstance(side, int) else math.prod(side)
-            return float(made["pixel_values"].numel()) / (CHANNELS * area * len(self.embed([out.getvalue()])[0]))
+            # A processor makes patches [..., P, values], or pictures [..., channels, height, width].
+            values = pixels.shape[-1] if pixels.dim() <= 3 else CHANNELS * area
+            return float(pixels.numel()) / (values * len(self.embed([out.getvalue()])[0]))
         except Exception as error:  # a processor may raise anything
             log.debug("the patches of an image are not known: %r", error)
             return USUAL_PATCHES
@@ -205,7 +219,7 @@ def load_tower(
         # A copy: later changes of the mapped file would change the model.
         tensor.data = tensor.data.to(device, copy=True)
     most = getattr(processor, "max_soft_tokens", 0) or getattr(config, "mm_tokens_per_image", 0)
-    sizes = grid, most if both_ways else 0
+    sizes = grid, most if both_ways else 0, min(most or sys.maxsize, most_image_tokens(folder))
     tower = VisionTower(model.eval().requires_grad_(False), processor, arguments, token_id, *sizes)
     log.info("%s computes images: %.0f MiB", model_class.__name__, tower.nbytes / 2**20)
     return tower

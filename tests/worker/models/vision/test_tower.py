@@ -20,7 +20,7 @@ from quire.worker.engine.paged_model import PagedModel
 from quire.worker.models.choice import choose_model, load_model
 from quire.worker.models.native.image_rope import MAX_TOKENS
 from quire.worker.models.vision.families import NoImages
-from quire.worker.models.vision.tower import load_tower
+from quire.worker.models.vision.tower import VisionTower, load_tower
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 from tests.support.quantized import quantize_checkpoint
@@ -56,10 +56,10 @@ def test_only_tensors_of_neither_text_nor_tower_are_named_as_unused(
 ) -> None:
     load(llava)
     assert not caplog.records
-    save_file(load_file(llava / WEIGHTS) | {"audio_tower.weight": torch.ones(1)}, llava / WEIGHTS, {"format": "pt"})
+    save_file(load_file(llava / WEIGHTS) | {"depth_tower.weight": torch.ones(1)}, llava / WEIGHTS, {"format": "pt"})
     load(llava)
     assert [record.message.partition(": ")[2] for record in caplog.records] == [
-        "1 tensors are not part of this model and are not used: audio_tower.weight"
+        "1 tensors are not part of this model and are not used: depth_tower.weight"
     ]
 
 
@@ -69,14 +69,25 @@ def test_memory_for_images_is_set_aside(llava: Path) -> None:
     run = 64 * 32 * (3 + 16) * 4
     assert model.tower.run_bytes(64) == pytest.approx(run, rel=0.1)
     assert model.image_bytes == IMAGE_CACHE_BYTES + model.tower.run_bytes(model.max_model_len)
+
+
+@pytest.mark.parametrize(("kind", "tokens", "patches"), [("qwen2_vl", 16, 4), ("gemma3", 16, 1)])
+def test_memory_for_images_is_that_of_the_largest_image(kind: str, tokens: int, patches: int, tmp_path: Path) -> None:
+    """Its layers have 32 channels, and none of them is kept. Patches of two moments count once."""
+    tower = load_tower(make_model(tmp_path / kind, kind), torch.float32, "cpu", has_axes=True, both_ways=True)
+    assert tower.run_bytes(1 << 20) == pytest.approx(tokens * patches * 32 * 16 * 4, rel=0.1)
+    assert tower.run_bytes(4) == pytest.approx(4 * patches * 32 * 16 * 4, rel=0.1)
+
+
+def test_images_take_memory_from_the_cache_and_leave_most_of_it(llava: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(llava)
+    monkeypatch.setattr(VisionTower, "run_bytes", lambda self, num_tokens: 1 << 40)
+    monkeypatch.setattr(capacity, "available_memory", lambda: 1 << 20)
     settings = WorkerSettings(model=str(llava), device="cpu")
-    free = model.image_bytes + (1 << 20)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capacity, "available_memory", lambda: free)
-        with_images = capacity.choose_limits(settings, model, torch.device("cpu"))
-        model.tower = None
-        without = capacity.choose_limits(settings, model, torch.device("cpu"))
-    assert with_images.num_blocks < without.num_blocks
+    with_images = capacity.choose_limits(settings, model, torch.device("cpu")).num_blocks
+    model.tower = None
+    without = capacity.choose_limits(settings, model, torch.device("cpu")).num_blocks
+    assert without // 2 < with_images < without
 
 
 def test_files_that_change_later_do_not_change_a_tower(llava: Path) -> None:
