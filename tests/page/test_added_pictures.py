@@ -14,6 +14,7 @@ from playwright.async_api import Page, expect
 from tests.page.conftest import IN_BROWSER, open_chat, stored
 from tests.page.test_access import FAINT, MISTAKES
 from tests.page.test_versions import choose
+from tests.support.gateway.running import until
 from tests.support.page.stub import Call, Script, Stub
 
 pytestmark = IN_BROWSER
@@ -88,6 +89,16 @@ async def answered(page: Page, stub: Stub, text: str, number: int = 1) -> Call:
     return call
 
 
+async def settled(page: Page) -> None:
+    """Wait until the newest conversation is stored with the ends of its answers: a reload resumes the others."""
+
+    async def is_stored() -> bool:
+        runs = [run for turn in (await stored(page))[0]["turns"] for run in turn["runs"]]
+        return all(run["state"] in ("done", "stopped") for run in runs)
+
+    await until(is_stored)
+
+
 async def test_pictures_are_pasted_dropped_chosen_removed_and_sent(page: Page, stub: Stub) -> None:
     await seeing(page, stub)
     await give(page, "paste", file("red"))
@@ -141,6 +152,7 @@ async def test_pictures_stay_after_a_reload_and_in_versions_and_go_with_their_co
     await give(page, "paste", file())
     await expect(page.locator(TRAY)).to_have_count(1)
     await answered(page, stub, "What is this?")
+    await settled(page)
     await open_chat(page, stub.url)
     await expect(page.locator(SHOWN)).to_have_js_property("naturalWidth", 8)
     await page.click("text=Regenerate")
@@ -158,19 +170,23 @@ async def test_pictures_stay_after_a_reload_and_in_versions_and_go_with_their_co
     # Later messages send it again.
     later = await answered(page, stub, "More", 4)
     assert files_in(later) == [file()]
+    await settled(page)
     assert await page.evaluate(KEPT) == 1
-    # Another tab shows the same picture.
+    # A tab that has not shown the picture removes it, and brings it back.
     other = await page.context.new_page()
-    await open_chat(other, page.url)
-    await expect(other.locator(SHOWN)).to_have_js_property("naturalWidth", 8)
-    await other.close()
-    await page.click("#shelf-button")
-    await page.click("[aria-label='Forget “What is this?”']")
-    await expect(page.locator(".turn")).to_have_count(0)
+    await open_chat(other, stub.url)
+    await other.click("#shelf-button")
+    await other.click("[aria-label='Forget “What is this?”']")
+    await expect(other.locator("text=Undo")).to_be_visible()
     assert await page.evaluate(KEPT) == 0
-    # Undo brings the picture back.
-    await page.click("text=Undo")
-    await expect(page.locator(SHOWN)).to_have_js_property("naturalWidth", 8)
+    await other.click("text=Undo")
+    await expect(other.locator(SHOWN)).to_have_js_property("naturalWidth", 8)
+    assert await page.evaluate(KEPT) == 1
+    await other.click("[aria-label='Forget “What is this?”']")
+    await expect(other.locator(".turn")).to_have_count(0)
+    assert await page.evaluate(KEPT) == 0
+    # A tab that still shows the conversation stores it again, with its picture.
+    await answered(page, stub, "Once more", 5)
     assert await page.evaluate(KEPT) == 1
 
 
@@ -179,6 +195,7 @@ async def test_an_export_has_its_pictures(page: Page, stub: Stub, tmp_path: Path
     await give(page, "paste", file())
     await expect(page.locator(TRAY)).to_have_count(1)
     await answered(page, stub, "What is this?")
+    await settled(page)
     await page.click("#shelf-button")
     async with page.expect_download() as download:
         await page.click("#export")
@@ -195,10 +212,16 @@ async def test_an_export_has_its_pictures(page: Page, stub: Stub, tmp_path: Path
         await page.click("#import")
     await (await chooser.value).set_files(tmp_path / "one.json")
     await page.click(".conversation")
-    await expect(page.locator(SHOWN)).to_have_js_property("naturalWidth", 8)
     await expect(page.locator(".turn .picture").last).to_have_text("red.png is no longer in this browser")
+    await expect(page.locator(SHOWN)).to_have_js_property("naturalWidth", 8)
     (conversation,) = await stored(page)
     assert all("data" not in one for one in conversation["turns"][0]["pictures"])
+    # A call without it would be another one: it is not sent.
+    await page.click("text=Regenerate")
+    await expect(page.locator(".trouble span").first).to_have_text(
+        "The picture “red.png” is no longer in this browser: add it again to a message of a new conversation."
+    )
+    assert stub.calls.empty()
 
 
 async def test_a_large_picture_is_made_smaller(page: Page, stub: Stub) -> None:

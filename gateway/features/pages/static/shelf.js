@@ -5,7 +5,7 @@ import { isDate } from "/checks.js";
 import { touch } from "/conversation.js";
 import { $, el, signButton } from "/dom.js";
 import { tell } from "/notice.js";
-import { forgetConversation, listConversations, loadConversation, saveConversation, searchConversations } from "/store.js";
+import { forgetConversation, listConversations, loadConversation, loadPicture, picturesOf, saveConversation, searchConversations } from "/store.js";
 
 const SEARCH_MS = 150;
 const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
@@ -108,6 +108,8 @@ async function rename(id, title) {
 
 async function remove(id, name) {
   const conversation = await loadConversation(id);
+  // "Undo" stores them again.
+  if (conversation) await Promise.all(picturesOf(conversation).map((picture) => loadPicture(id, picture.id)));
   const next = list.querySelector(`[data-id="${id}"]`)?.nextElementSibling?.dataset.id;
   await forgetConversation(id);
   actions.removed(id);

@@ -17,7 +17,7 @@ const EARLIER = "quire.chat.";
 let opening = null;
 let saved = null; // the conversation that this tab has stored last
 const files = new Map(); // of pictures that this tab has taken or read, by their ids
-const written = new Set(); // the keys of the pictures that this tab has stored or read
+let kept = new Set(); // the ids of the pictures that were stored with it before that
 
 // Newest first: {id, title, changed}, without reading the conversations. Empty without storage.
 export async function listConversations() {
@@ -69,32 +69,35 @@ export async function searchConversations(text) {
 // no storage.
 export async function saveConversation(conversation, isClosing = false) {
   if (!isBegun(conversation)) return;
-  const fresh = picturesOf(conversation).filter(({ id }) => files.has(id) && !written.has(keyOf(conversation.id, id)));
   await transact("readwrite", (store, pictures) => {
-    const put = (stored) => {
+    const put = (stored, known) => {
       saved = stored ? checked(merged(conversation, stored)) : conversation;
+      kept = known;
       store.put(saved);
-      for (const { id } of fresh) pictures.put({ conversation: conversation.id, id, file: files.get(id) });
+      for (const { id } of picturesOf(conversation)) {
+        if (files.has(id) && !known.has(id)) pictures.put({ conversation: conversation.id, id, file: files.get(id) });
+      }
       store.transaction.commit();
     };
-    if (isClosing) return put(saved?.id === conversation.id && saved);
-    store.get(conversation.id).onsuccess = ({ target: { result } }) => put(result && attempt(() => checked(result)));
+    if (isClosing) return saved?.id === conversation.id ? put(saved, kept) : put(null, new Set());
+    const keys = pictures.getAllKeys(keysOf(conversation.id));
+    store.get(conversation.id).onsuccess = ({ target: { result } }) =>
+      put(result && attempt(() => checked(result)), new Set(keys.result.map(([, id]) => id)));
   });
-  for (const { id } of fresh) written.add(keyOf(conversation.id, id));
 }
 
-// Its pictures are removed with it. This tab still has the files of those that it has shown.
+// Its pictures are removed with it. This tab still has the files of those that it has read.
 export async function forgetConversation(id) {
   await transact("readwrite", (store, pictures) => {
     store.delete(id);
-    pictures.delete(IDBKeyRange.bound([id], [id, []]));
+    pictures.delete(keysOf(id));
   }).catch(() => {});
-  for (const key of written) if (key.startsWith(keyOf(id, ""))) written.delete(key);
 }
 
 // --- pictures -------------------------------------------------------------------------------------------------------
 
-const keyOf = (conversation, id) => `${conversation} ${id}`;
+// The keys of all pictures of a conversation.
+const keysOf = (id) => IDBKeyRange.bound([id], [id, []]);
 
 export const picturesOf = ({ turns }) => turns.flatMap(({ pictures = [] }) => pictures);
 
@@ -109,7 +112,6 @@ export async function loadPicture(conversation, id) {
   const found = await transact("readonly", (_, pictures) => pictures.get([conversation, id])).catch(() => null);
   if (!(found?.file instanceof Blob)) return null;
   files.set(id, found.file);
-  written.add(keyOf(conversation, id));
   return found.file;
 }
 
