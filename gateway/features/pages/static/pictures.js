@@ -2,7 +2,7 @@
 //
 //   picture {id, name, type, width, height}      its file is in the browser's storage, under the id of its conversation
 
-import { randomId } from "/api.js";
+import { Refusal, randomId } from "/api.js";
 import { el, signButton } from "/dom.js";
 import { holdPicture, loadPicture } from "/store.js";
 
@@ -15,8 +15,12 @@ const QUALITY = 0.9;
 const SHOWN_HEIGHT = 190;
 const SMALLER = 0.75;
 
-// A file that cannot be used as a picture. The text is for the reader.
-export class NoPicture extends Error {}
+// A file that cannot be used as a picture. The text is for the reader. A call that needs it is not sent.
+export class NoPicture extends Refusal {
+  constructor(message) {
+    super(message, { code: "page", isFinal: true });
+  }
+}
 
 // Reads a file as a picture of this conversation, smaller if the limits {bytes, pixels} ask for it. Throws NoPicture.
 export async function readPicture(file, limits) {
@@ -72,7 +76,9 @@ export async function withPictures(messages, home) {
 
 export async function dataUrl(picture, home) {
   const file = await loadPicture(home, picture.id);
-  if (!file) throw new NoPicture(`The picture “${picture.name}” is no longer in this browser.`);
+  if (!file) {
+    throw new NoPicture(`The picture “${picture.name}” is no longer in this browser: add it again to a message of a new conversation.`);
+  }
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
