@@ -52,6 +52,23 @@ def stored_bytes(items: Iterable[Item]) -> int:
     return sum({part[FILE]["digest"]: part[FILE]["bytes"] for part in image_parts(items)}.values())
 
 
+def shown_bytes(items: Iterable[Item]) -> int:
+    """Return the size of the URLs of stored items as the API shows them, each image as often as it is in the items."""
+    return sum(
+        (part[FILE]["bytes"] + 2) // 3 * 4 if _has_data(part) else len(part["image_url"] or "")
+        for part in image_parts(items)
+    )
+
+
+def shown_digests(items: Iterable[Item]) -> list[str]:
+    """Return the digests of the files whose base64 the URLs of stored items have."""
+    return [part[FILE]["digest"] for part in image_parts(items) if _has_data(part)]
+
+
+def _has_data(part: dict[str, Any]) -> bool:
+    return FILE in part and (part["image_url"] or "").startswith(_DATA)
+
+
 def set_images(items: Iterable[Item], files: Mapping[str, bytes]) -> None:
     """Give the images of stored items their files."""
     for part in image_parts(items):
@@ -69,7 +86,7 @@ def shown_items(items: Sequence[Item], files: Mapping[str, bytes] | None) -> lis
 
     def shown(part: dict[str, Any]) -> dict[str, Any]:
         url = part["image_url"] if files is not None else None
-        if files is not None and url and url.startswith(_DATA):
+        if files is not None and _has_data(part):
             url += base64.b64encode(files[part[FILE]["digest"]]).decode()
         return {key: value for key, value in part.items() if key != FILE} | {"image_url": url}
 

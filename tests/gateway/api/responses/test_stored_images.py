@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
+from quire.gateway.api.body_budget import BODIES
 from quire.shared.protocol.keys import LaneKeys
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import BatchClient
@@ -86,6 +88,35 @@ async def test_input_items_show_the_url_of_an_image_if_include_names_it(gateway:
                 {"type": "input_image", "detail": "high", "file_id": None, "image_url": url},
                 {"type": "input_image", "detail": "auto", "file_id": file["id"], "image_url": None},
             ]
+
+
+async def test_a_page_of_input_items_with_images_ends_at_the_size_of_a_body(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image counts as often as it is shown, and its memory until the answer is written."""
+    client, budget = BatchClient(gateway), gateway.app[BODIES]
+    url = data_url(PICTURE)
+    path, body = response(response_part(image_url=url))
+    async with gateway.worker(SCRIPT):
+        answer = await client.json("POST", path, json=body | {"input": body["input"] * 3})
+    taken: list[int] = []
+    take = budget.take
+
+    async def noted(name: str, size: int, timeout_s: float) -> None:
+        taken.append(size)
+        await take(name, size, timeout_s)
+
+    monkeypatch.setattr(budget, "take", noted)
+    size = len(url) - len("data:image/png;base64,")
+    items = f"/v1/responses/{answer['id']}/input_items?order=asc&include[]=message.input_image.image_url"
+    for bound, count in ((2 * size, 2), (size - 1, 1), (3 * size, 3)):
+        settings = replace(gateway.gateway.settings, max_body_bytes=bound)
+        monkeypatch.setattr(gateway.gateway, "settings", settings)
+        page = await client.json("GET", items)
+        assert [item["content"][0]["image_url"] for item in page["data"]] == [url] * count
+        assert (page["has_more"], page["last_id"]) == (count < 3, page["data"][-1]["id"])
+        assert taken.pop() == count * size
+    await budget.take("nobody else", gateway.gateway.settings.max_bodies_bytes, 1)  # all was given back
 
 
 async def test_a_conversation_keeps_the_images_that_truncation_leaves_out(gateway: RunningGateway) -> None:
