@@ -16,12 +16,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.memory import MemoryReturn
 from quire.gateway.errors.api_errors import ServerBusy, refused
 
 # Bodies that wait, of all callers and of one: each has up to 128 KiB in the buffers of its connection.
 MAX_WAITING, MAX_OWN_WAITING = 1024, 256
 RETRY_S = 1
+# The name under which lines of batches count.
+_LINES = "lines of batches"
 
 
 @dataclass(slots=True)
@@ -48,13 +49,13 @@ class BodyBudget:
         """The most that a caller may have, except for one large body."""
         return self._size // 2
 
-    async def take(self, name: str, size: int, timeout_s: float) -> None:
-        """Wait until a body of a caller has room. Raises ServerBusy."""
+    async def take(self, name: str, size: int, timeout_s: float | None) -> None:
+        """Wait until a body of a caller has room; without a timeout for as long as it takes. Raises ServerBusy."""
         caller = self._callers.setdefault(name, _Caller())
         if not self._waiting and self._fits(caller, size):
             self._give(caller, size)
             return
-        if self._waiting >= MAX_WAITING or len(caller.waiting) >= MAX_OWN_WAITING:
+        if timeout_s and (self._waiting >= MAX_WAITING or len(caller.waiting) >= MAX_OWN_WAITING):
             self._forget(name, caller)
             raise _busy()
         room = asyncio.get_running_loop().create_future()
@@ -165,9 +166,31 @@ def release_body(request: web.BaseRequest) -> None:
         budget.give_back(name, size)
 
 
-def add_to(app: web.Application, size: int) -> None:
+class LineMemory:
+    """Counts the images of a line of a batch. The lines of all batches have one share, as those of one caller."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    async def hold(self, size: int, where: str) -> None:
+        """Count further bytes, once there is room for them, or fewer if the number is negative."""
+        if size > 0:
+            await self._budget.take(_LINES, size, None)
+        elif size:
+            self._budget.give_back(_LINES, -size)
+        self._held += size
+
+    def release(self) -> None:
+        """Count the line no more: it is submitted, or was not."""
+        if self._held:
+            held, self._held = self._held, 0
+            self._budget.give_back(_LINES, held)
+
+
+def add_to(app: web.Application, budget: BodyBudget) -> None:
     """Bound the bodies of an application; they are released at the ends of their requests at the latest."""
-    app[BODIES] = BodyBudget(size, MemoryReturn().note)
+    app[BODIES] = budget
     app.middlewares.append(_release)
 
 

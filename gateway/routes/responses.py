@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.gateway.api.body_budget import hold_body
+from quire.gateway.api.body_budget import LineMemory, hold_body
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.parsing import read_object
@@ -140,15 +140,16 @@ class ResponseLines:
 
     def __init__(self, gateway: Gateway, owner: str) -> None:
         self._gateway = gateway
-        self._renderer = gateway.renderer_of(owner)
+        self._owner = owner
         self._dialect = dialect_of(gateway, owner)
         self.name = self._dialect.name
 
     def check(self, body: dict[str, Any]) -> None:
         read_request({**body, "store": False}, self._gateway.limits)
 
-    async def read(self, body: dict[str, Any]) -> Call:
-        return await self._dialect.read({**body, "store": False}, self._gateway.limits, self._renderer)
+    async def read(self, body: dict[str, Any], memory: LineMemory) -> Call:
+        renderer = self._gateway.renderer_of(self._owner, memory)
+        return await self._dialect.read({**body, "store": False}, self._gateway.limits, renderer)
 
     def form_of(self, call: Call) -> None:
         return None

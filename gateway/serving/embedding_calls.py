@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import web
 from redis.exceptions import RedisError
 
+from quire.gateway.api.body_budget import LineMemory
 from quire.gateway.api.call import Call
 from quire.gateway.api.embeddings import EMBEDDINGS, EmbeddingCall, EmbeddingDialect, EmbeddingFormat, render_answer
 from quire.gateway.api.headers import IDEMPOTENCY_KEY
@@ -106,7 +107,7 @@ class EmbeddingLines:
     def check(self, body: dict[str, Any]) -> None:
         read(body, EMBEDDINGS, unsupported={})
 
-    async def read(self, body: dict[str, Any]) -> EmbeddingCall:
+    async def read(self, body: dict[str, Any], memory: LineMemory) -> EmbeddingCall:
         return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer)
 
     def form_of(self, call: Call) -> EmbeddingFormat:

@@ -16,8 +16,9 @@ from prometheus_client.metrics_core import Metric
 from quire.gateway.admission.retry import AccountRetry, RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
-from quire.gateway.api.body_budget import hold_more
+from quire.gateway.api.body_budget import BodyBudget, LineMemory, hold_more
 from quire.gateway.api.caller import caller_of
+from quire.gateway.api.memory import MemoryReturn
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.features.affinity.service import Affinity, AffinityMeter
 from quire.gateway.features.images.images import Images, ImageSender
@@ -63,12 +64,14 @@ class GatewayProcess:
         self.metrics: list[Callable[[], Iterable[Metric]]] = [self.affinity.families]
         self.retry = AccountRetry()
         self.keys = Keys(settings, self.retry)
+        self.bodies = BodyBudget(settings.max_bodies_bytes, MemoryReturn().note)
         self.images = Images(
             max_images=settings.max_images,
             max_bytes=settings.max_image_bytes,
             max_pixels=settings.max_image_pixels,
             processes=settings.image_processes,
             hosts=settings.image_hosts,
+            wait_s=settings.body_timeout_s,
             # A quarter: while a call waits for memory, others can go on.
             max_call_bytes=min(settings.max_body_bytes, settings.max_bodies_bytes // 4),
         )
@@ -189,9 +192,9 @@ class Gateway:
         hold = partial(hold_more, request, self.settings.body_timeout_s)
         return self.renderer.of(ImageSender(caller_of(request).owner, self.worker_registry.no_images, hold))
 
-    def renderer_of(self, owner: str) -> Renderer:
-        """Return the renderer for calls of an owner that come without a request of their own."""
-        return self.renderer.of(ImageSender(owner, self.worker_registry.no_images))
+    def renderer_of(self, owner: str, memory: LineMemory) -> Renderer:
+        """Return the renderer for a line of a batch of an owner."""
+        return self.renderer.of(ImageSender(owner, self.worker_registry.no_images, memory.hold, has_body=False))
 
     @property
     def names(self) -> list[str]:

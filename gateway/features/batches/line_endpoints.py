@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quire.gateway.api.body_budget import LineMemory
 from quire.gateway.api.call import Call
 from quire.gateway.api.chat import ChatDialect
 from quire.gateway.api.chat_messages import read_messages
@@ -33,8 +34,8 @@ class LineEndpoint(Protocol):
         """Check the parameters of a call without reading its prompt. Raises ApiError."""
         ...
 
-    async def read(self, body: dict[str, Any]) -> Call:
-        """Check and tokenize a call. Raises ApiError."""
+    async def read(self, body: dict[str, Any], memory: LineMemory) -> Call:
+        """Check and tokenize a call. memory: for its images. Raises ApiError."""
         ...
 
     def form_of(self, call: Call) -> object:
@@ -72,7 +73,7 @@ class DialectLines:
 
     def __init__(self, gateway: Gateway, owner: str, dialect: Dialect) -> None:
         self._gateway = gateway
-        self._renderer = gateway.renderer_of(owner)
+        self._owner = owner
         self._dialect = dialect
         self.name = dialect.name
 
@@ -83,8 +84,8 @@ class DialectLines:
         else:
             read(body, COMPLETIONS)
 
-    async def read(self, body: dict[str, Any]) -> Call:
-        return await self._dialect.read(body, self._gateway.limits, self._renderer)
+    async def read(self, body: dict[str, Any], memory: LineMemory) -> Call:
+        return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer_of(self._owner, memory))
 
     def form_of(self, call: Call) -> None:
         return None

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from quire.gateway.errors.api_errors import NotFound, ServerBusy, invalid, refused
-from quire.gateway.features.images.image_fetch import ImageFetcher, ImageHosts
+from quire.gateway.errors.api_errors import ImageTimeout, NotFound, ServerBusy, invalid, refused
+from quire.gateway.features.images.image_fetch import FetchesFull, FetchTimeout, ImageFetcher, ImageHosts
 from quire.gateway.features.images.picture_check import CheckLost, PictureChecks
 from quire.shared.images.layouts.layout import Layout, LayoutError
 from quire.shared.images.picture_error import PictureError
@@ -75,12 +75,13 @@ class ImageSender:
     """The sender of a call with images. owner: of the files that the call may name. refusal: of all images now.
 
     hold: waits until there is memory for further bytes of the call, or gives bytes back if the number is negative. It
-    gets the name of the images for errors too.
+    gets the name of the images for errors too. has_body: there is memory for the body of the call, with its data URLs.
     """
 
     owner: str = ""
     refusal: str = ""
     hold: Callable[[int, str], Awaitable[None]] = _hold_nothing
+    has_body: bool = True
 
 
 def take_images(messages: Sequence[Message]) -> tuple[Sequence[Message], list[Part]]:
@@ -116,8 +117,8 @@ class Images:
     """Reads the images of all calls of a gateway process. Checks run in processes of their own.
 
     max_images: in one call. max_bytes, max_pixels: of one image. max_call_bytes: of the images of a call that are not
-    in its body. processes: of checks. hosts: from which images are fetched. find_file: set by the feature that has
-    files; None without one.
+    in its body. processes: of checks. hosts: from which images are fetched. wait_s: until others are fetched.
+    find_file: set by the feature that has files; None without one.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Images:
         processes: int,
         max_call_bytes: int = 2**25,
         hosts: str = "",
+        wait_s: float = 30.0,
     ) -> None:
         """Raise StartError for wrong hosts."""
         self._max_images = max_images
@@ -136,7 +138,7 @@ class Images:
         self._max_call_bytes = max_call_bytes
         self._checks = PictureChecks(processes, max_bytes, max_pixels)
         self._waiting = 0
-        self.fetcher = ImageFetcher(ImageHosts.parse(hosts))
+        self.fetcher = ImageFetcher(ImageHosts.parse(hosts), wait_s=wait_s)
         self.find_file: FileFinder | None = None
 
     def close(self) -> None:
@@ -165,6 +167,9 @@ class Images:
         spare = min(addresses * self._max_bytes, left)
         # 2) Hold the memory.
         held, used, images = self._max_call_bytes - left + spare, 0, []
+        if not sender.has_body:
+            used = sum(len(part["url"]) for part, file in zip(parts, files, strict=True) if _is_in_body(part, file))
+            held += used
         await self._hold(stored_bytes, held, parts[0]["where"] if parts else PREVIOUS, sender)
         # 3) Read and check.
         try:
@@ -227,7 +232,7 @@ class Images:
             if file is None:
                 given, start = part["url"], self._start_of_base64(part["url"], where)
             elif file.read is None:
-                given = await self.fetcher.fetch(part["url"], most := min(self._max_bytes, spare))
+                given = await self.fetcher.fetch(part["url"], most := min(self._max_bytes, spare), sender.owner)
                 if given is None:
                     raise self._too_large(most)
                 size = len(given)
@@ -290,10 +295,18 @@ def _naming(where: str) -> Iterator[None]:
     """Turn errors of an image into those of the API, with the place of the image."""
     try:
         yield
+    except FetchTimeout as error:
+        raise ImageTimeout(f"{where} is an image that cannot be used: {error}.", param=where) from error
+    except FetchesFull:
+        raise _busy(f"The image {where} was not fetched, because other images are fetched for too long.") from None
     except PictureError as error:
         raise refused(where, f"{where} is an image that cannot be used: {error}.") from error
     except CheckLost:
         raise _busy(f"The check of the image {where} was interrupted.") from None
+
+
+def _is_in_body(part: Part, file: _File | None) -> bool:
+    return file is None and "image" not in part
 
 
 def _busy(reason: str) -> ServerBusy:
