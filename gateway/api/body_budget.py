@@ -21,8 +21,6 @@ from quire.gateway.errors.api_errors import ServerBusy, refused
 # Bodies that wait, of all callers and of one: each has up to 128 KiB in the buffers of its connection.
 MAX_WAITING, MAX_OWN_WAITING = 1024, 256
 RETRY_S = 1
-# The name under which lines of batches count.
-_LINES = "lines of batches"
 
 
 @dataclass(slots=True)
@@ -164,28 +162,6 @@ def release_body(request: web.BaseRequest) -> None:
         budget, name, size = request[_HELD]
         del request[_HELD]
         budget.give_back(name, size)
-
-
-class LineMemory:
-    """Counts the images of a line of a batch. The lines of all batches have one share, as those of one caller."""
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._held = 0
-
-    async def hold(self, size: int, where: str) -> None:
-        """Count further bytes, once there is room for them, or fewer if the number is negative."""
-        if size > 0:
-            await self._budget.take(_LINES, size, None)
-        elif size:
-            self._budget.give_back(_LINES, -size)
-        self._held += size
-
-    def release(self) -> None:
-        """Count the line no more: it is submitted, or was not."""
-        if self._held:
-            held, self._held = self._held, 0
-            self._budget.give_back(_LINES, held)
 
 
 def add_to(app: web.Application, budget: BodyBudget) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from quire.gateway.api.body_budget import LineMemory, hold_body
+from quire.gateway.api.body_budget import hold_body
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.parsing import read_object
@@ -27,7 +27,7 @@ from quire.gateway.api.responses.store import ResponseStore
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import refused
 from quire.gateway.serving import calls
-from quire.gateway.serving.service import Gateway
+from quire.gateway.serving.service import Gateway, Hold
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import write_body
@@ -147,8 +147,8 @@ class ResponseLines:
     def check(self, body: dict[str, Any]) -> None:
         read_request({**body, "store": False}, self._gateway.limits)
 
-    async def read(self, body: dict[str, Any], memory: LineMemory) -> Call:
-        renderer = self._gateway.renderer_of(self._owner, memory)
+    async def read(self, body: dict[str, Any], hold: Hold) -> Call:
+        renderer = self._gateway.renderer_of(self._owner, hold)
         return await self._dialect.read({**body, "store": False}, self._gateway.limits, renderer)
 
     def form_of(self, call: Call) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quire.gateway.api.body_budget import LineMemory
 from quire.gateway.api.call import Call
 from quire.gateway.api.chat import ChatDialect
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import CompletionDialect
 from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, read
-from quire.gateway.serving.service import Gateway
+from quire.gateway.serving.service import Gateway, Hold
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.gateway.stream.transcript import Transcript
@@ -34,8 +33,8 @@ class LineEndpoint(Protocol):
         """Check the parameters of a call without reading its prompt. Raises ApiError."""
         ...
 
-    async def read(self, body: dict[str, Any], memory: LineMemory) -> Call:
-        """Check and tokenize a call. memory: for its images. Raises ApiError."""
+    async def read(self, body: dict[str, Any], hold: Hold) -> Call:
+        """Check and tokenize a call. hold: memory for its images. Raises ApiError."""
         ...
 
     def form_of(self, call: Call) -> object:
@@ -84,8 +83,8 @@ class DialectLines:
         else:
             read(body, COMPLETIONS)
 
-    async def read(self, body: dict[str, Any], memory: LineMemory) -> Call:
-        return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer_of(self._owner, memory))
+    async def read(self, body: dict[str, Any], hold: Hold) -> Call:
+        return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer_of(self._owner, hold))
 
     def form_of(self, call: Call) -> None:
         return None

@@ -16,7 +16,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire.gateway.admission.terms import read_terms
 from quire.gateway.api import resume
-from quire.gateway.api.body_budget import LineMemory
 from quire.gateway.api.call import Call
 from quire.gateway.api.labels import user_hash
 from quire.gateway.errors.api_errors import (
@@ -37,7 +36,7 @@ from quire.gateway.features.batches.line_endpoints import Answer, LineEndpoints,
 from quire.gateway.features.batches.slots import Turn
 from quire.gateway.serving import calls
 from quire.gateway.serving.model_directory import ModelDirectory
-from quire.gateway.serving.service import Gateway
+from quire.gateway.serving.service import Gateway, LineMemory
 from quire.gateway.stream.buffer import OutputBuffer, ParkedOutcome
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.process.backoff import Backoff
@@ -183,7 +182,7 @@ class LineRunner:
         caller = await directory.process.keys.ring.owner(batch.owner)
         gateway = run.gateway = directory.choose(line.body.get("model"), caller)
         endpoint = self._endpoints.at(batch.endpoint, gateway, batch.owner)
-        call = gateway.key_limits.restricted(caller, _in_class(await endpoint.read(line.body, memory)), line.body)
+        call = gateway.key_limits.restricted(caller, _in_class(await endpoint.read(line.body, memory.hold)), line.body)
         run.form = endpoint.form_of(call)
         requests = call.requests(run.call_id)
         run.requests = len(requests)
