@@ -16,8 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quire.gateway.api.caller import caller_of
-from quire.gateway.api.memory import MemoryReturn
-from quire.gateway.errors.api_errors import ServerBusy
+from quire.gateway.errors.api_errors import ServerBusy, refused
 
 # Bodies that wait, of all callers and of one: each has up to 128 KiB in the buffers of its connection.
 MAX_WAITING, MAX_OWN_WAITING = 1024, 256
@@ -43,13 +42,18 @@ class BodyBudget:
         self._waiting = 0
         self._callers: dict[str, _Caller] = {}
 
-    async def take(self, name: str, size: int, timeout_s: float) -> None:
-        """Wait until a body of a caller has room. Raises ServerBusy."""
+    @property
+    def share(self) -> int:
+        """The most that a caller may have, except for one large body."""
+        return self._size // 2
+
+    async def take(self, name: str, size: int, timeout_s: float | None) -> None:
+        """Wait until a body of a caller has room; without a timeout for as long as it takes. Raises ServerBusy."""
         caller = self._callers.setdefault(name, _Caller())
         if not self._waiting and self._fits(caller, size):
             self._give(caller, size)
             return
-        if self._waiting >= MAX_WAITING or len(caller.waiting) >= MAX_OWN_WAITING:
+        if timeout_s and (self._waiting >= MAX_WAITING or len(caller.waiting) >= MAX_OWN_WAITING):
             self._forget(name, caller)
             raise _busy()
         room = asyncio.get_running_loop().create_future()
@@ -84,7 +88,7 @@ class BodyBudget:
         return not self._taken or (self._taken + size <= self._size and self._is_fair(caller, size))
 
     def _is_fair(self, caller: _Caller, size: int) -> bool:
-        return not caller.held or caller.held + size <= self._size // 2
+        return not caller.held or caller.held + size <= self.share
 
     def _give(self, caller: _Caller, size: int) -> None:
         caller.held += size
@@ -131,11 +135,20 @@ async def hold_body(request: web.Request, size: int, timeout_s: float) -> None:
     request[_HELD] = budget, name, size
 
 
-async def hold_more(request: web.Request, timeout_s: float, size: int) -> None:
-    """Count further bytes of a call whose body counts, or fewer if the number is negative. Raises ServerBusy."""
+async def hold_more(request: web.Request, timeout_s: float, size: int, where: str) -> None:
+    """Count further bytes of a call whose body counts, or fewer if the number is negative.
+
+    where: their name for errors. Raises ServerBusy, and InvalidRequest if there is never room for them.
+    """
     if _HELD not in request or not size:
         return
     budget, name, held = request[_HELD]
+    if held + size > budget.share and size > 0:
+        raise refused(
+            where,
+            f"{where}: the images that are not in the body can have {size:,} bytes, and {held + size:,} with the body; "
+            f"at most {budget.share:,} are allowed, half of this server's --max-bodies-bytes. Send fewer images.",
+        )
     if size > 0:
         await budget.take(name, size, timeout_s)
     else:
@@ -151,9 +164,9 @@ def release_body(request: web.BaseRequest) -> None:
         budget.give_back(name, size)
 
 
-def add_to(app: web.Application, size: int) -> None:
+def add_to(app: web.Application, budget: BodyBudget) -> None:
     """Bound the bodies of an application; they are released at the ends of their requests at the latest."""
-    app[BODIES] = BodyBudget(size, MemoryReturn().note)
+    app[BODIES] = budget
     app.middlewares.append(_release)
 
 

@@ -49,6 +49,12 @@ class InvalidRequest(ApiError):
     type = "invalid_request_error"
 
 
+class ImageTimeout(InvalidRequest):
+    """The host of an image has not sent it in time."""
+
+    code = "image_timeout"
+
+
 class ContextExceeded(InvalidRequest):
     """A prompt, perhaps with its answer, that is longer than the context.
 

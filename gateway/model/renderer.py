@@ -104,26 +104,24 @@ class Renderer:
         messages, parts = take_images(messages)
         return messages, await self.read_images(parts)
 
-    async def read_images(self, parts: Sequence[Part]) -> list[Image]:
-        """Return the images of parts of messages. Raises InvalidRequest, ServerBusy."""
+    async def read_images(self, parts: Sequence[Part], stored_bytes: int = 0) -> list[Image]:
+        """Return the images of parts of messages. Raises InvalidRequest, ServerBusy.
+
+        stored_bytes: of stored images of the conversation, for which there is memory then.
+        """
         if not parts:
-            return []
+            return await self._images.read_all([], self._sender, stored_bytes) if self._images and stored_bytes else []
         if self.model.layout is None or self._images is None:
             where = parts[0]["where"]
             raise refused(where, f"{where} is an image, and {self.model.name} takes text alone.", code="text_only")
         if self._sender.refusal:
             where = parts[0]["where"]
             raise refused(where, f"{where} is an image, and {self._sender.refusal}.", code="text_only")
-        return await self._images.read_all(parts, self._sender)
+        return await self._images.read_all(parts, self._sender, stored_bytes)
 
     def with_placeholders(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages with the placeholder as the text of each image, for contents that become one text."""
         return with_placeholders(messages, self.model.layout)
-
-    async def hold_images(self, size: int, where: str) -> None:
-        """Wait until there is memory for stored images of a call. Raises InvalidRequest, ServerBusy."""
-        if self._images is not None:
-            await self._images.hold(size, where, self._sender)
 
     async def chat(
         self, conversation: Conversation, limit: int, mark: str = "", images: Sequence[Image] = ()

@@ -6,27 +6,31 @@ The handlers count tokens, read, cancel, delete, and list the input items.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from aiohttp import web
 
+from quire.gateway.api.body_budget import hold_body
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.parsing import read_object
 from quire.gateway.api.responses.dialect import ResponseDialect, StorageLimits
-from quire.gateway.api.responses.images import digests_of, shown_items
+from quire.gateway.api.responses.images import shown_bytes, shown_digests, shown_items
 from quire.gateway.api.responses.query import index_of, read_page, read_place, shows_images
 from quire.gateway.api.responses.request import read_request
 from quire.gateway.api.responses.store import ResponseStore
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import refused
 from quire.gateway.serving import calls
-from quire.gateway.serving.service import Gateway
+from quire.gateway.serving.service import Gateway, Hold
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import Transcript
+from quire.gateway.stream.writer import write_body
 
 # Seconds that a cancelled response gets to end: its worker is told with its next commit.
 CANCEL_S = 5.0
@@ -105,7 +109,7 @@ async def delete(responses: ResponseDialect, gateway: Gateway, request: web.Requ
     return web.json_response({"id": request.match_info["id"], "object": "response", "deleted": True})
 
 
-async def input_items(responses: ResponseDialect, gateway: Gateway, request: web.Request) -> web.Response:
+async def input_items(responses: ResponseDialect, gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """GET /v1/responses/{id}/input_items: the conversation before the answer, in pages."""
     query = read_page(request)
     call_id, _ = await calls.find(responses, gateway, request)
@@ -114,17 +118,21 @@ async def input_items(responses: ResponseDialect, gateway: Gateway, request: web
         items.reverse()
     if query.after:
         items = items[index_of(items, query.after) + 1 :]
-    page = items[: query.limit]
-    files = await responses.store.files(call_id, digests_of(page)) if shows_images(request) else None
-    return web.json_response(
-        {
-            "object": "list",
-            "data": shown_items(page, files),
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(items) > len(page),
-        }
-    )
+    page, files, settings = items[: query.limit], None, gateway.settings
+    if shows_images(request):
+        # An image counts as often as it is shown. The memory counts until the answer is written.
+        while len(page) > 1 and shown_bytes(page) > settings.max_body_bytes:
+            page.pop()
+        await hold_body(request, shown_bytes(page), settings.body_timeout_s)
+        files = await responses.store.files(call_id, shown_digests(page))
+    ends = {
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > len(page),
+    }
+    data = (", " * (index > 0) + json.dumps(shown_items([item], files)[0]) for index, item in enumerate(page))
+    parts = chain(['{"object": "list", "data": ['], data, ["], " + json.dumps(ends)[1:]])
+    return await write_body(request, parts, gateway.meters, settings.write_timeout_s)
 
 
 class ResponseLines:
@@ -132,15 +140,16 @@ class ResponseLines:
 
     def __init__(self, gateway: Gateway, owner: str) -> None:
         self._gateway = gateway
-        self._renderer = gateway.renderer_of(owner)
+        self._owner = owner
         self._dialect = dialect_of(gateway, owner)
         self.name = self._dialect.name
 
     def check(self, body: dict[str, Any]) -> None:
         read_request({**body, "store": False}, self._gateway.limits)
 
-    async def read(self, body: dict[str, Any]) -> Call:
-        return await self._dialect.read({**body, "store": False}, self._gateway.limits, self._renderer)
+    async def read(self, body: dict[str, Any], hold: Hold) -> Call:
+        renderer = self._gateway.renderer_of(self._owner, hold)
+        return await self._dialect.read({**body, "store": False}, self._gateway.limits, renderer)
 
     def form_of(self, call: Call) -> None:
         return None

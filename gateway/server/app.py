@@ -48,7 +48,7 @@ def create_app(models: Served) -> web.Application:
         client_max_size=settings.max_body_bytes,
     )
     app[DIRECTORY] = directory
-    body_budget.add_to(app, settings.max_bodies_bytes)
+    body_budget.add_to(app, process.bodies)
     batches = app[BATCHES] = BatchService(directory, table.LINE_ENDPOINTS)
     app.on_startup.append(batches.open)
     app.on_startup.append(_start)

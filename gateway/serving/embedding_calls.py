@@ -21,7 +21,7 @@ from quire.gateway.api.headers import IDEMPOTENCY_KEY
 from quire.gateway.api.parameters import read
 from quire.gateway.errors.api_errors import REQUEST_ID, GenerationFailed
 from quire.gateway.serving.calls import serve_with
-from quire.gateway.serving.service import Gateway
+from quire.gateway.serving.service import Gateway, Hold
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
 from quire.gateway.stream.writer import write_body
@@ -106,7 +106,7 @@ class EmbeddingLines:
     def check(self, body: dict[str, Any]) -> None:
         read(body, EMBEDDINGS, unsupported={})
 
-    async def read(self, body: dict[str, Any]) -> EmbeddingCall:
+    async def read(self, body: dict[str, Any], hold: Hold) -> EmbeddingCall:
         return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer)
 
     def form_of(self, call: Call) -> EmbeddingFormat:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,8 +16,9 @@ from prometheus_client.metrics_core import Metric
 from quire.gateway.admission.retry import AccountRetry, RetryPolicy
 from quire.gateway.admission.submission import Submission
 from quire.gateway.admission.worker_registry import WorkerRegistry
-from quire.gateway.api.body_budget import hold_more
+from quire.gateway.api.body_budget import BodyBudget, hold_more
 from quire.gateway.api.caller import caller_of
+from quire.gateway.api.memory import MemoryReturn
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.features.affinity.service import Affinity, AffinityMeter
 from quire.gateway.features.images.images import Images, ImageSender
@@ -39,6 +40,34 @@ if TYPE_CHECKING:
 
 # Seconds that a gateway waits at its end for Redis to accept cancellations.
 CANCEL_TIMEOUT_S = 3.0
+
+# Waits until there is memory for bytes of a call, named by a text for errors.
+Hold = Callable[[int, str], Awaitable[None]]
+
+# The name under which lines of batches count in the budget of bodies.
+_LINES = "lines of batches"
+
+
+class LineMemory:
+    """Counts the images of a line of a batch. The lines of all batches have one share, as those of one caller."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    async def hold(self, size: int, where: str) -> None:
+        """Count further bytes, once there is room for them, or fewer if the number is negative."""
+        if size > 0:
+            await self._budget.take(_LINES, size, None)
+        elif size:
+            self._budget.give_back(_LINES, -size)
+        self._held += size
+
+    def release(self) -> None:
+        """Count the line no more: it is submitted, or was not."""
+        if self._held:
+            held, self._held = self._held, 0
+            self._budget.give_back(_LINES, held)
 
 
 class GatewayProcess:
@@ -63,12 +92,14 @@ class GatewayProcess:
         self.metrics: list[Callable[[], Iterable[Metric]]] = [self.affinity.families]
         self.retry = AccountRetry()
         self.keys = Keys(settings, self.retry)
+        self.bodies = BodyBudget(settings.max_bodies_bytes, MemoryReturn().note)
         self.images = Images(
             max_images=settings.max_images,
             max_bytes=settings.max_image_bytes,
             max_pixels=settings.max_image_pixels,
             processes=settings.image_processes,
             hosts=settings.image_hosts,
+            wait_s=settings.body_timeout_s,
             # A quarter: while a call waits for memory, others can go on.
             max_call_bytes=min(settings.max_body_bytes, settings.max_bodies_bytes // 4),
         )
@@ -189,9 +220,9 @@ class Gateway:
         hold = partial(hold_more, request, self.settings.body_timeout_s)
         return self.renderer.of(ImageSender(caller_of(request).owner, self.worker_registry.no_images, hold))
 
-    def renderer_of(self, owner: str) -> Renderer:
-        """Return the renderer for calls of an owner that come without a request of their own."""
-        return self.renderer.of(ImageSender(owner, self.worker_registry.no_images))
+    def renderer_of(self, owner: str, hold: Hold) -> Renderer:
+        """Return the renderer for a line of a batch of an owner. hold: as of `ImageSender`."""
+        return self.renderer.of(ImageSender(owner, self.worker_registry.no_images, hold, has_body=False))
 
     @property
     def names(self) -> list[str]:

@@ -94,13 +94,18 @@ class ChoiceFormat(ABC):
         return self.full(choices, transcript.usage)
 
 
-class WriteMeter(Protocol):
+class StallMeter(Protocol):
+    """Counts clients that do not read."""
+
+    def client_stalled(self) -> None: ...
+
+
+class WriteMeter(StallMeter, Protocol):
     """Counts the writes to one client (`telemetry.request_meter.CallMeter`)."""
 
     def stream_opened(self) -> None: ...
     def stream_closed(self) -> None: ...
     def wrote(self, tokens: int, came_at: float) -> None: ...
-    def client_stalled(self) -> None: ...
 
 
 # Errors that end a stream but not its call.
@@ -387,7 +392,7 @@ async def collect(buffer: OutputBuffer, transcript: Transcript) -> list[Choice]:
 
 
 async def write_body(
-    request: web.Request, parts: Iterable[str], meter: WriteMeter, write_timeout_s: float
+    request: web.Request, parts: Iterable[str], meter: StallMeter, write_timeout_s: float
 ) -> web.StreamResponse:
     """Write an answer as one JSON body, given in parts.
 
@@ -413,7 +418,7 @@ async def write_body(
     return response
 
 
-async def _in_time(request: web.Request, written: Awaitable[None], timeout_s: float, meter: WriteMeter) -> None:
+async def _in_time(request: web.Request, written: Awaitable[None], timeout_s: float, meter: StallMeter) -> None:
     """Wait for a slow client, for `timeout_s` at most; then close its connection and raise ConnectionResetError."""
     try:
         async with asyncio.timeout(timeout_s):

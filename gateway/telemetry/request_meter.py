@@ -52,6 +52,10 @@ class RequestMeters:
         self.http[route, status] += 1
         self.refusals[reason] += 1
 
+    def client_stalled(self) -> None:
+        """Count a client that has not read its answer in time."""
+        self.slow_clients += 1
+
     def open(self, dialect: str, kind: str, began: float) -> CallMeter:
         """Return the meter of a call that was received at `began`, on `clock`. The caller closes it."""
         return CallMeter(self, dialect, kind, began)
@@ -118,7 +122,7 @@ class CallMeter:
 
     def client_stalled(self) -> None:
         """Count that the connection was closed because the client did not read."""
-        self.meters.slow_clients += 1
+        self.meters.client_stalled()
 
     def close(self, outcome: str) -> None:
         """End the call; `outcome` is one of CALL_OUTCOMES."""

@@ -65,11 +65,13 @@ class ResponseDialect(Dialect):
         request = read_request(body, limits, renderer.model.template)
         is_stored = request.is_stored and may_store
         request.call.check(limits)
-        before = await self.store.whole_conversation(request.previous, renderer) if request.previous else []
+        before = await self.store.whole_conversation(request.previous) if request.previous else []
         request = request.following(before)
         echo = request.echo()
         items = before + await self._resolved(request.items, before)
-        await read_images(request.items, renderer)
+        await read_images(request.items, before, renderer)
+        if before:
+            await self.store.load_images(request.previous, before)
         conversation = self._written(request, items) if is_stored else b""
         try:
             call = await _fitting_call(request, items, limits, renderer, echo)

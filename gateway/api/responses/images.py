@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.api.responses.items import IMAGE, WHERE, Item
-from quire.gateway.features.images.images import Image
+from quire.gateway.features.images.images import PREVIOUS, Image
 from quire.gateway.model.renderer import Renderer
 
 FILE = "file"
@@ -25,15 +25,18 @@ def image_parts(items: Iterable[Item]) -> list[dict[str, Any]]:
     return [part for content in lists for part in content if part["type"] == "input_image"]
 
 
-async def read_images(items: Sequence[Item], renderer: Renderer) -> None:
-    """Read the images of items, whose parts have them afterwards. Raises ApiError."""
-    parts = image_parts(items)
+async def read_images(items: Sequence[Item], before: Sequence[Item], renderer: Renderer) -> None:
+    """Read the images of items, whose parts have them afterwards, and hold memory for stored ones. Raises ApiError.
+
+    before: stored items. Their images without a file, as earlier versions stored them, are read as those of the items.
+    """
+    parts = [part for part in image_parts([*before, *items]) if FILE not in part]
     given = [
-        {WHERE: part[WHERE], "detail": part["detail"]}
+        {WHERE: part.get(WHERE, PREVIOUS), "detail": part["detail"]}
         | ({"file_id": part["file_id"]} if part["file_id"] else {"url": part["image_url"]})
         for part in parts
     ]
-    for part, image in zip(parts, await renderer.read_images(given), strict=True):
+    for part, image in zip(parts, await renderer.read_images(given, stored_bytes(before)), strict=True):
         part[IMAGE] = image
 
 
@@ -44,19 +47,36 @@ def files_of(items: Iterable[Item]) -> dict[str, bytes]:
 
 def digests_of(items: Iterable[Item]) -> list[str]:
     """Return the digests of the files of stored items."""
-    return [part[FILE]["digest"] for part in image_parts(items)]
+    return [part[FILE]["digest"] for part in image_parts(items) if FILE in part]
 
 
 def stored_bytes(items: Iterable[Item]) -> int:
     """Return the size of all files of stored items, each counted once."""
-    return sum({part[FILE]["digest"]: part[FILE]["bytes"] for part in image_parts(items)}.values())
+    return sum({part[FILE]["digest"]: part[FILE]["bytes"] for part in image_parts(items) if FILE in part}.values())
+
+
+def shown_bytes(items: Iterable[Item]) -> int:
+    """Return the size of the URLs of stored items as the API shows them, each image as often as it is in the items."""
+    return sum(
+        (part[FILE]["bytes"] + 2) // 3 * 4 if _has_data(part) else len(part["image_url"] or "")
+        for part in image_parts(items)
+    )
+
+
+def shown_digests(items: Iterable[Item]) -> list[str]:
+    """Return the digests of the files whose base64 the URLs of stored items have."""
+    return [part[FILE]["digest"] for part in image_parts(items) if _has_data(part)]
+
+
+def _has_data(part: dict[str, Any]) -> bool:
+    return FILE in part and (part["image_url"] or "").startswith(_DATA)
 
 
 def set_images(items: Iterable[Item], files: Mapping[str, bytes]) -> None:
     """Give the images of stored items their files."""
     for part in image_parts(items):
-        file = part.pop(FILE)
-        part[IMAGE] = Image(files[file["digest"]], file["digest"], file["width"], file["height"])
+        if (file := part.pop(FILE, None)) is not None:
+            part[IMAGE] = Image(files[file["digest"]], file["digest"], file["width"], file["height"])
 
 
 def stored_items(items: Sequence[Item]) -> list[Item]:
@@ -69,8 +89,8 @@ def shown_items(items: Sequence[Item], files: Mapping[str, bytes] | None) -> lis
 
     def shown(part: dict[str, Any]) -> dict[str, Any]:
         url = part["image_url"] if files is not None else None
-        if files is not None and url and url.startswith(_DATA):
-            url += base64.b64encode(files[part[FILE]["digest"]]).decode()
+        if files is not None and _has_data(part):
+            url = part["image_url"] + base64.b64encode(files[part[FILE]["digest"]]).decode()
         return {key: value for key, value in part.items() if key != FILE} | {"image_url": url}
 
     return [_changed(item, shown) for item in items]

@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from quire.gateway.api.responses.body import PREFIX, ResponseBody, ResponseStatus, is_stored
-from quire.gateway.api.responses.images import digests_of, set_images, stored_bytes
+from quire.gateway.api.responses.images import digests_of, set_images
 from quire.gateway.api.responses.items import Item
 from quire.gateway.api.responses.output_items import OutputItems
 from quire.gateway.api.responses.tools import function_names
 from quire.gateway.api.resume import StoredCall, StoredCalls, read_call_id
 from quire.gateway.errors.api_errors import ApiError, GenerationFailed, InvalidRequest, NotFound
-from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.transcript import Transcript
 from quire.shared.protocol.keys import image_name
@@ -128,23 +128,14 @@ class ResponseStore:
             raise not_found(PREFIX + call_id)
         return dict(zip(wanted, files, strict=True))
 
-    async def whole_conversation(self, response_id: str, renderer: Renderer) -> list[Item]:
-        """Return the items before the answer of a stored response, with their images, and its output.
+    async def whole_conversation(self, response_id: str) -> list[Item]:
+        """Return the items before the answer of a stored response, and its output. The images have no files yet.
 
-        Raises InvalidRequest for the parameter `previous_response_id`, ServerBusy or BrokerDown.
+        Raises InvalidRequest for the parameter `previous_response_id`, or BrokerDown.
         """
-        try:
+        with _previous(response_id):
             response = await self.read(response_id)
             items = await self.conversation(response.call_id)
-            await renderer.hold_images(stored_bytes(items), "previous_response_id")
-            set_images(items, await self.files(response.call_id, digests_of(items)))
-        except NotFound:
-            raise InvalidRequest(
-                f"Previous response with id {response_id[:80]!r} not found. It may have expired, or was made with "
-                "store: false.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            ) from None
         if not response.has_ended:
             raise InvalidRequest(
                 f"The previous response {response_id!r} has not ended; wait for its end, or cancel it.",
@@ -152,6 +143,25 @@ class ResponseStore:
                 code="previous_response_in_progress",
             )
         return items + output_of(response)
+
+    async def load_images(self, response_id: str, items: Sequence[Item]) -> None:
+        """Give the images of a conversation their files. Raises as `whole_conversation`."""
+        with _previous(response_id):
+            set_images(items, await self.files(read_call_id(response_id, PREFIX) or "", digests_of(items)))
+
+
+@contextmanager
+def _previous(response_id: str) -> Iterator[None]:
+    """Turn NotFound into the error of the parameter `previous_response_id`."""
+    try:
+        yield
+    except NotFound:
+        raise InvalidRequest(
+            f"Previous response with id {response_id[:80]!r} not found. It may have expired, or was made with "
+            "store: false.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        ) from None
 
 
 async def packed(conversation: bytes) -> bytes:

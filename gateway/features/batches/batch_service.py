@@ -43,7 +43,7 @@ class BatchService:
         """Run batches."""
         await self._files.start(self._directory.process.retry)
         if self._files.is_on:
-            self._directory.process.images.read_file = self._files.image
+            self._directory.process.images.find_file = self._files.image
             store = BatchStore(self._files.store.client)
             self.runner = BatchRunner(self._directory, self._endpoints, store, self._files.store.storage, self.meter)
             self._batch_routes.use(store, self.runner)

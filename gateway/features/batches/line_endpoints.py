@@ -15,7 +15,7 @@ from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.completions import CompletionDialect
 from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.parameters import CHAT, COMPLETIONS, read
-from quire.gateway.serving.service import Gateway
+from quire.gateway.serving.service import Gateway, Hold
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.gateway.stream.transcript import Transcript
@@ -33,8 +33,8 @@ class LineEndpoint(Protocol):
         """Check the parameters of a call without reading its prompt. Raises ApiError."""
         ...
 
-    async def read(self, body: dict[str, Any]) -> Call:
-        """Check and tokenize a call. Raises ApiError."""
+    async def read(self, body: dict[str, Any], hold: Hold) -> Call:
+        """Check and tokenize a call. hold: memory for its images. Raises ApiError."""
         ...
 
     def form_of(self, call: Call) -> object:
@@ -72,7 +72,7 @@ class DialectLines:
 
     def __init__(self, gateway: Gateway, owner: str, dialect: Dialect) -> None:
         self._gateway = gateway
-        self._renderer = gateway.renderer_of(owner)
+        self._owner = owner
         self._dialect = dialect
         self.name = dialect.name
 
@@ -83,8 +83,8 @@ class DialectLines:
         else:
             read(body, COMPLETIONS)
 
-    async def read(self, body: dict[str, Any]) -> Call:
-        return await self._dialect.read(body, self._gateway.limits, self._renderer)
+    async def read(self, body: dict[str, Any], hold: Hold) -> Call:
+        return await self._dialect.read(body, self._gateway.limits, self._gateway.renderer_of(self._owner, hold))
 
     def form_of(self, call: Call) -> None:
         return None

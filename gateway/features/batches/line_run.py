@@ -23,9 +23,12 @@ from quire.gateway.errors.api_errors import (
     BrokerDown,
     Cancelled,
     DeadlinePassed,
+    ImageTimeout,
     NoWorkers,
     QueueIsFull,
     RateLimited,
+    ServerBusy,
+    StorageDown,
 )
 from quire.gateway.features.batches.batch import Batch
 from quire.gateway.features.batches.line import BatchLine, call_id_of
@@ -33,7 +36,7 @@ from quire.gateway.features.batches.line_endpoints import Answer, LineEndpoints,
 from quire.gateway.features.batches.slots import Turn
 from quire.gateway.serving import calls
 from quire.gateway.serving.model_directory import ModelDirectory
-from quire.gateway.serving.service import Gateway
+from quire.gateway.serving.service import Gateway, LineMemory
 from quire.gateway.stream.buffer import OutputBuffer, ParkedOutcome
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.process.backoff import Backoff
@@ -52,6 +55,10 @@ PAUSE_S = (0.1, 2.0)
 PARKED_S = (2.0, 10.0)
 # Errors after which a line is submitted again.
 _PASSING = (BrokerDown, QueueIsFull, NoWorkers)
+# Errors of the files and images of a line. It is tried MAX_TRIES times, with AGAIN_S seconds in between.
+_OF_FILES = (ServerBusy, StorageDown, ImageTimeout)
+MAX_TRIES = 8
+AGAIN_S = (1.0, 15.0)
 _NO_HEADERS: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
 
 
@@ -130,20 +137,29 @@ class LineRunner:
         """
         run = RunLine(line.number, line.custom_id, call_id_of(self._batch.id, line.number))
         backoff, parked = Backoff(*PAUSE_S, jitter=True), Backoff(*PARKED_S, jitter=True)
+        again, tries = Backoff(*AGAIN_S, jitter=True), 1
         while True:
             await turn.wait()
-            pause_s = parked_s = 0.0
+            # The first pause is that of all lines of the owner, the other that of this line.
+            pause_s = own_pause_s = 0.0
+            memory = LineMemory(self._directory.process.bodies)
             try:
                 if self._state.has_ended and not (was_begun and await self._is_known(run.call_id)):
                     run.error, run.has_failed = BatchEnded(), True
                     return run
-                await self._run_once(line, run, turn, was_begun=was_begun)
+                await self._run_once(line, run, turn, memory, was_begun=was_begun)
                 return run
             except _PASSING:
                 pause_s = backoff.next()
             except LineParked:
                 was_begun = run.was_parked = True
-                parked_s = parked.next()
+                own_pause_s = parked.next()
+            except _OF_FILES as error:
+                if tries == MAX_TRIES:
+                    run.error, run.has_failed = error, True
+                    return run
+                tries += 1
+                own_pause_s = again.next()
             except RateLimited as error:
                 if error.headers.get("X-Should-Retry") == "false":
                     run.error, run.has_failed = error, True
@@ -153,17 +169,20 @@ class LineRunner:
                 run.error, run.has_failed = error, True
                 return run
             finally:
+                memory.release()
                 turn.give_back(pause_s)
-            if parked_s:
-                await asyncio.sleep(parked_s)
+            if own_pause_s:
+                await asyncio.sleep(own_pause_s)
 
-    async def _run_once(self, line: BatchLine, run: RunLine, turn: Turn, *, was_begun: bool) -> None:
+    async def _run_once(
+        self, line: BatchLine, run: RunLine, turn: Turn, memory: LineMemory, *, was_begun: bool
+    ) -> None:
         directory, batch = self._directory, self._batch
         # 1) Read the call, with the limits that the key has now.
         caller = await directory.process.keys.ring.owner(batch.owner)
         gateway = run.gateway = directory.choose(line.body.get("model"), caller)
         endpoint = self._endpoints.at(batch.endpoint, gateway, batch.owner)
-        call = gateway.key_limits.restricted(caller, _in_class(await endpoint.read(line.body)), line.body)
+        call = gateway.key_limits.restricted(caller, _in_class(await endpoint.read(line.body, memory.hold)), line.body)
         run.form = endpoint.form_of(call)
         requests = call.requests(run.call_id)
         run.requests = len(requests)
@@ -175,6 +194,8 @@ class LineRunner:
             terms = gateway.key_limits.charged(caller, call.model, terms, user)
             metadata = call.metadata(endpoint.name, int(time.time()))
             await gateway.submission.submit(requests, terms._replace(metadata=metadata.encode()), call.files)
+            call = replace(call, files={})
+            memory.release()
             turn.accepted()
             self._open.update(dict.fromkeys(ids, gateway))
             try:

@@ -11,10 +11,12 @@ import asyncio
 import ipaddress
 import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -25,9 +27,10 @@ from quire.shared.process.errors import StartError
 
 MAX_URL = 4096
 MAX_REDIRECTS = 3
-# Seconds for an image: until another fetch has ended if MAX_FETCHES run, and for all requests.
+# Seconds for all requests of an image.
 FETCH_S = 10.0
-MAX_FETCHES = 16
+# Images that are fetched at a time, of all owners and of one.
+MAX_FETCHES, MAX_OWN_FETCHES = 16, 8
 HEADERS = {"Accept": "image/png, image/jpeg, image/webp, image/gif", "Accept-Encoding": "identity"}
 
 _PORTS = {"http": 80, "https": 443}
@@ -102,32 +105,64 @@ class ImageHosts:
         return any(name + end in self.names for name in (host, *above) for end in ends)
 
 
+class FetchTimeout(PictureError):
+    """The host has not sent an image in time."""
+
+
+class FetchesFull(Exception):
+    """Other fetches have not ended in time."""
+
+
 class ImageFetcher:
-    """Fetches the images of all calls of a gateway process."""
+    """Fetches the images of all calls of a gateway process. wait_s: longest wait until other fetches have ended."""
 
     def __init__(
         self,
         hosts: ImageHosts,
         resolve: Resolve = resolve_host,
         make_socket: Callable[..., socket.socket] = public_socket,
+        wait_s: float = 30.0,
     ) -> None:
         self._hosts = hosts
         self._resolve = resolve
         self._make_socket = make_socket
+        self._wait_s = wait_s
         self._slots = asyncio.Semaphore(MAX_FETCHES)
+        # By owner, while they fetch or wait.
+        self._own_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @property
     def is_on(self) -> bool:
         """True if there are hosts from which images may come."""
         return bool(self._hosts.names)
 
-    async def fetch(self, url: str, most: int) -> bytes | None:
-        """Return the content of a URL; None if it has more than `most` bytes. Raises PictureError with the reason."""
+    async def fetch(self, url: str, most: int, owner: str = "") -> bytes | None:
+        """Return the content of a URL; None if it has more than `most` bytes.
+
+        Raises PictureError with the reason, FetchesFull.
+        """
+        async with self._slot(owner):
+            return await self._fetch_in_time(url, most)
+
+    @asynccontextmanager
+    async def _slot(self, owner: str) -> AsyncIterator[None]:
+        """Wait until an owner may fetch an image. Raises FetchesFull."""
+        own = self._own_slots.setdefault(owner, asyncio.Semaphore(MAX_OWN_FETCHES))
+        async with AsyncExitStack() as slots:
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await slots.enter_async_context(own)
+                    await slots.enter_async_context(self._slots)
+            except TimeoutError:
+                raise FetchesFull from None
+            yield
+
+    async def _fetch_in_time(self, url: str, most: int) -> bytes | None:
         try:
-            async with asyncio.timeout(FETCH_S), self._slots:
+            async with asyncio.timeout(FETCH_S):
                 return await self._fetch(url, most)
         except TimeoutError:
-            raise PictureError(f"fetching it takes more than {FETCH_S:g} s") from None
+            raise FetchTimeout(f"fetching it takes more than {FETCH_S:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise PictureError(f"fetching it fails: {str(error)[:200] or type(error).__name__}") from error
 

@@ -7,19 +7,20 @@ that was read before. `media_type`, if there is one, must be that of the file. `
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from quire.gateway.errors.api_errors import NotFound, ServerBusy, invalid, refused
-from quire.gateway.features.images.image_fetch import ImageFetcher, ImageHosts
+from quire.gateway.errors.api_errors import ImageTimeout, NotFound, ServerBusy, invalid, refused
+from quire.gateway.features.images.image_fetch import FetchesFull, FetchTimeout, ImageFetcher, ImageHosts
 from quire.gateway.features.images.picture_check import CheckLost, PictureChecks
 from quire.shared.images.layouts.layout import Layout, LayoutError
 from quire.shared.images.picture_error import PictureError
 from quire.shared.protocol.messages import ImageRef
 from quire.shared.text.chat_template import Message
 
-# Images that wait for a check or are checked. Until then a call holds nothing besides its body.
+# Images that wait for a check or are checked.
 MAX_WAITING = 256
 # Largest ratio of the sides: processors resize the shorter side to hundreds of pixels first.
 MAX_RATIO = 200
@@ -29,8 +30,11 @@ RETRY_S = 1
 # First bytes of the files of each media type; those of WebP are those of a container.
 _STARTS = {"image/png": b"\x89PNG", "image/jpeg": b"\xff\xd8", "image/gif": b"GIF8"}
 
-# Returns the content of a file: id, owner, and its largest size; None if it is larger. Raises NotFound with the reason.
-FileReader = Callable[[str, str, int], Awaitable[bytes | None]]
+# The name for errors of the images of the conversation that a call continues.
+PREVIOUS = "previous_response_id"
+
+# Returns the size of the file with an id and an owner, and what reads it. Both raise NotFound with the reason.
+FileFinder = Callable[[str, str], Awaitable[tuple[int, Callable[[], Awaitable[bytes]]]]]
 Part = Mapping[str, Any]
 
 
@@ -54,20 +58,30 @@ class Image:
         return cls(data, hashlib.sha256(data).hexdigest(), width, height)
 
 
-async def _hold_nothing(size: int) -> None:
+async def _hold_nothing(size: int, where: str) -> None:
     return
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that is not in the body of its call. By default that of an address, whose size is not known."""
+
+    size: int = 0
+    read: Callable[[], Awaitable[bytes]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSender:
     """The sender of a call with images. owner: of the files that the call may name. refusal: of all images now.
 
-    hold: waits until there is memory for further bytes of the call, or gives bytes back if the number is negative.
+    hold: waits until there is memory for further bytes of the call, or gives bytes back if the number is negative. It
+    gets the name of the images for errors too. has_body: there is memory for the body of the call, with its data URLs.
     """
 
     owner: str = ""
     refusal: str = ""
-    hold: Callable[[int], Awaitable[None]] = _hold_nothing
+    hold: Callable[[int, str], Awaitable[None]] = _hold_nothing
+    has_body: bool = True
 
 
 def take_images(messages: Sequence[Message]) -> tuple[Sequence[Message], list[Part]]:
@@ -103,8 +117,8 @@ class Images:
     """Reads the images of all calls of a gateway process. Checks run in processes of their own.
 
     max_images: in one call. max_bytes, max_pixels: of one image. max_call_bytes: of the images of a call that are not
-    in its body. processes: of checks. hosts: from which images are fetched. read_file: set by the feature that has
-    files; None without one.
+    in its body. processes: of checks. hosts: from which images are fetched. wait_s: until others are fetched.
+    find_file: set by the feature that has files; None without one.
     """
 
     def __init__(
@@ -116,6 +130,7 @@ class Images:
         processes: int,
         max_call_bytes: int = 2**25,
         hosts: str = "",
+        wait_s: float = 30.0,
     ) -> None:
         """Raise StartError for wrong hosts."""
         self._max_images = max_images
@@ -123,102 +138,136 @@ class Images:
         self._max_call_bytes = max_call_bytes
         self._checks = PictureChecks(processes, max_bytes, max_pixels)
         self._waiting = 0
-        self.fetcher = ImageFetcher(ImageHosts.parse(hosts))
-        self.read_file: FileReader | None = None
+        self.fetcher = ImageFetcher(ImageHosts.parse(hosts), wait_s=wait_s)
+        self.find_file: FileFinder | None = None
 
     def close(self) -> None:
         self._checks.close()
 
-    async def read_all(self, parts: Sequence[Part], sender: ImageSender = ImageSender()) -> list[Image]:
-        """Return the images of a call, one after the other. Raises InvalidRequest, ServerBusy."""
+    async def read_all(
+        self, parts: Sequence[Part], sender: ImageSender = ImageSender(), stored_bytes: int = 0
+    ) -> list[Image]:
+        """Return the images of a call, one after the other. Raises InvalidRequest, ServerBusy.
+
+        stored_bytes: of stored images of its conversation, which are read afterwards. The memory of all images is held
+        before the first is read: no call waits for memory while it holds images.
+        """
         if len(parts) > self._max_images:
             raise refused(
                 parts[self._max_images]["where"],
                 f"The call has {len(parts)} images; this server allows at most {self._max_images} (--max-images).",
             )
-        images, left = [], self._max_call_bytes
+        # 1) Find the sizes. Those of addresses are not known.
+        left, files, addresses = self._max_call_bytes, [], 0
         for part in parts:
-            image = part.get("image")
-            if image is None:
-                image, size = await self.read(part, sender, left)
-                left -= size
-            images.append(image)
+            file = None if "image" in part else await self._find(part, sender, left)
+            files.append(file)
+            left -= file.size if file is not None else 0
+            addresses += file is not None and file.read is None
+        spare = min(addresses * self._max_bytes, left)
+        # 2) Hold the memory.
+        held, used, images = self._max_call_bytes - left + spare, 0, []
+        if not sender.has_body:
+            used = sum(len(part["url"]) for part, file in zip(parts, files, strict=True) if _is_in_body(part, file))
+            held += used
+        await self._hold(stored_bytes, held, parts[0]["where"] if parts else PREVIOUS, sender)
+        # 3) Read and check.
+        try:
+            for part, file in zip(parts, files, strict=True):
+                image = part.get("image")
+                if image is None:
+                    image, size = await self._read(part, file, sender, spare)
+                    used += size
+                    spare -= size if file is not None and file.read is None else 0
+                images.append(image)
+        finally:
+            await sender.hold(used - held, "")
         return images
 
-    async def read(self, part: Part, sender: ImageSender, left: int) -> tuple[Image, int]:
-        """Return the image of a part, and the size of its file if that is not in the body of the call, else 0.
+    async def _hold(self, stored: int, size: int, where: str, sender: ImageSender) -> None:
+        """Wait until there is memory for the images of a call. Raises InvalidRequest, ServerBusy."""
+        if stored > self._max_call_bytes:
+            raise refused(
+                PREVIOUS,
+                f"{PREVIOUS} has images of {stored:,} bytes; this server allows at most {self._max_call_bytes:,} in a "
+                "call (--max-body-bytes).",
+            )
+        await sender.hold(stored + size, where)
 
-        left: bytes of files that the call may still have. Raises InvalidRequest, ServerBusy.
-        """
-        where = part["where"]
-        if self._waiting >= MAX_WAITING:
-            raise _busy("Too many images wait to be checked.")
-        self._waiting += 1
-        try:
-            given, start, size = await self._given(part, sender, left)
-            is_small = part.get("detail") == "low"
-            data, width, height = await self._checks.check(given, start, is_small=is_small)
-        except PictureError as error:
-            raise refused(where, f"{where} is an image that cannot be used: {error}.") from error
-        except CheckLost:
-            raise _busy(f"The check of the image {where} was interrupted.") from None
-        finally:
-            self._waiting -= 1
-        if max(width, height) > MAX_RATIO * min(width, height):
-            raise refused(where, f"{where} is {width} x {height} pixels: one side is over {MAX_RATIO} times the other.")
-        image = Image.of(data, width, height)
-        if (stated := part.get("media_type", image.media_type)) != image.media_type:
-            raise refused(where, f"{where} is an image of the type {image.media_type}, but media_type is {stated}.")
-        return image, size
+    async def _find(self, part: Part, sender: ImageSender, left: int) -> _File | None:
+        """Return the file of a part that is not in the body of its call, else None. Raises InvalidRequest, ServerBusy.
 
-    async def _given(self, part: Part, sender: ImageSender, left: int) -> tuple[str | bytes, int, int]:
-        """Return the file of a part, 0, and its size; or a URL, the place of its base64, and 0.
-
-        Raises InvalidRequest, PictureError, ServerBusy.
+        left: bytes of files that the call may still have.
         """
         url, where = part.get("url"), part["where"]
         if url is not None and not url[:6].lower().startswith(("http:", "https:")):
-            return url, self._start_of_base64(url, where), 0
+            return None
         if url is not None and not self.fetcher.is_on:
             raise refused(
                 where,
                 f"{where} is the address of an image, which this server does not fetch; give {_DATA_URL}, or have the "
                 "operator name the host in --image-hosts.",
             )
-        if url is None and self.read_file is None:
-            raise PictureError("this server stores no files; send the image as a data URL")
-        most = min(self._max_bytes, left)
-        await sender.hold(most)
-        file: bytes | None = None
-        try:
-            if url is not None:
-                file = await self.fetcher.fetch(url, most)
-            elif self.read_file is not None:
-                file = await self.read_file(part["file_id"], sender.owner, most)
-        except NotFound as error:
-            raise PictureError(error.message.rstrip(".")) from None
-        finally:
-            await sender.hold(len(file or b"") - most)
-        if file is None:
-            setting = "--max-image-bytes" if most == self._max_bytes else "--max-body-bytes, with the other images"
-            raise PictureError(f"it has more than {most:,} bytes; this server allows no more ({setting})")
-        return file, 0, len(file)
+        if url is not None:
+            return _File()
+        with _naming(where):
+            if self.find_file is None:
+                raise PictureError("this server stores no files; send the image as a data URL")
+            try:
+                size, read = await self.find_file(part["file_id"], sender.owner)
+            except NotFound as error:
+                raise PictureError(error.message.rstrip(".")) from None
+            if size > (most := min(self._max_bytes, left)):
+                raise self._too_large(most)
+        return _File(size, read)
 
-    async def hold(self, size: int, where: str, sender: ImageSender) -> None:
-        """Wait until there is memory for images of a call that are stored. Raises InvalidRequest, ServerBusy."""
-        if size > self._max_call_bytes:
-            raise refused(
-                where,
-                f"{where} has images of {size:,} bytes; this server allows at most {self._max_call_bytes:,} in a call "
-                "(--max-body-bytes).",
-            )
-        await sender.hold(size)
+    async def _read(self, part: Part, file: _File | None, sender: ImageSender, spare: int) -> tuple[Image, int]:
+        """Return the image of a part, and the size of its file if that is not in the body of the call, else 0.
+
+        spare: bytes that the images of addresses may still have. Raises InvalidRequest, ServerBusy.
+        """
+        where, start, size = part["where"], 0, 0
+        given: str | bytes | None
+        with _naming(where):
+            if file is None:
+                given, start = part["url"], self._start_of_base64(part["url"], where)
+            elif file.read is None:
+                given = await self.fetcher.fetch(part["url"], most := min(self._max_bytes, spare), sender.owner)
+                if given is None:
+                    raise self._too_large(most)
+                size = len(given)
+            else:
+                try:
+                    given, size = await file.read(), file.size
+                except NotFound as error:  # deleted meanwhile
+                    raise PictureError(error.message.rstrip(".")) from None
+            image = await self._checked(given, start, is_small=part.get("detail") == "low")
+        if (stated := part.get("media_type", image.media_type)) != image.media_type:
+            raise refused(where, f"{where} is an image of the type {image.media_type}, but media_type is {stated}.")
+        return image, size
+
+    async def _checked(self, given: str | bytes, start: int = 0, *, is_small: bool = False) -> Image:
+        """Return an image that was checked. Raises PictureError, CheckLost, ServerBusy."""
+        if self._waiting >= MAX_WAITING:
+            raise _busy("Too many images wait to be checked.")
+        self._waiting += 1
+        try:
+            data, width, height = await self._checks.check(given, start, is_small=is_small)
+        finally:
+            self._waiting -= 1
+        if max(width, height) > MAX_RATIO * min(width, height):
+            raise PictureError(f"it is {width} x {height} pixels: one side is over {MAX_RATIO} times the other")
+        return Image.of(data, width, height)
+
+    def _too_large(self, most: int) -> PictureError:
+        setting = "--max-image-bytes" if most == self._max_bytes else "--max-body-bytes, with the other images"
+        return PictureError(f"it has more than {most:,} bytes; this server allows no more ({setting})")
 
     async def check_file(self, size: int, content: AsyncIterator[bytes]) -> None:
         """Check that an upload is an image. Raises InvalidRequest, ServerBusy, and what `content` raises."""
         try:
             self._check_size(size)
-            await self._checks.check(b"".join([piece async for piece in content]))
+            await self._checked(b"".join([piece async for piece in content]))
         except PictureError as error:
             raise refused("file", f"file is no image that can be used: {error}.") from error
         except CheckLost:
@@ -239,6 +288,25 @@ class Images:
         start = len(header) + 1
         self._check_size((len(url) - start) // 4 * 3 - url.count("=", -2))
         return start
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Turn errors of an image into those of the API, with the place of the image."""
+    try:
+        yield
+    except FetchTimeout as error:
+        raise ImageTimeout(f"{where} is an image that cannot be used: {error}.", param=where) from error
+    except FetchesFull:
+        raise _busy(f"The image {where} was not fetched, because other images are fetched for too long.") from None
+    except PictureError as error:
+        raise refused(where, f"{where} is an image that cannot be used: {error}.") from error
+    except CheckLost:
+        raise _busy(f"The check of the image {where} was interrupted.") from None
+
+
+def _is_in_body(part: Part, file: _File | None) -> bool:
+    return file is None and "image" not in part
 
 
 def _busy(reason: str) -> ServerBusy:

@@ -134,20 +134,22 @@ class FileService:
         except StorageError as error:
             raise storage_down(error) from error
 
-    async def image(self, public_id: str, owner: str, most: int) -> bytes | None:
-        """Return the content of a file that a call names as its image. most: of its bytes.
+    async def image(self, public_id: str, owner: str) -> tuple[int, Callable[[], Awaitable[bytes]]]:
+        """Return the size of a file that a call names as its image, and what reads it.
 
-        Returns None for a larger file. Raises NotFound, StorageDown and BrokerDown.
+        Both raise NotFound, StorageDown and BrokerDown.
         """
         file = await self.find(public_id, owner)
         if file.purpose not in OF_IMAGES:
             raise NotFound(f"the purpose of the file is {file.purpose}; upload it with the purpose {VISION}")
-        if file.bytes > most:
-            return None
-        content = b"".join([piece async for piece in self.content(file)])
-        if len(content) != file.bytes:  # deleted meanwhile
-            raise not_found(public_id)
-        return content
+
+        async def read() -> bytes:
+            content = b"".join([piece async for piece in self.content(file)])
+            if len(content) != file.bytes:  # deleted meanwhile
+                raise not_found(public_id)
+            return content
+
+        return file.bytes, read
 
     async def delete(self, file_id: str, owner: str) -> str:
         """Delete a file. Returns `deleted`, `used` or `unknown`. Raises BrokerDown."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
+from quire.gateway.api.body_budget import BODIES, BodyBudget
 from quire.shared.protocol.keys import LaneKeys
 from tests.gateway.conftest import Start
 from tests.support.gateway.batch_calls import BatchClient
@@ -22,6 +25,7 @@ from tests.support.pictures import noise, saved
 PICTURE, OTHER = (saved(noise("RGB", 300, 200, seed), "PNG") for seed in (1, 2))
 KEYS = LaneKeys(MODEL)
 SCRIPT = emit([5, 6])
+URLS = "message.input_image.image_url"
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,19 @@ def digests(request: Any) -> list[str]:
 
 def hashed(*pictures: bytes) -> list[str]:
     return [hashlib.sha256(picture).hexdigest() for picture in pictures]
+
+
+def notes(budget: BodyBudget, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list of the sizes that calls take from a budget from now on."""
+    taken: list[int] = []
+    take = budget.take
+
+    async def noted(name: str, size: int, timeout_s: float) -> None:
+        taken.append(size)
+        await take(name, size, timeout_s)
+
+    monkeypatch.setattr(budget, "take", noted)
+    return taken
 
 
 async def images(redis: Redis) -> list[bytes]:
@@ -88,6 +105,28 @@ async def test_input_items_show_the_url_of_an_image_if_include_names_it(gateway:
             ]
 
 
+async def test_a_page_of_input_items_with_images_ends_at_the_size_of_a_body(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image counts as often as it is shown, and its memory until the answer is written."""
+    client, budget = BatchClient(gateway), gateway.app[BODIES]
+    url = data_url(PICTURE)
+    path, body = response(response_part(image_url=url))
+    async with gateway.worker(SCRIPT):
+        answer = await client.json("POST", path, json=body | {"input": body["input"] * 3})
+    taken = notes(budget, monkeypatch)
+    size = len(url) - len("data:image/png;base64,")
+    items = f"/v1/responses/{answer['id']}/input_items?order=asc&include[]={URLS}"
+    for bound, count in ((2 * size, 2), (size - 1, 1), (3 * size, 3)):
+        settings = replace(gateway.gateway.settings, max_body_bytes=bound)
+        monkeypatch.setattr(gateway.gateway, "settings", settings)
+        page = await client.json("GET", items)
+        assert [item["content"][0]["image_url"] for item in page["data"]] == [url] * count
+        assert (page["has_more"], page["last_id"]) == (count < 3, page["data"][-1]["id"])
+        assert taken.pop() == count * size
+    await budget.take("nobody else", gateway.gateway.settings.max_bodies_bytes, 1)  # all was given back
+
+
 async def test_a_conversation_keeps_the_images_that_truncation_leaves_out(gateway: RunningGateway) -> None:
     client, redis = BatchClient(gateway), gateway.gateway.broker.client
     async with gateway.worker(SCRIPT, max_model_len=100) as worker:
@@ -118,3 +157,52 @@ async def test_a_deleted_file_is_still_in_the_conversation(gateway: RunningGatew
         async with gateway.openai() as sdk:
             with pytest.raises(openai.BadRequestError, match="No such File object"):
                 await sdk.responses.create(**body)
+
+
+async def test_a_call_takes_the_memory_of_all_its_images_at_once(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that held one image while they waited for the memory of the next could wait for each other."""
+    client, budget = BatchClient(gateway), gateway.app[BODIES]
+    file = await client.upload(OTHER, "a.png", purpose="vision")
+    part = response_part(file_id=file["id"])
+    async with gateway.worker(SCRIPT):
+        path, body = response(response_part(image_url=data_url(PICTURE)))
+        first = await client.json("POST", path, json=body)
+        taken = notes(budget, monkeypatch)
+        _, body = response(part, part, previous_response_id=first["id"])
+        await client.json("POST", path, json=body)
+    assert taken[1:] == [len(PICTURE) + 2 * len(OTHER)]
+    await budget.take("nobody else", gateway.gateway.settings.max_bodies_bytes, 1)
+
+
+async def test_a_call_that_can_never_get_its_memory_is_refused_at_once(
+    start_gateway: Start, tmp_path: Path, seeing: Path
+) -> None:
+    sizes = {"max_bodies_bytes": 2**20, "max_body_bytes": 400_000, "max_image_bytes": 200_000}
+    gateway = await start_gateway(model=str(seeing), files_dir=str(tmp_path), **sizes)
+    client = BatchClient(gateway)
+    file = await client.upload(PICTURE + bytes(200_000 - len(PICTURE)), "a.png", purpose="vision")
+    path, body = response(response_part(file_id=file["id"]), instructions="x" * 350_000)
+    status, answer = await client.call("POST", path, json=body)
+    error = json.loads(answer)["error"]
+    assert (status, error["param"]) == (400, "input[0].content[0].file_id")
+    assert "half of this server's --max-bodies-bytes" in error["message"]
+
+
+async def test_images_as_earlier_versions_stored_them_are_read(gateway: RunningGateway) -> None:
+    client, redis = BatchClient(gateway), gateway.gateway.broker.client
+    async with gateway.worker(SCRIPT) as worker:
+        path, body = response(response_part(image_url=data_url(PICTURE)))
+        first = await client.json("POST", path, json=body)
+        key = KEYS.conversation(first["id"].removeprefix("resp_"))
+        items = json.loads(zlib.decompress(await redis.get(key) or b""))
+        part = items[0]["content"][0]
+        del part["file"]
+        part["image_url"] = data_url(PICTURE)
+        await redis.set(key, zlib.compress(json.dumps(items).encode()), keepttl=True)
+        shown = await client.json("GET", f"/v1/responses/{first['id']}/input_items?include[]={URLS}")
+        assert shown["data"][0]["content"][0]["image_url"] == data_url(PICTURE)
+        body = {"model": MODEL, "input": "And now?", "previous_response_id": first["id"]}
+        await client.json("POST", path, json=body)
+        assert digests(worker.claimed[1]) == hashed(PICTURE)

@@ -86,6 +86,18 @@ class Site:
         found: web.StreamResponse = await answer(request)
         return found
 
+    def gated(self, path: str) -> tuple[asyncio.Event, asyncio.Event]:
+        """Answer a path after the second event; the first tells that it was asked for."""
+        began, gate = asyncio.Event(), asyncio.Event()
+
+        async def answer(request: web.BaseRequest) -> web.StreamResponse:
+            began.set()
+            await gate.wait()
+            return web.Response(body=PICTURE)
+
+        self.answers[path] = answer
+        return began, gate
+
     async def fetch(self, url: str) -> bytes | None:
         return await self.fetcher.fetch(url, self.most)
 
@@ -351,6 +363,38 @@ async def test_few_fetches_run_at_a_time(site: Site, monkeypatch: pytest.MonkeyP
     site.answers["/a"] = counted
     assert await asyncio.gather(*(site.fetch(f"http://{NAME}/a") for _ in range(6))) == [PICTURE] * 6
     assert most == 2
+
+
+async def test_a_fetch_waits_for_others_outside_of_its_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait has a bound of its own, after which the call gets a 503."""
+    monkeypatch.setattr(image_fetch, "MAX_FETCHES", 1)
+    site.fetcher = ImageFetcher(ImageHosts.parse(HOSTS), site._resolve, site._socket)
+    began, gate = site.gated("/a")
+    first = asyncio.create_task(site.fetch(f"http://{NAME}/a"))
+    await began.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(image_fetch, "FETCH_S", 0)
+        second = asyncio.create_task(site.fetch(f"http://{NAME}/b"))
+        await asyncio.sleep(0.05)
+    site.fetcher._wait_s = 0.01
+    with pytest.raises(image_fetch.FetchesFull):
+        await site.fetch(f"http://{NAME}/c")
+    gate.set()
+    assert await asyncio.gather(first, second) == [PICTURE] * 2
+
+
+async def test_the_fetches_of_an_owner_leave_room_for_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_fetch, "MAX_FETCHES", 2)
+    monkeypatch.setattr(image_fetch, "MAX_OWN_FETCHES", 1)
+    site.fetcher = ImageFetcher(ImageHosts.parse(HOSTS), site._resolve, site._socket)
+    began, gate = site.gated("/a")
+    many = [asyncio.create_task(site.fetcher.fetch(f"http://{NAME}/a", site.most, "one")) for _ in range(4)]
+    await began.wait()
+    assert await site.fetcher.fetch(f"http://{NAME}/b", site.most, "other") == PICTURE
+    assert not any(task.done() for task in many)
+    gate.set()
+    assert await asyncio.gather(*many) == [PICTURE] * 4
+    assert not site.fetcher._own_slots
 
 
 @pytest.mark.parametrize(

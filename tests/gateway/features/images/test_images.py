@@ -257,6 +257,29 @@ async def test_few_images_wait(images: Images, monkeypatch: pytest.MonkeyPatch) 
     assert (await call).width == 4
 
 
+async def test_calls_that_wait_for_memory_hold_up_no_others(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_WAITING", 1)
+    waits, gate = asyncio.Event(), asyncio.Event()
+
+    async def hold(size: int, where: str) -> None:
+        waits.set()
+        await gate.wait()
+
+    async def content() -> bytes:
+        return SMALL
+
+    async def find(file_id: str, owner: str) -> tuple[int, Any]:
+        return len(SMALL), content
+
+    images.find_file = find
+    part = {"file_id": "file-1", "where": WHERE}
+    call = asyncio.create_task(images.read_all([part], door.ImageSender(hold=hold)))
+    await waits.wait()
+    assert (await read(images, url(SMALL))).width == 4
+    gate.set()
+    assert (await call)[0].width == 4
+
+
 async def test_a_process_is_replaced_after_many_images(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picture_check, "MAX_SERVED", 3)
     for _ in range(3):

@@ -92,7 +92,12 @@ async def test_another_key_cannot_tell_a_file_from_none(gateway: RunningGateway,
 
 async def test_a_file_without_a_picture_is_refused_at_upload_or_at_use(gateway: RunningGateway) -> None:
     client = BatchClient(gateway)
-    for content, says in ((b"{}", "not a PNG"), (PICTURE + bytes(BYTES), "--max-image-bytes")):
+    narrow = saved(noise("RGB", 1000, 1), "PNG")
+    for content, says in (
+        (b"{}", "not a PNG"),
+        (PICTURE + bytes(BYTES), "--max-image-bytes"),
+        (narrow, "over 200 times the other"),
+    ):
         with pytest.raises(AssertionError, match=f"file is no image.*{says}"):
             await upload(client, content)
     assert (await client.json("GET", "/v1/files"))["data"] == []
