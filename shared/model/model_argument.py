@@ -10,8 +10,9 @@ from quire.shared.model.files import made_json
 from quire.shared.model.folder import CONFIG, find_fault, find_gguf, is_gguf
 from quire.shared.process.errors import FileError
 
-# The model that comes with Quire, as a path below the folder of the sources.
+# The models that come with Quire, as paths below the folder of the sources.
 DEFAULT_MODEL = "models/demo"
+OWN_MODELS = (DEFAULT_MODEL, "models/demo-vision")
 
 _SOURCES = Path(__file__).resolve().parents[2]
 _HUGGING_FACE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -20,11 +21,11 @@ _HUGGING_FACE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.
 def resolve_model(model: str) -> str:
     """Return the absolute path of a folder or GGUF file, or a Hugging Face name unchanged. Raises CommandError.
 
-    DEFAULT_MODEL is found from every working directory.
+    OWN_MODELS are found from every working directory.
     """
     path = Path(model).expanduser()
-    if model == DEFAULT_MODEL and not path.is_dir():
-        path = _SOURCES / DEFAULT_MODEL
+    if model in OWN_MODELS and not path.is_dir():
+        path = _SOURCES / model
     if path.is_dir():
         if (gguf := find_gguf(path)) is not None:
             return _checked_gguf(gguf)

@@ -49,14 +49,14 @@ def result_text(result: str) -> str:
     return f"<tool_response>{result}</tool_response>"
 
 
-def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Train a byte-level BPE tokenizer with VOCABULARY_SIZE tokens, the special tokens first."""
+def train_tokenizer(texts: Iterable[str], size: int = VOCABULARY_SIZE, others: tuple[str, ...] = ()) -> Tokenizer:
+    """Train a byte-level BPE tokenizer with `size` tokens, the special tokens first, `others` after the usual ones."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
-        special_tokens=list(SPECIAL),
+        vocab_size=size,
+        special_tokens=[*SPECIAL, *others],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
