@@ -1,7 +1,7 @@
 """Trains the demonstration model that sees, and writes a checkpoint as Transformers publishes LLaVA models.
 
 Drawings and questions are made during the run, and nothing is downloaded. The seed decides everything except the
-rounding of the machine. 3,000 steps should take some 20 minutes on two free CPU cores.
+rounding of the machine. A step takes half a second to a second on one CPU core; 3,400 steps made the checkpoint.
 
     python -m models.demo.training.vision.train --out models/demo-vision
     python -m models.demo.training.vision.train --out trial --steps 100                  # a short trial
