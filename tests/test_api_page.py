@@ -140,6 +140,9 @@ def test_a_kind_that_is_described_is_that_of_the_check(of: str, name: str) -> No
     elif name.startswith("guided_"):
         assert check(name, {"json": {}, "choice": ["a"]}.get(name.removeprefix("guided_"), "a")).name == name
         wrong = [1, "", [], [""], True]
+    elif name == "repetition_detection":
+        assert check(name, {"max_pattern_size": 4, "min_count": 3}) == (1, 4, 3)
+        wrong = [True, "4:3", {"max_pattern_size": 4}, {"max_pattern_size": 4, "min_count": 3, "size": 1}]
     elif name == "prediction":
         assert check(name, {"type": "content", "content": [{"type": "text", "text": "a"}]}) == "a"
         wrong = ["a", 1, [{"type": "text", "text": "a"}]]
@@ -242,7 +245,7 @@ def test_the_pages_of_lists_are_those_of_the_code() -> None:
     text = " ".join(RESPONSES_PAGE.split())
     assert f"`limit` (1 to {ITEMS.most}, by default {ITEMS.default}), `order`" in text
     batches = " ".join(BATCHES_PAGE.split())
-    assert f"`limit` (1 to {FILES_QUERY.most:,}), `after`, `order` and `purpose` (`batch` or `batch_output`)" in batches
+    assert f"`limit` (1 to {FILES_QUERY.most:,}), `after`, `order` and `purpose`" in batches
     assert f"`expires_after[seconds]` ({MIN_EXPIRY_S} to {MAX_EXPIRY_S})" in batches
 
 

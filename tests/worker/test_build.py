@@ -52,8 +52,9 @@ def test_a_worker_of_a_model_with_images_says_why_it_computes_none(tmp_path: Pat
         return build_engine(WorkerSettings(model=str(folder), device="cpu", num_blocks=32), "test").no_images
 
     assert reason(make_checkpoint(tmp_path / "llama", "llama")) == ""
-    blind = make_vision(tmp_path / "blind", "cohere2_vision")
-    assert reason(blind) == "this worker computes no images: images of the model type cohere2_vision are not computed"
+    blind = make_vision(tmp_path / "blind", "emu3")
+    why = "images that become tokens of the vocabulary are not computed"
+    assert reason(blind) == f"this worker computes no images: {why}"
 
 
 def mapped(folder: Path) -> list[str]:
@@ -137,7 +138,7 @@ MIB = 1 << 20
 
 # A block of 16 tokens takes 16 MiB.
 SIZES: Any = {"kv_bytes_per_block": lambda block_size: block_size * MIB, "least_step": lambda max_num_seqs: 0}
-MODEL: Any = SimpleNamespace(max_model_len=1600, state_bytes=0, **SIZES)
+MODEL: Any = SimpleNamespace(max_model_len=1600, state_bytes=0, image_bytes=0, **SIZES)
 
 
 def limits(monkeypatch: pytest.MonkeyPatch, free: int, **settings: Any) -> EngineLimits:
@@ -183,7 +184,7 @@ def test_host_blocks_are_what_is_asked_for_what_is_free_and_what_is_needed_at_mo
 
 
 # A state takes 64 MiB, a block of 16 tokens 16 MiB.
-STATEFUL: Any = SimpleNamespace(max_model_len=160, state_bytes=64 * MIB, **SIZES)
+STATEFUL: Any = SimpleNamespace(max_model_len=160, state_bytes=64 * MIB, image_bytes=0, **SIZES)
 
 
 def stateful(monkeypatch: pytest.MonkeyPatch, free: int, **settings: Any) -> EngineLimits:

@@ -161,7 +161,7 @@ def compute(
         positions=torch.cat([torch.arange(first, first + len(values)) for _, first, values in chunks]),
         slot_mapping=none,
         block_tables=none,
-        seq_lens=none,
+        seq_lens=torch.tensor([first + len(values) for _, first, values in chunks]),
         query_start_loc=torch.tensor([0, *lengths]).cumsum(0),
         logits_rows=none,
         state_slots=torch.tensor([slot for slot, _, _ in chunks]),

@@ -356,6 +356,7 @@ class SlowTower:
     def __init__(self, family: VisionFamily) -> None:
         self.now, self._tower = 0.0, family.tower
         self.image_token_id, self.is_deep, self.grid = family.tower.image_token_id, False, family.tower.grid
+        self.most_whole = 0
 
     def clock(self) -> float:
         return self.now
