@@ -1,11 +1,11 @@
 """Images of prompts: their embeddings, which take the places of image tokens, and their part in hashes of blocks.
 
 The first step that computes a token of an image computes its embeddings. A cache of bounded size keeps embeddings and
-drops the least recently used; those that are not in the cache are computed again. A group
-keeps those of an image of which a step has computed only a part, so that each chunk of a prompt finds them.
+drops the least recently used; those that are not in the cache are computed again. A group keeps those of an image of
+which a step has computed only a part, so that each chunk of a prompt finds them.
 
-A chunk ends before an image for which the tower may not run in this step (`tower_pacer`). Later prompts
-of the queue take the rest of the token budget.
+A chunk ends before an image for which the tower may not run in this step (`tower_pacer`). Later prompts of the queue
+take the rest of the token budget.
 """
 
 from __future__ import annotations
