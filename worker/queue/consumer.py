@@ -220,7 +220,8 @@ class Consumer:
                 return
             if self._committer.runs(entry.request_id):
                 continue
-            claim = await self._broker.claim(entry, self._reader.worker_id, new_id(), self._incarnation)
+            pace = self._engine.status.pace
+            claim = await self._broker.claim(entry, self._reader.worker_id, new_id(), self._incarnation, pace)
             if claim is None:
                 continue
             self.claims.note(claim)

@@ -11,6 +11,7 @@ from quire.shared.protocol.broker.adapters import AdapterVerbs, Announcement
 from quire.shared.protocol.broker.commit import CommitVerb, ComputedTokens, PackedStep, StepCommit, StepReply
 from quire.shared.protocol.broker.gateway import (
     Attachment,
+    DeadlineUnreachable,
     GatewayVerbs,
     IdempotencyConflict,
     LastBeat,
@@ -34,6 +35,7 @@ __all__ = [
     "Claim",
     "ComputedTokens",
     "DeadRequest",
+    "DeadlineUnreachable",
     "IdempotencyConflict",
     "LastBeat",
     "NameHolder",

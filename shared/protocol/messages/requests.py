@@ -23,6 +23,7 @@ from quire.shared.config.validators import (
 )
 from quire.shared.protocol.keys import image_name
 from quire.shared.protocol.messages.codec import VERSION, as_map, decode, pack, pack_token_ids, unpack_token_ids
+from quire.shared.protocol.pace import UNKNOWN_PACE, Pace
 from quire.shared.protocol.sampling_params import SamplingParams
 
 MAX_PROMPT_TOKENS = 2_000_000
@@ -48,6 +49,10 @@ POOLINGS = ("last", "mean")
 _OPTIONAL = {"prediction": b"", "forked_from": "", "num_kept": 0, "first_choice": 0, "images": ()}
 # The sampling parameters that a message leaves out if they have their defaults, as messages have these.
 _OPTIONAL_SAMPLING = {"thinking_token_budget": -1, "thinking_start": [], "thinking_end": [], "repetition_detection": []}
+
+
+# The same of a worker card.
+_OPTIONAL_CARD = {"no_images": "", "pace": UNKNOWN_PACE}
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -94,6 +99,11 @@ def _images(name: str, value: Any) -> tuple[ImageRef, ...]:
             )
         )
     return tuple(found)
+
+
+def _pace(name: str, value: Any) -> Pace:
+    numbers = fixed_array(name, list(value) if isinstance(value, tuple) else value, len(Pace._fields))
+    return Pace(*(Integer(0, 2**31)(name, number) for number in numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +203,13 @@ class WorkerCard:
     adapter_faults: tuple[str, ...] = checked(Texts(MAX_ADAPTER_FAULTS, 1, MAX_FAULT_LENGTH), default=())
     # Why it computes no images; empty if it does, and of a model without images.
     no_images: str = checked(Text(0, MAX_FAULT_LENGTH), default="")
+    # What requests cost it in time.
+    pace: Pace = checked(_pace, default=UNKNOWN_PACE)
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     def encode(self) -> bytes:
-        """Return the card as a message, without the field of images unless it has a reason."""
-        return pack({name: value for name, value in as_map(self).items() if value or name != "no_images"})
+        """Return the card as a message, without optional fields that say nothing."""
+        return pack({name: value for name, value in as_map(self).items() if value != _OPTIONAL_CARD.get(name)})
 
     @classmethod
     def decode(cls, data: bytes) -> WorkerCard:
@@ -206,4 +218,4 @@ class WorkerCard:
 
     @classmethod
     def _read(cls, value: Any) -> WorkerCard:
-        return read_map(cls, "worker card", {"no_images": "", **value} if type(value) is dict else value)
+        return read_map(cls, "worker card", {**_OPTIONAL_CARD, **value} if type(value) is dict else value)
