@@ -23,8 +23,8 @@ from quire.worker.engine.step import Step
 # Weights of the newest step, and of the newest request, in the averages.
 STEP_WEIGHT = 1 / 64
 END_WEIGHT = 1 / 32
-# A step counts as at most this many average ones, so that a process that was stopped learns little from its break.
-LONGEST = 8.0
+# A step counts as at most so many average ones or seconds: a process that was stopped learns little from its break.
+LONGEST, LONGEST_S = 8.0, 1.0
 # Steps for which an engine still counts as full: a row that becomes free is taken within a few steps.
 FULL_STEPS = 16
 # Requests that end before the time between two ends counts as known; at least as many as there are rows.
@@ -85,7 +85,7 @@ class PaceMeter:
         seconds = now - (now if self._since is None else self._since)
         self._since = now if is_busy else None
         if self._step_s:
-            seconds = min(seconds, LONGEST * self._step_s)
+            seconds = min(seconds, max(LONGEST_S, LONGEST * self._step_s))
         self._step_s = _average(self._step_s, seconds, STEP_WEIGHT)
         decoding, chunks = step.num_decoding, step.num_prefill_tokens if step.chunks else 0
         if decoding:

@@ -43,16 +43,19 @@ PLACES = ("a lighthouse", "a mill", "a bakery", "a garden", "a station", "an isl
 
 
 @contextmanager
-def servers(folder: Path, model: str, rows: int) -> Iterator[dict[str, str]]:
+def servers(folder: Path, args: argparse.Namespace) -> Iterator[dict[str, str]]:
     """Run Redis, a worker and the gateways. Yields the URL of each gateway."""
+    model, rows = args.model, str(args.rows)
     redis = EmbeddedRedis(folder)
     redis.start()
     common = ["--redis-url", redis.url, "--served-model-name", "demo", "--log-level", "warning"]
     ports = {mode: str(free_port()) for mode in MODES}
-    commands = [["worker", model, "--max-num-seqs", str(rows), *common]]
-    commands += [["gateway", model, "--port", ports[mode], flag, *common] for mode, flag in MODES.items()]
-    command = [sys.executable, "-m", "quire"]
-    processes = [subprocess.Popen(dying_with_parent([*command, *each])) for each in commands]
+    commands = [["quire", "worker", model, "--max-num-seqs", rows, *common]]
+    if args.step_ms:
+        flags = ["--redis-url", redis.url, "--model-name", "demo", "--step-ms", str(args.step_ms), "--sequences", rows]
+        commands = [["quire.ops.benchmarks.stack.clockwork", *flags]]
+    commands += [["quire", "gateway", model, "--port", ports[mode], flag, *common] for mode, flag in MODES.items()]
+    processes = [subprocess.Popen(dying_with_parent([sys.executable, "-m", *each])) for each in commands]
     try:
         urls = {mode: f"http://127.0.0.1:{port}" for mode, port in ports.items()}
         for _ in range(600):
@@ -68,9 +71,10 @@ def servers(folder: Path, model: str, rows: int) -> Iterator[dict[str, str]]:
 
 
 def story(chance: random.Random, max_tokens: int) -> dict[str, Any]:
-    """Return a call: max_tokens more than 0 is the exact length of the answer."""
+    """Return a call. max_tokens: mean length of the answers; 0 lets the model end them."""
     text = f"Tell me a story about {chance.choice(SUBJECTS)} and {chance.choice(PLACES)}"
-    exact = {"max_tokens": max_tokens, "ignore_eos": True} if max_tokens else {}
+    length = round(max_tokens * chance.uniform(0.5, 1.5))
+    exact = {"max_tokens": length, "ignore_eos": True, "temperature": 0} if max_tokens else {}
     return {"model": "demo", "messages": [{"role": "user", "content": text}], "seed": chance.getrandbits(31), **exact}
 
 
@@ -78,7 +82,8 @@ async def call(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
     """Return the status of a call, and its duration in seconds."""
     began = time.perf_counter()
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
-        await response.read()
+        text = await response.text()
+        if "waited for too long" in text: return 505, 0
         return response.status, time.perf_counter() - began
 
 
@@ -105,9 +110,12 @@ async def round_of(
     """Send calls for a round. Returns how many were met, late, refused, and sent, and the others by status."""
     chance, found = random.Random(repr(seed)), Counter[str]()
     tasks: list[asyncio.Task[None]] = []
+    over = []
 
     async def one(body: dict[str, Any]) -> None:
         status, took_s = await call(session, url, body)
+        if status in (200, 504, 505):
+            over.append((status, round((took_s - body["timeout"]) * 1000), round(body["timeout"] * 1000)))
         is_met = status == 200 and took_s <= body["timeout"]
         found["met" if is_met else {200: "late", 429: "refused", 504: "late"}.get(status, str(status))] += 1
 
@@ -118,11 +126,12 @@ async def round_of(
         tasks.append(asyncio.create_task(one(body)))
     await asyncio.gather(*tasks)
     found["sent"] = len(tasks)
+    print([x for x in over if x[1] > 0 or x[0] == 504])
     return found
 
 
 async def compare(urls: dict[str, str], args: argparse.Namespace) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(60)) as session:
         await asyncio.sleep(2 * BEAT_S)
         for load in args.loads:
             alone_s, capacity = await calibrate(session, urls["today"], args)
@@ -148,11 +157,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--round-s", type=float, default=15.0)
     parser.add_argument("--rows", type=int, default=16, help="--max-num-seqs of the worker")
-    parser.add_argument("--tokens", type=int, default=0, help="length of each answer; 0 lets the model end it")
+    parser.add_argument("--tokens", type=int, default=0, help="mean length of answers; 0 lets the model end them")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="a worker that computes nothing, with such steps")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     print(f"{machine()}, {quire_version()}")
-    with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder, servers(Path(folder), args.model, args.rows) as urls:
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder, servers(Path(folder), args) as urls:
         asyncio.run(compare(urls, args))
     return 0
 
