@@ -208,6 +208,36 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
     upstream_total_s: float = option(
         3600.0, minimum=1, maximum=864000, help="Longest time in seconds of one answer of a server of --upstream."
     )
+    models_dir: str = option(
+        "",
+        metavar="FOLDER",
+        help="Serve every model of this folder: the worker loads the one that calls ask for, and unloads the one that "
+        "was used longest ago. Calls wait in Redis meanwhile. Gateways need --discover-models.",
+    )
+    models_max: int = option(
+        1, minimum=1, maximum=64, metavar="N", help="Largest number of models of --models-dir that are loaded at once."
+    )
+    models_memory_gb: float = option(
+        0.0,
+        minimum=0,
+        maximum=1_048_576,
+        help="Memory in GiB for the weights of all loaded models of --models-dir; 0 is nine tenths of what is free at "
+        "start, and no limit on a GPU.",
+    )
+    models_idle_s: float = option(
+        0.0,
+        minimum=0,
+        maximum=864_000,
+        help="Seconds without a call after which a model of --models-dir is unloaded; 0 keeps it until another needs "
+        "its place.",
+    )
+    models_slice_s: float = option(
+        20.0,
+        minimum=0.1,
+        maximum=86400,
+        help="Seconds for which a model of --models-dir may run calls while calls of another one wait; then its calls "
+        "go back to the queue, and continue in its next turn.",
+    )
     worker_id: str = option("", help="Stable name of this worker in the queue; by default the host name and slot 0.")
     drain_s: float = option(
         2.0,

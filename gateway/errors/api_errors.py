@@ -264,6 +264,12 @@ class NoWorkers(ApiError):
     code = "no_workers"
 
 
+class ModelNotLoaded(NoWorkers):
+    """The host of the model cannot load it. The text has the reason."""
+
+    code = "model_not_loaded"
+
+
 class DeadlinePassed(ApiError):
     status = 504
     type = "server_error"

@@ -49,9 +49,11 @@ class ModelDirectory:
         # Models that were replaced or forgotten, and still have open calls.
         self._leaving: list[Gateway] = []
         self._background: set[asyncio.Task[None]] = set()
-        # What the feature that finds models knows: whether Redis answers, and how many models it cannot serve.
+        # What the feature that finds models knows: whether Redis answers, how many models it cannot serve, and hosts.
         self.redis_answers = folder_model is not None
         self.num_refused = 0
+        # Whether a host with a folder of models is alive; its folder may be empty.
+        self.has_host = False
 
     @classmethod
     def of(cls, models: Gateway | ModelDirectory) -> ModelDirectory:
@@ -102,10 +104,8 @@ class ModelDirectory:
 
     @property
     def live(self) -> list[Gateway]:
-        """The models that are listed: those with a live worker, and the model of the folder."""
-        return [
-            gateway for gateway in self.gateways if gateway is self._folder_model or gateway.worker_registry.workers
-        ]
+        """The models that are listed: those with a live worker or a host, and the model of the folder."""
+        return [gateway for gateway in self.gateways if gateway is self._folder_model or gateway.can_answer]
 
     def find(self, name: str) -> Gateway | None:
         """Return the model that has this name. A served name has precedence over aliases and adapters of others."""

@@ -32,6 +32,7 @@ from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.telemetry.request_meter import RequestMeters
 from quire.shared.protocol.broker import Admission, Broker, QueueBounds, new_id
+from quire.shared.protocol.messages.host_card import HostedModel
 from quire.shared.redis.clients import command_client, pubsub_client
 from quire.shared.telemetry.loop_lag import LoopLag
 
@@ -147,7 +148,8 @@ class Gateway:
     def draining(self, value: bool) -> None:
         self.process.draining = value
 
-    async def start(self) -> None:
+    async def start(self, hosted: HostedModel | None = None) -> None:
+        """Open connections and start tasks. hosted: what hosts with --models-dir say of the model."""
         settings = self.settings
         # 1) Redis: a connection for commands, and one for the subscription.
         self._commands = command_client(settings.redis_url, self.model.name)
@@ -202,6 +204,7 @@ class Gateway:
         self.subscription.start()
         self.parking.start()
         self.affinity.start()
+        self.worker_registry.hosted = hosted
         await self.worker_registry.start()
 
     async def close(self) -> None:
@@ -223,6 +226,12 @@ class Gateway:
     def renderer_of(self, owner: str, hold: Hold) -> Renderer:
         """Return the renderer for a line of a batch of an owner. hold: as of `ImageSender`."""
         return self.renderer.of(ImageSender(owner, self.worker_registry.no_images, hold, has_body=False))
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether a worker of the model is alive, or a host loads it for the next call."""
+        registry = self.worker_registry
+        return bool(registry.workers) or registry.hosted is not None
 
     @property
     def names(self) -> list[str]:

@@ -15,7 +15,13 @@ from aiohttp import web
 from quire.gateway.errors import api_errors
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart
-from quire.gateway.stream.buffer import ClosedOutcome, NoWorkerOutcome, ParkedOutcome, RevokedOutcome
+from quire.gateway.stream.buffer import (
+    ClosedOutcome,
+    NotLoadedOutcome,
+    NoWorkerOutcome,
+    ParkedOutcome,
+    RevokedOutcome,
+)
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
@@ -235,6 +241,8 @@ class Transcript:
         if self.outcome is None or not self._failed:
             return None
         detail = self.outcome.detail
+        if isinstance(self.outcome, NotLoadedOutcome):
+            return api_errors.ModelNotLoaded(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
         if isinstance(self.outcome, NoWorkerOutcome):
             return api_errors.NoWorkers(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
         if isinstance(self.outcome, ParkedOutcome):

@@ -55,6 +55,8 @@ VIEW_TTL_S = 3.0
 MODEL_TTL_S = 3600
 # Time between two renewals of a worker's registration of its model.
 REGISTER_S = 5.0
+# Life of the card of a model host, which it renews with every heartbeat, and of its lease on a load.
+HOST_TTL_S = 5
 # Life of the usage of a day: 400 days.
 USAGE_S = 400 * 86_400
 # Length of the audit stream of accounts; Redis drops the oldest entries beyond it.
@@ -354,3 +356,16 @@ class RegistryKeys:
     def file(self, digest: str) -> str:
         """String with a TTL: the content of a file, under its SHA-256 digest in hexadecimal."""
         return f"{self.prefix}file:{digest}"
+
+    @property
+    def hosts(self) -> str:
+        """Sorted set: ids of model hosts by the Redis time (ms) of their last beat."""
+        return f"{self.prefix}hosts"
+
+    def host(self, host_id: str) -> str:
+        """String with a TTL: the card of a model host: the models of its folder and their states."""
+        return f"{self.prefix}host:{host_id}"
+
+    def loading(self, name: str) -> str:
+        """String with a TTL: the host that loads a model; no other host loads it meanwhile."""
+        return f"{self.prefix}loading:{name}"

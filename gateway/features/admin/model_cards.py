@@ -107,6 +107,7 @@ def _card(gateway: Gateway, name: str) -> dict[str, Any]:
         # vLLM's: the checkpoint, here by its served name, since its folder is no concern of clients.
         "root": model.name,
         "parent": model.name if name in limits.adapters else None,
+        "status": str(gateway.worker_registry.state),
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
         "vocab_size": limits.vocab_size,
