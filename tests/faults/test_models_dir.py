@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,10 +49,14 @@ class HostStack:
         return process
 
     def start_host(self) -> None:
+        self.host = self.another_host("host")
+
+    def another_host(self, name: str) -> QuireProcess:
         lease = ("--lease-s", "1", "--beat-s", "0.25", "--drain-s", "0.2")
-        where = ("--models-dir", str(self.folder), "--worker-id", "host")
-        self.host = self._start("worker", *where, *FLAGS, *lease, *self.flags)
-        self.host.wait_for("ready: host")
+        where = ("--models-dir", str(self.folder), "--worker-id", name)
+        host = self._start("worker", *where, *FLAGS, *lease, *self.flags)
+        host.wait_for("ready: host")
+        return host
 
     def start_gateway(self, port: str = "0") -> None:
         process = self._start("gateway", "--discover-models", "--port", port)
@@ -139,17 +145,37 @@ def stacks(tmp_path: Path) -> Iterator[list[HostStack]]:
         stack.close()
 
 
-def run_calls(stack: HostStack, names: list[str], rounds: int, tokens: int, faults: list[Any]) -> None:
+def post(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return status and body of one call, which is not repeated."""
+    data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{url}/v1/completions", data, headers), timeout=120
+        ) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def run_calls(
+    stack: HostStack, names: list[str], rounds: int, tokens: int, faults: list[Any], timeout_s: float = 180
+) -> None:
     """Send calls to all models at once, do `faults` meanwhile, and compare every answer."""
     calls = [call(name, seed, tokens) for seed in range(rounds) for name in names]
     expected = answers(stack.folder, calls)
     clients = [StubbornClient(stack.urls, body) for body in calls]
     for fault in faults:
         fault()
-    found = [client.wait(180) for client in clients]
+    found = [client.wait(timeout_s) for client in clients]
     assert [body["model"] for body, a, b in zip(calls, found, expected, strict=True) if a != b] == []
     assert [client.refusals for client in clients if client.refusals] == []
     stack.assert_nothing_is_left(names)
+
+
+@pytest.fixture
+def two(folder: Path) -> list[str]:
+    return fill(folder, copies=0, families=("llama", "qwen3"))
 
 
 @pytest.mark.promise
@@ -179,3 +205,116 @@ def test_ten_models_on_a_host_with_room_for_three_answer_as_alone_whatever_is_ki
         ],
     )
     assert set(stack.states()) == set(names)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_ten_models_survive_minutes_of_random_kills(folder: Path, tmp_path: Path, stacks: list[HostStack]) -> None:
+    names = fill(folder, copies=3)
+    stack = HostStack(folder, tmp_path / "state", "--models-max", "2", "--models-slice-s", "5")
+    stacks.append(stack)
+    choose = random.Random(5)
+
+    def kill_at_random() -> None:
+        kinds = (stack.kill_host, stack.kill_gateway, *[lambda: stack.kill_worker(choose)] * 3)
+        for _ in range(20):
+            time.sleep(choose.uniform(0, 8))  # a moment of any kind
+            choose.choice(kinds)()
+
+    run_calls(stack, names, rounds=6, tokens=600, faults=[kill_at_random], timeout_s=900)
+
+
+def test_a_model_whose_slice_is_over_hands_its_requests_back_and_continues(
+    folder: Path, two: list[str], tmp_path: Path, stacks: list[HostStack]
+) -> None:
+    stack = HostStack(folder, tmp_path / "state", "--models-slice-s", "0.1", "--max-num-seqs", "1")
+    stacks.append(stack)
+    # More answers than a slice has time for, one after the other.
+    calls = [call("llama", seed, 900) for seed in range(6)] + [call("qwen3", 1, 50)]
+    expected = answers(folder, calls)
+    clients = [StubbornClient(stack.urls, body) for body in calls[:-1]]
+    stack.host.wait_for("loaded llama")
+    clients.append(StubbornClient(stack.urls, calls[-1]))
+    assert [client.wait(120) for client in clients] == expected
+    stack.host.wait_for(r"unloading llama \(slice, for qwen3\)")
+    stack.assert_nothing_is_left(two)
+
+
+def test_a_model_that_cannot_be_loaded_costs_the_others_nothing_and_is_tried_again_when_it_is_mended(
+    folder: Path, two: list[str], tmp_path: Path, stacks: list[HostStack]
+) -> None:
+    weights = folder / "llama" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    big = folder / "big"
+    big.mkdir()
+    for file in (folder / "llama").iterdir():
+        (big / file.name).write_bytes(file.read_bytes())
+    with (big / "model.safetensors").open("ab") as file:
+        file.truncate(2**31)  # a hole: it takes no room on the disk
+    stack = HostStack(folder, tmp_path / "state", "--models-memory-gb", "1")
+    stacks.append(stack)
+    refused = {name: post(stack.urls[0], call(name, 0, 5)) for name in ("llama", "big")}
+    assert {name: (status, body["error"]["code"]) for name, (status, body) in refused.items()} == dict.fromkeys(
+        ("llama", "big"), (503, "model_not_loaded")
+    )
+    assert "llama/model.safetensors" in refused["llama"][1]["error"]["message"]
+    assert "--models-memory-gb is 1" in refused["big"][1]["error"]["message"]
+    assert str(folder) not in str(refused)
+    assert stack.states() | {"qwen3": ""} == {"llama": "failed", "big": "failed", "qwen3": ""}
+    assert post(stack.urls[0], call("qwen3", 0, 5))[0] == 200
+    weights.write_bytes(whole)
+    stack.wait(lambda: stack.states()["llama"] == "not_loaded")
+    status, body = post(stack.urls[0], call("llama", 0, 5))
+    assert (status, body["choices"][0]["token_ids"]) == (200, answers(folder, [call("llama", 0, 5)])[0])
+
+
+def test_models_come_and_go_while_the_host_runs(
+    folder: Path, two: list[str], tmp_path: Path, stacks: list[HostStack]
+) -> None:
+    stack = HostStack(folder, tmp_path / "state")
+    stacks.append(stack)
+
+    def models(*words: str) -> str:
+        process = stack._start("models", *words, "--models-dir", str(folder))
+        assert process.wait() == 0, process.stderr
+        return process.stdout
+
+    assert post(stack.urls[0], call("llama", 0, 5))[0] == 200
+    models("add", str(folder / "llama"), "--name", "third")
+    stack.wait(lambda: set(stack.states()) == {*two, "third"})
+    assert post(stack.urls[0], call("third", 0, 5))[0] == 200
+    listed = {row["name"]: row for row in json.loads(models("list", "--json"))}
+    assert {name: row["status"] for name, row in listed.items()} == {
+        "llama": "not_loaded",
+        "qwen3": "not_loaded",
+        "third": "loaded",
+    }
+    assert (listed["qwen3"]["last_used"], listed["third"]["last_used"] is None) == (None, False)
+    # What runs may end; nothing new comes.
+    client = StubbornClient(stack.urls, call("third", 0, 900))
+    stack.wait(lambda: stack.redis.hget(LaneKeys("third").totals, "accepted") == b"2")
+    models("remove", "third", "--yes")
+    assert client.wait(60) == answers(folder, [call("llama", 0, 900)])[0]
+    stack.wait(lambda: set(stack.states()) == set(two))
+    assert post(stack.urls[0], call("third", 0, 5))[0] == 404
+    stack.wait(lambda: not stack.workers())
+
+
+def test_two_hosts_of_a_folder_share_the_models(
+    folder: Path, two: list[str], tmp_path: Path, stacks: list[HostStack]
+) -> None:
+    stack = HostStack(folder, tmp_path / "state")
+    stacks.append(stack)
+    other = stack.another_host("other")
+    calls = [call(name, seed, 300) for seed in range(4) for name in two]
+    clients = [StubbornClient(stack.urls, body) for body in calls]
+    assert [client.wait(120) for client in clients] == answers(folder, calls)
+    # Each has loaded one model, once.
+    logs = stack.host.stderr + other.stderr
+    assert sorted(re.findall(r" loaded (\S+) after", logs)) == two
+    assert (len(stack.workers()), len(children_of(other.pid))) == (1, 1)
+    assert stack.host.stop() == 0
+    assert post(stack.urls[0], calls[0])[0] == post(stack.urls[0], calls[1])[0] == 200
+    with pytest.raises(AssertionError, match="the worker id 'other' is in use"):
+        stack.another_host("other")
