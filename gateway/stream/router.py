@@ -85,14 +85,10 @@ class FrameRouter:
 
         fault: why no worker can load the model; empty if none tries to.
         """
-        outcome = (
-            NotLoadedOutcome(NotLoadedOutcome.NAME, f"The model cannot be loaded: {fault}")
-            if fault
-            else NoWorkerOutcome(
-                NoWorkerOutcome.NAME,
-                f"No worker of this model is alive, and the request has waited for {waited_s:g} s; send it again.",
-            )
-        )
+        detail = f"No worker of this model is alive, and the request has waited for {waited_s:g} s; send it again."
+        outcome = NoWorkerOutcome(NoWorkerOutcome.NAME, detail)
+        if fault:
+            outcome = NotLoadedOutcome(NotLoadedOutcome.NAME, f"The model cannot be loaded: {fault}")
         opened_before = asyncio.get_running_loop().time() - waited_s
         for buffer in list(self._open):
             # A call in the background has no client that waits, and stays in the queue until its deadline.

@@ -241,10 +241,10 @@ class Transcript:
         if self.outcome is None or not self._failed:
             return None
         detail = self.outcome.detail
-        if isinstance(self.outcome, NotLoadedOutcome):
-            return api_errors.ModelNotLoaded(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
         if isinstance(self.outcome, NoWorkerOutcome):
-            return api_errors.NoWorkers(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
+            is_faulty = isinstance(self.outcome, NotLoadedOutcome)
+            kind = api_errors.ModelNotLoaded if is_faulty else api_errors.NoWorkers
+            return kind(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
         if isinstance(self.outcome, ParkedOutcome):
             return api_errors.Parked(PARKED_MESSAGE, headers={"X-Should-Retry": "false"})
         if isinstance(self.outcome, RevokedOutcome):
