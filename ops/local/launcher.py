@@ -54,7 +54,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
             settings = dataclasses.replace(settings, port=port)
             services = Services(settings, environ, state_dir)
             launcher = Launcher(settings, services, state_dir)
-            names = ",".join(model.name for model in services.models)
+            names = ",".join(services.names)
             # For a second `quire serve` and for commands like `quire ps`. The services report a full disk better.
             with contextlib.suppress(OSError):
                 lock.write(f"{os.getpid()} {launcher.url} {settings.redis_url or EMBEDDED} {names}")
@@ -168,10 +168,9 @@ class Launcher:
         self._progress.say(f"Ready in {self._progress.elapsed_s:.1f} s")
         if self._first_key and answers(self.url, "/"):
             self._progress.say(f"The chat page with this key: {self.url}/#key={self._first_key}")
-        names = [model.name for model in self._services.models] or sorted(listed_models(self.url))
         text = announcement(
             self.url,
-            names or ["NAME"],
+            self._services.names or ["NAME"],
             self._logs,
             is_default_port=self._settings.port == 8000,
             needs_key=not self._services.gateway_settings.is_open,

@@ -21,12 +21,15 @@ from quire.shared.config.service_settings import is_loopback
 from quire.shared.config.settings import FROM_FLAGS, load, options, to_environ
 from quire.shared.process.kill_pipe import KILL_PIPE, KillRequests
 from quire.worker.device import placement, topology
+from quire.worker.host.folder import scan
 from quire.worker.settings import WorkerSettings
 
 # Time for open streams to finish when gateway and workers stop, unless QUIRE_DRAIN_S is set.
 DRAIN_S = 2.0
 MAX_PORT = 65535
 MODELS_DIR = "QUIRE_MODELS_DIR"
+# Models of a folder that the announcement and the lock name.
+MAX_NAMES = 16
 
 
 class Services:
@@ -79,6 +82,14 @@ class Services:
         self._gateway_id = self.gateway_settings.gateway_id
         # Gateways with the same key log the same hash of a user.
         self._user_hash_key = self.gateway_settings.user_hash_key or secrets.token_hex(16)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models; of a folder those that it has now and that may be served, at most MAX_NAMES."""
+        if not self.has_folder:
+            return [model.name for model in self.models]
+        entries = scan(Path(self._worker.models_dir), {}).values()
+        return [entry.name for entry in entries if not entry.fault][:MAX_NAMES]
 
     @property
     def serves_several(self) -> bool:

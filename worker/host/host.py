@@ -34,7 +34,7 @@ from quire.shared.telemetry.internal_server import InternalServer, json_response
 from quire.shared.telemetry.prometheus import CONTENT_TYPE_LATEST
 from quire.worker.host.folder import FolderEntry, scan
 from quire.worker.host.metrics import HostMetrics
-from quire.worker.host.plan import ModelDemand, Phase, Plan, make_plan
+from quire.worker.host.plan import LoadPlan, ModelDemand, Phase, make_plan
 from quire.worker.host.settings import check_host_settings, room_of, too_large, worker_environ
 from quire.worker.host.worker_process import WorkerProcess
 from quire.worker.progress import progress
@@ -59,7 +59,7 @@ FAREWELL_S = 30.0
 
 
 @dataclass(slots=True)
-class LocalModel:
+class FolderModel:
     """A model of the folder, and its worker if it has one. Times are seconds of the event loop's clock.
 
     reason: why it cannot be loaded, until `retry_at`. kill_at: end of the patience with a worker that stops.
@@ -104,7 +104,7 @@ class ModelHost:
         self._id = settings.name
         self._listener = listener
         self._is_cluster = parse_redis_url(settings.redis_url).kind == "cluster"
-        self._models: dict[str, LocalModel] = {}
+        self._models: dict[str, FolderModel] = {}
         # Entries of the folder, those that cannot be served included.
         self._entries: dict[str, FolderEntry] = {}
         # Models whose lease this host has taken, to load them or to make room for them.
@@ -143,12 +143,13 @@ class ModelHost:
             stopped = asyncio.create_task(self._stop.wait())
             await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
+            for task in tasks:
+                if task.done():
+                    task.result()
         finally:
             self._stop.set()
             await asyncio.to_thread(self._end_workers)
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(result, Exception):
-                    log.error("the host failed: %r", result)
+            await asyncio.gather(*tasks, return_exceptions=True)
             with suppress(RedisError, OSError):
                 await self._hosts.retire(self._id)
             if internal is not None:
@@ -207,8 +208,10 @@ class ModelHost:
             return
         known = self._models.get(entry.name)
         if known is None:
-            known = self._models[entry.name] = LocalModel(entry, ModelDemand(entry.name, 0))
-        # A worker that runs keeps the files with which it was started.
+            known = self._models[entry.name] = FolderModel(entry, ModelDemand(entry.name, 0))
+        if known.demand.phase in (Phase.LOADING, Phase.READY):
+            log.info("the files of %s have changed", entry.name)
+            self._unload(known, "changed")
         known.entry, known.manifest, known.removed_at = entry, manifest, None
         known.demand.size = entry.size
         known.reason, known.retry_at, known.deaths = "", 0.0, 0
@@ -241,7 +244,7 @@ class ModelHost:
                     log.debug("the registrations cannot be renewed now: %s", error)
                     break
 
-    async def _forget(self, model: LocalModel) -> None:
+    async def _forget(self, model: FolderModel) -> None:
         if model.manifest is not None:
             with suppress(RedisError, OSError):  # it expires
                 await self._registry.forget(model.manifest)
@@ -280,7 +283,7 @@ class ModelHost:
         return self._stop.is_set()
 
     @property
-    def _present(self) -> list[LocalModel]:
+    def _present(self) -> list[FolderModel]:
         """The models that may be loaded, and those whose workers still run."""
         return [model for model in self._models.values() if model.removed_at is None or model.process is not None]
 
@@ -316,7 +319,7 @@ class ModelHost:
             self._readers[lane] = DemandReader(client, self._id)
         return self._readers[lane]
 
-    async def _carry_out(self, plan: Plan) -> None:
+    async def _carry_out(self, plan: LoadPlan) -> None:
         for name in plan.load:
             if await self._claim(name):
                 self._load(self._models[name])
@@ -353,7 +356,7 @@ class ModelHost:
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def _load(self, model: LocalModel) -> None:
+    def _load(self, model: FolderModel) -> None:
         now = asyncio.get_running_loop().time()
         name = model.entry.name
         log.info("loading %s", name)
@@ -364,7 +367,7 @@ class ModelHost:
             return
         model.demand.phase, model.demand.wanted_since, model.started_at = Phase.LOADING, None, now
 
-    def _unload(self, model: LocalModel, why: str) -> None:
+    def _unload(self, model: FolderModel, why: str) -> None:
         assert model.process is not None
         self.metrics.evictions[why] += 1
         model.process.stop()
@@ -396,7 +399,7 @@ class ModelHost:
                 self._unload(model, "removed")
         return before != {name: model.state(now) for name, model in self._models.items()}
 
-    def _end(self, model: LocalModel, now: float) -> None:
+    def _end(self, model: FolderModel, now: float) -> None:
         """Note the end of a model's worker."""
         process, phase = model.process, model.demand.phase
         assert process is not None
@@ -411,7 +414,7 @@ class ModelHost:
                 model.restarts.reset()
             self._note_death(model, process.how_it_ended(), now, is_loading=phase is Phase.LOADING)
 
-    def _note_death(self, model: LocalModel, how: str, now: float, *, is_loading: bool = True) -> None:
+    def _note_death(self, model: FolderModel, how: str, now: float, *, is_loading: bool = True) -> None:
         """Restart a worker that died soon; after several deaths while it loaded, the model counts as the cause."""
         log.warning("the worker of %s ended: %s", model.entry.name, how)
         model.deaths += is_loading
@@ -421,7 +424,7 @@ class ModelHost:
         else:
             model.retry_at = now + model.restarts.next()
 
-    def _fail(self, model: LocalModel, reason: str, now: float) -> None:
+    def _fail(self, model: FolderModel, reason: str, now: float) -> None:
         wait_s = model.faults.next()
         model.reason, model.retry_at = reason, now + wait_s
         self.metrics.failures[model.entry.name] += 1

@@ -16,7 +16,7 @@ class HostMetrics:
         self.loads: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         # By the reason of `plan.Eviction`.
-        self.evictions = Counter({"idle": 0, "room": 0, "slice": 0, "removed": 0})
+        self.evictions = Counter({"idle": 0, "room": 0, "slice": 0, "changed": 0, "removed": 0})
         self.load_s = Histogram(WAIT_S)
         self._exposition = Exposition("host")
 

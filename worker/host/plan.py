@@ -64,14 +64,14 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """Models to load, and workers to stop."""
 
     load: tuple[str, ...] = ()
     evict: tuple[Eviction, ...] = ()
 
 
-def make_plan(models: Collection[ModelDemand], room: Room, now: float) -> Plan:
+def make_plan(models: Collection[ModelDemand], room: Room, now: float) -> LoadPlan:
     """Return what to do now. Models are loaded in the order of their waiting time; none overtakes another."""
     held = [model for model in models if model.phase is not Phase.NONE]
     wanted = sorted(
@@ -84,10 +84,10 @@ def make_plan(models: Collection[ModelDemand], room: Room, now: float) -> Plan:
             load.append(model.name)
             held.append(model)
             continue
-        return Plan(tuple(load), _make_room(model, held, room, now))
+        return LoadPlan(tuple(load), _make_room(model, held, room, now))
     ready = [model for model in held if model.phase is Phase.READY and model.is_idle]
     expired = [model for model in ready if room.idle_s and now - model.used_at >= room.idle_s]
-    return Plan(tuple(load), tuple(Eviction(model.name, "idle") for model in expired))
+    return LoadPlan(tuple(load), tuple(Eviction(model.name, "idle") for model in expired))
 
 
 def _fits(model: ModelDemand, held: Collection[ModelDemand], room: Room) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.worker.host.plan import Eviction, ModelDemand, Phase, Plan, Room, make_plan
+from quire.worker.host.plan import Eviction, LoadPlan, ModelDemand, Phase, Room, make_plan
 
 ROOM = Room(most=2, size=100, slice_s=20.0, idle_s=0.0)
 
@@ -21,40 +21,40 @@ def waits(name: str, since: float, size: int = 40) -> ModelDemand:
     return ModelDemand(name, size, is_idle=False, wanted_since=since)
 
 
-def evicts(*names: str, why: str = "room", successor: str = "new") -> Plan:
-    return Plan((), tuple(Eviction(name, why, successor if why != "idle" else "") for name in names))
+def evicts(*names: str, why: str = "room", successor: str = "new") -> LoadPlan:
+    return LoadPlan((), tuple(Eviction(name, why, successor if why != "idle" else "") for name in names))
 
 
 @pytest.mark.parametrize(
     ("models", "room", "plan"),
     [
-        ([waits("b", 5), waits("a", 3)], ROOM, Plan(("a", "b"))),
-        ([waits("a", 3), waits("b", 4), waits("c", 5)], ROOM, Plan(("a", "b"))),
+        ([waits("b", 5), waits("a", 3)], ROOM, LoadPlan(("a", "b"))),
+        ([waits("a", 3), waits("b", 4), waits("c", 5)], ROOM, LoadPlan(("a", "b"))),
         # A place is free, but no memory.
-        ([ready("x", size=70, busy=True), waits("new", 90)], ROOM, Plan()),
+        ([ready("x", size=70, busy=True), waits("new", 90)], ROOM, LoadPlan()),
         ([ready("x", size=70), waits("new", 90)], ROOM, evicts("x")),
         # The idle model that was used longest ago goes first, and no more than necessary.
         ([ready("x", used_at=8), ready("y", used_at=7), waits("new", 90)], ROOM, evicts("y")),
         ([ready("x", used_at=8), ready("y", used_at=7), waits("new", 90, size=90)], ROOM, evicts("y", "x")),
         ([ready("x", used_at=1, busy=True), ready("y", used_at=7), waits("new", 90)], ROOM, evicts("y")),
         # Models with requests keep their workers until their slice is over, and the other has waited for one.
-        ([ready("x", ready_at=85, busy=True), ready("y", ready_at=82, busy=True), waits("new", 75)], ROOM, Plan()),
-        ([ready("x", ready_at=60, busy=True), ready("y", ready_at=50, busy=True), waits("new", 85)], ROOM, Plan()),
+        ([ready("x", ready_at=85, busy=True), ready("y", ready_at=82, busy=True), waits("new", 75)], ROOM, LoadPlan()),
+        ([ready("x", ready_at=60, busy=True), ready("y", ready_at=50, busy=True), waits("new", 85)], ROOM, LoadPlan()),
         (
             [ready("x", ready_at=60, busy=True), ready("y", ready_at=50, busy=True), waits("new", 75)],
             ROOM,
             evicts("y", why="slice"),
         ),
         # A worker that stops makes room: nothing else has to go.
-        ([ModelDemand("x", 40, Phase.STOPPING), ready("y"), waits("new", 75)], ROOM, Plan()),
-        ([ModelDemand("x", 40, Phase.LOADING), ready("y", busy=True), waits("new", 95)], ROOM, Plan()),
+        ([ModelDemand("x", 40, Phase.STOPPING), ready("y"), waits("new", 75)], ROOM, LoadPlan()),
+        ([ModelDemand("x", 40, Phase.LOADING), ready("y", busy=True), waits("new", 95)], ROOM, LoadPlan()),
         # Nobody overtakes a large model that waits.
-        ([ready("x", busy=True), waits("large", 85, size=90), waits("small", 90)], ROOM, Plan()),
-        ([ready("x", used_at=95), ready("y", used_at=80)], ROOM, Plan()),
+        ([ready("x", busy=True), waits("large", 85, size=90), waits("small", 90)], ROOM, LoadPlan()),
+        ([ready("x", used_at=95), ready("y", used_at=80)], ROOM, LoadPlan()),
         ([ready("x", used_at=95), ready("y", used_at=80)], Room(2, 100, 20.0, 10.0), evicts("y", why="idle")),
     ],
 )
-def test_the_plan_of_a_moment(models: list[ModelDemand], room: Room, plan: Plan) -> None:
+def test_the_plan_of_a_moment(models: list[ModelDemand], room: Room, plan: LoadPlan) -> None:
     assert make_plan(models, room, now=100.0) == plan
 
 
