@@ -221,8 +221,8 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         0.0,
         minimum=0,
         maximum=1_048_576,
-        help="Memory in GiB for the weights of all loaded models of --models-dir; 0 is nine tenths of what is free at "
-        "start, and no limit on a GPU.",
+        help="Memory in GiB for the weights of all loaded models of --models-dir; 0 is nine tenths of the free memory "
+        "at start, and no limit on a GPU.",
     )
     models_idle_s: float = option(
         0.0,

@@ -44,7 +44,7 @@ class WorkerRegistry:
     ) -> None:
         """give_up_queued: called with `no_worker_timeout_s` and "" while no worker has been alive for that time.
 
-        It is called with 0 and the reason while no host can load the model.
+        Also called with 0 and the reason while no host can load the model.
         """
         self._give_up_queued = give_up_queued
         self._no_worker_timeout_s = no_worker_timeout_s
@@ -59,7 +59,7 @@ class WorkerRegistry:
         self._empty_at: float | None = None
         self._leased_at = float("-inf")
         self.workers: tuple[WorkerCard, ...] = ()
-        # What hosts with --models-dir say of the model; None if none has it.
+        # The model at hosts with --models-dir; None if no host has it.
         self.hosted: HostedModel | None = None
         # Digests of the adapters that calls may name, and the announcements.
         self.adapters: dict[str, str] = {}
@@ -85,7 +85,7 @@ class WorkerRegistry:
 
     @property
     def state(self) -> HostState:
-        """Whether a worker serves the model, and if not, what its host does."""
+        """The state of the model: LOADED with a live worker, else that at its host."""
         if self.workers:
             return HostState.LOADED
         if self.hosted is None or self.hosted.state is HostState.LOADED:  # its worker has gone, or not yet sent a beat

@@ -52,7 +52,7 @@ class ModelDirectory:
         # What the feature that finds models knows: whether Redis answers, how many models it cannot serve, and hosts.
         self.redis_answers = folder_model is not None
         self.num_refused = 0
-        # Whether a host with a folder of models is alive; its folder may be empty.
+        # True while a host with a folder of models is alive; the folder may be empty.
         self.has_host = False
 
     @classmethod

@@ -149,7 +149,7 @@ class Gateway:
         self.process.draining = value
 
     async def start(self, hosted: HostedModel | None = None) -> None:
-        """Open connections and start tasks. hosted: what hosts with --models-dir say of the model."""
+        """Open connections and start tasks. hosted: the model at hosts with --models-dir."""
         settings = self.settings
         # 1) Redis: a connection for commands, and one for the subscription.
         self._commands = command_client(settings.redis_url, self.model.name)
@@ -229,7 +229,7 @@ class Gateway:
 
     @property
     def can_answer(self) -> bool:
-        """Whether a worker of the model is alive, or a host loads it for the next call."""
+        """True if a worker of the model is alive, or a host loads it for the next call."""
         registry = self.worker_registry
         return bool(registry.workers) or registry.hosted is not None
 

@@ -183,8 +183,8 @@ class AddModel(ModelsOfFolder):
         "auto",
         variable="",
         choices=("auto", "copy", "link"),
-        help="copy: copy the files that are read. link: make a symbolic link. auto: link what was downloaded to the "
-        "cache of Hugging Face, and copy everything else.",
+        help="copy: copy the files that are read. link: make a symbolic link. auto: link a model of the Hugging "
+        "Face Hub to its download in the cache, and copy any other.",
     )
 
 

@@ -93,7 +93,7 @@ class Services:
 
     @property
     def serves_several(self) -> bool:
-        """Whether the gateways find their models in Redis."""
+        """True if the gateways find their models in Redis."""
         return self.has_folder or len(self.models) > 1
 
     def _check_folder(self, settings: ServeSettings) -> None:

@@ -1,6 +1,6 @@
 """The model host: registers the models of a folder, watches their queues, and starts and stops their workers.
 
-It keeps nothing that must survive: requests and their tokens are in Redis, the models in the folder. If the host is
+The host has no state that must survive: requests and their tokens are in Redis, the models in the folder. If the host is
 killed, its workers end with it, and the next host finds in the queues which models are asked for.
 """
 
@@ -48,7 +48,7 @@ LOOK_S = 0.1
 SCAN_S = 1.0
 # Time after which a model that cannot be loaded is tried again, and the longest after repeated faults.
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
-# The same for a worker that dies without a word about its model.
+# Time until a worker that died without a report is started again, and the longest after repeated deaths.
 FIRST_RESTART_S, LAST_RESTART_S = 0.2, 10.0
 # Deaths in a row while a model is loaded after which the model counts as the cause.
 MAX_DEATHS = 5
@@ -176,7 +176,7 @@ class ModelHost:
     # --- the folder ---------------------------------------------------------------------------------------------------
 
     async def _scan(self) -> None:
-        """Take up new models, and let go of those that are gone."""
+        """Register new and changed models, and forget those that the folder no longer has."""
         try:
             entries = await asyncio.to_thread(scan, self._folder, self._entries)
         except OSError as error:

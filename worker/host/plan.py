@@ -2,8 +2,8 @@
 
 The model whose oldest request has waited longest comes first. It gets a free place, else the place of the models that
 are idle, the one that was used longest ago first. Models with open requests keep their workers for a time slice; after
-it a model that others wait for gives its place up, the one that was loaded longest ago first. Its requests go back to
-their queue and continue later.
+it a model that others wait for gives its place up, the one that was loaded longest ago first. The worker hands the
+requests back to their queue, and they continue later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 
 class Phase(Enum):
-    """What the worker of a model does at the moment."""
+    """The phase of the worker of a model."""
 
     NONE = auto()
     LOADING = auto()
@@ -42,7 +42,7 @@ class ModelDemand:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a host has. most: workers. size: bytes for their models. slice_s, idle_s: see --models-slice-s and
+    """The limits of a host. most: workers. size: bytes for their models. slice_s, idle_s: see --models-slice-s and
     --models-idle-s."""
 
     most: int

@@ -61,7 +61,7 @@ def room_of(settings: WorkerSettings) -> Room:
 
 
 def too_large(entry: FolderEntry, settings: WorkerSettings, room: Room) -> str:
-    """Return why a model can never be loaded beside nothing else; empty if it can."""
+    """Return why a model is too large for the host; empty if it is not."""
     if entry.size <= room.size:
         return ""
     limit = (

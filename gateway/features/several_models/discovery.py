@@ -49,7 +49,7 @@ class ModelDiscovery:
         self._settings = directory.process.settings
         # The message of the manifest of each model that is served, by its name.
         self._served: dict[str, bytes] = {}
-        # What hosts say of their models, by name.
+        # The models of hosts, by name.
         self._hosted: dict[str, HostedModel] = {}
         # Registrations that cannot be served, by name.
         self.faults: dict[str, Fault] = {}
@@ -115,7 +115,7 @@ class ModelDiscovery:
             log.info("model %s is served: %s", name, ", ".join(gateway.names))
 
     def _note_hosted(self, hosted: dict[str, HostedModel]) -> None:
-        """Note what model hosts say of their models."""
+        """Note the models of hosts and their states."""
         self._hosted = hosted
         for gateway in self._directory.gateways:
             gateway.worker_registry.hosted = hosted.get(gateway.model.name)

@@ -1,4 +1,4 @@
-"""What model hosts write to Redis: their cards, leases on loads, and what they read: the demand for each model."""
+"""The verbs of model hosts: their cards, leases on loads, and the demand for each model."""
 
 from __future__ import annotations
 

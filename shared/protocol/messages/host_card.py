@@ -1,4 +1,4 @@
-"""What a model host tells gateways: the models of its folder, and what it can do with each."""
+"""The card of a model host: the models of its folder, and the state of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_TIME_MS = 2**53
 
 
 class HostState(StrEnum):
-    """What a host does with a model. Of several hosts, gateways go by the state that comes first here."""
+    """The state of a model at a host. If hosts differ, gateways use the state that is first in this list."""
 
     #: A worker of the host serves the model.
     LOADED = "loaded"

@@ -1,7 +1,7 @@
 -- Count the open requests and the live workers of lanes. Nothing is written.
 --   KEYS  any key of the first lane (a cluster finds the node by it; there each call has one lane)
 --   ARGV  worker that does not count, then the prefix of each lane
---   ->    for each lane {requests that are queued or running, live workers but for that one}
+--   ->    for each lane {requests that are queued or running, other live workers}
 -- A request stays in its queue until it ends, so the lengths of the queues count what a dead worker has left, too.
 local replies = {}
 for i = 2, #ARGV do

@@ -22,7 +22,7 @@ from quire.worker.engine.offline import generate
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
 
-# How the models compute, in the test's process and in the workers.
+# Settings of the arithmetic, in the test's process and in the workers.
 ARITHMETIC = {"device": "cpu", "dtype": "float32", "threads": 1, "num_blocks": 256, "speculation": "off"}
 # Families besides the copies of the demo model.
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral-full", "gemma3", "llama-bias", "seed-oss")
