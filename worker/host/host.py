@@ -1,7 +1,7 @@
 """The model host: registers the models of a folder, watches their queues, and starts and stops their workers.
 
-The host has no state that must survive: requests and their tokens are in Redis, the models in the folder. If the host is
-killed, its workers end with it, and the next host finds in the queues which models are asked for.
+The host has no state that must survive: requests and their tokens are in Redis, the models in the folder. If the host
+is killed, its workers end with it, and the next host finds in the queues which models are asked for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Decides which models of a host get a worker, and which lose theirs. Knows neither Redis nor processes.
 
-The model whose oldest request has waited longest comes first. It gets a free place, else the place of the models that
-are idle, the one that was used longest ago first. Models with open requests keep their workers for a time slice; after
-it a model that others wait for gives its place up, the one that was loaded longest ago first. The worker hands the
-requests back to their queue, and they continue later.
+The model whose oldest request has waited longest comes first. A free place is used first, then the place of the model
+that has been idle longest. Models with open requests keep their workers for a time slice. After it a model gives its
+place up if others wait, the one that was loaded longest ago first. Its worker hands the requests back to their queue,
+and they continue later.
 """
 
 from __future__ import annotations
