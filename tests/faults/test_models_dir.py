@@ -74,7 +74,6 @@ class HostStack:
 
     def kill_worker(self, choose: random.Random) -> None:
         """Kill one of the workers that run at the moment, whatever it does."""
-        self.wait(self.workers)
         if workers := self.workers():
             os.kill(choose.choice(workers), signal.SIGKILL)
 
@@ -166,7 +165,8 @@ def run_calls(
     expected = answers(stack.folder, calls)
     clients = [StubbornClient(stack.urls, body) for body in calls]
     for fault in faults:
-        fault()
+        if any(client.token_ids is None for client in clients):
+            fault()
     found = [client.wait(timeout_s) for client in clients]
     assert [body["model"] for body, a, b in zip(calls, found, expected, strict=True) if a != b] == []
     assert [client.refusals for client in clients if client.refusals] == []
@@ -217,11 +217,10 @@ def test_ten_models_survive_minutes_of_random_kills(folder: Path, tmp_path: Path
 
     def kill_at_random() -> None:
         kinds = (stack.kill_host, stack.kill_gateway, *[lambda: stack.kill_worker(choose)] * 3)
-        for _ in range(20):
-            time.sleep(choose.uniform(0, 8))  # a moment of any kind
-            choose.choice(kinds)()
+        time.sleep(choose.uniform(0, 8))  # a moment of any kind
+        choose.choice(kinds)()
 
-    run_calls(stack, names, rounds=6, tokens=600, faults=[kill_at_random], timeout_s=900)
+    run_calls(stack, names, rounds=6, tokens=600, faults=[kill_at_random] * 20, timeout_s=900)
 
 
 def test_a_model_whose_slice_is_over_hands_its_requests_back_and_continues(
