@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import partial
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 
 from quire.gateway.api.call import Call
 from quire.gateway.api.conversation import read_call
 from quire.gateway.api.dialect import Dialect
+from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored
+from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored, joined_echo
+from quire.gateway.api.responses.compaction import ASK, CARRIED, SUMMARY_TOKENS, Compaction
 from quire.gateway.api.responses.events import START, ResponseEvents
-from quire.gateway.api.responses.images import files_of, read_images, stored_items
-from quire.gateway.api.responses.items import Item, droppable, without_oldest
+from quire.gateway.api.responses.images import digests_of, files_of, read_images, set_images, stored_items
+from quire.gateway.api.responses.items import (
+    Item,
+    divided,
+    droppable,
+    kept_by_compaction,
+    summary_message,
+    with_own_ids,
+    without_oldest,
+)
+from quire.gateway.api.responses.parameters import COMPACT, UNUSED
 from quire.gateway.api.responses.query import read_place, wrong_place
 from quire.gateway.api.responses.request import ResponseRequest, read_request
 from quire.gateway.api.responses.store import DIALECT, ResponseStore, item_place, not_found, output_of, packed
@@ -25,7 +37,7 @@ from quire.gateway.errors.api_errors import InvalidRequest, NotFound, refused
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.buffer import OutputBuffer
-from quire.gateway.stream.call_metadata import CallMetadata
+from quire.gateway.stream.call_metadata import MAX_ECHO_LENGTH, CallMetadata
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import AnswerFormat, EventRenderer
 
@@ -33,6 +45,30 @@ from quire.gateway.stream.writer import AnswerFormat, EventRenderer
 MAX_REFERENCED = 64
 # Names of parameters in errors of the common code, and the names of this API.
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+
+
+class JoinedConversation(Protocol):
+    """A conversation that a call continues. version: of the items that the caller has read."""
+
+    id: str
+    version: str
+    items: list[Item]
+
+    async def files(self, digests: Iterable[str]) -> dict[str, bytes]:
+        """Return files of its images by digest. Raises ApiError."""
+        ...
+
+
+class Conversations(Protocol):
+    """The conversations of one owner."""
+
+    async def join(self, conversation_id: str) -> JoinedConversation:
+        """Return a conversation that no other response continues. Raises ApiError."""
+        ...
+
+
+# Runs the call that asks for a summary, and returns the text of its answer. Raises ApiError.
+Summarise = Callable[[Call], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +85,19 @@ class ResponseDialect(Dialect):
     name = DIALECT
     prefix = PREFIX
 
-    def __init__(self, store: ResponseStore, storage: StorageLimits) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        storage: StorageLimits,
+        conversations: Conversations | None = None,
+        summarise: Summarise | None = None,
+    ) -> None:
+        """conversations: those that calls may continue. summarise: see `Summarise`. Calls without them have no such
+        parameter."""
         self.store = store
         self._storage = storage
+        self._conversations = conversations
+        self._summarise = summarise
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         """Check and tokenize a call, after the conversation of the previous response. Raises ApiError."""
@@ -63,20 +109,31 @@ class ResponseDialect(Dialect):
 
     async def _read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer, may_store: bool) -> Call:
         request = read_request(body, limits, renderer.model.template)
-        is_stored = request.is_stored and may_store
         request.call.check(limits)
-        before = await self.store.whole_conversation(request.previous) if request.previous else []
+        if request.compact_threshold and may_store and self._summarise is None:
+            raise refused("context_management", "context_management is not supported here; leave it out.")
+        before, joined = await self._before(request)
+        # The items of a conversation are read from the stored response when it has ended.
+        is_stored = may_store and (request.is_stored or joined is not None)
         request = request.following(before)
         echo = request.echo()
         items = before + await self._resolved(request.items, before)
+        if joined is not None:
+            items = with_own_ids(items)
         await read_images(request.items, before, renderer)
-        if before:
+        if joined is not None:
+            set_images(before, await joined.files(digests_of(before)))
+        elif before:
             await self.store.load_images(request.previous, before)
         conversation = self._written(request, items) if is_stored else b""
         try:
             call = await _fitting_call(request, items, limits, renderer, echo)
+            if may_store and 0 < request.compact_threshold < call.about.prompt_tokens:
+                call = await self._compacted(body, request, items, limits, renderer, echo) or call
         except InvalidRequest as error:
             raise _renamed(request.renamed(error)) from error
+        if joined is not None and may_store:
+            call = replace(call, joins=(joined.id, joined.version))
         return replace(
             request.with_loosened(call),
             retention_s=self._storage.retention_s if is_stored else 0,
@@ -85,6 +142,68 @@ class ResponseDialect(Dialect):
             files=files_of(items) if is_stored else call.files,
             chain=items[0]["id"] if items and (is_stored or request.previous) else "",
         )
+
+    async def read_compaction(
+        self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer
+    ) -> tuple[list[Item], Call]:
+        """Return the items that a body of /v1/responses/compact names, and the call that asks for their summary.
+
+        Raises ApiError.
+        """
+        read(body, COMPACT)
+        request = read_request({**body, "store": False}, limits, renderer.model.template)
+        before, _ = await self._before(request)
+        request = request.following(before)
+        items = before + await self._resolved(request.items, before)
+        if not items:
+            raise refused("input", "input is empty: there is nothing to compact.")
+        await read_images(request.items, before, renderer)
+        if before:
+            await self.store.load_images(request.previous, before)
+        try:
+            call = await read_summary(body, items, limits, renderer)
+        except InvalidRequest as error:
+            raise _renamed(error) from error
+        unused = [name for name in UNUSED if body.get(name) not in (None, [])]
+        return items, call.without_effect([*dict.fromkeys((*request.call.no_effect, *unused))])
+
+    async def _before(self, request: ResponseRequest) -> tuple[list[Item], JoinedConversation | None]:
+        """Return the items before the input, whose images have no files yet. Raises ApiError."""
+        if request.previous:
+            return await self.store.whole_conversation(request.previous), None
+        if not request.conversation_id:
+            return [], None
+        if self._conversations is None:
+            raise refused("conversation", "conversation is not supported here; send the items in input.")
+        joined = await self._conversations.join(request.conversation_id)
+        return joined.items, joined
+
+    async def _compacted(
+        self,
+        body: dict[str, Any],
+        request: ResponseRequest,
+        items: Sequence[Item],
+        limits: RequestLimits,
+        renderer: Renderer,
+        echo: str,
+    ) -> Call | None:
+        """Return the call with a summary in place of the items before its last step; None without such items."""
+        head, older, step = divided(items)
+        if not older or self._summarise is None:
+            return None
+        asked = await read_summary(body, [*head, *older], limits, renderer)
+        summary = await self._summarise(asked)
+        content = Compaction(summary, kept_by_compaction(step)).encode()
+        echo = joined_echo(echo, content)
+        if len(echo) > MAX_ECHO_LENGTH:
+            raise refused(
+                "context_management",
+                f"context_management keeps the last step, with which the compaction has {len(content)} characters, "
+                f"and at most {MAX_ECHO_LENGTH} are allowed with the fields of the call.",
+            )
+        # The model sees the images of the last step this time.
+        shown = [*head, summary_message(summary), *step]
+        return await _fitting_call(request, shown, limits, renderer, echo)
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ResponseEvents:
         return ResponseEvents(call_id, model, metadata)
@@ -160,7 +279,9 @@ class ResponseDialect(Dialect):
         data = json.dumps(stored_items(items), ensure_ascii=False, separators=(",", ":")).encode()
         limit = self._storage.conversation_bytes
         if len(data) > limit:
-            name = "previous_response_id" if request.previous else "input"
+            name = (
+                "previous_response_id" if request.previous else "conversation" if request.conversation_id else "input"
+            )
             raise refused(
                 name,
                 f"{name} makes a conversation of {len(data)} bytes; at most {limit} are stored (this server's setting "
@@ -169,12 +290,40 @@ class ResponseDialect(Dialect):
         return data
 
 
+async def read_summary(
+    body: Mapping[str, Any], items: Sequence[Item], limits: RequestLimits, renderer: Renderer
+) -> Call:
+    """Return the call that asks the model for a summary of items, whose images were read. Raises ApiError.
+
+    body: of the call that needs the summary, which has the same model, instructions and labels.
+    """
+    carried = {name: body[name] for name in CARRIED if name in body}
+    request = read_request({**carried, "input": ASK, "store": False}, limits, renderer.model.template)
+    request.call.check(limits)
+    return await _fitting_call(
+        request, [*items, *request.items], limits, renderer, request.echo(), default_max_tokens=SUMMARY_TOKENS
+    )
+
+
 async def _fitting_call(
-    request: ResponseRequest, items: Sequence[Item], limits: RequestLimits, renderer: Renderer, echo: str
+    request: ResponseRequest,
+    items: Sequence[Item],
+    limits: RequestLimits,
+    renderer: Renderer,
+    echo: str,
+    default_max_tokens: int | None = None,
 ) -> Call:
     """Return the call with all items, or, with `truncation: auto`, without the oldest ones that do not fit."""
+    read_items = partial(
+        read_call,
+        call=request.call,
+        limits=limits,
+        renderer=renderer,
+        echo=echo,
+        default_max_tokens=default_max_tokens,
+    )
     try:
-        return await read_call(request.conversation(items), request.call, limits, renderer, echo)
+        return await read_items(request.conversation(items))
     except InvalidRequest as error:
         if error.code != "context_length_exceeded" or not request.is_truncated:
             raise
@@ -184,9 +333,8 @@ async def _fitting_call(
     call: Call | None = None
     while low <= high:
         count = (low + high) // 2
-        conversation = request.conversation(without_oldest(items, count))
         try:
-            call = await read_call(conversation, request.call, limits, renderer, echo)
+            call = await read_items(request.conversation(without_oldest(items, count)))
             high = count - 1
         except InvalidRequest as error:
             if error.code != "context_length_exceeded":

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from quire.gateway.api.logprobs import token_entries
+from quire.gateway.api.responses.compaction import COMPACTION
 from quire.gateway.api.responses.tools import FunctionName
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind, is_complete
@@ -27,6 +28,8 @@ class ItemType(StrEnum):
     MESSAGE = "message"
     REASONING = "reasoning"
     FUNCTION_CALL = "function_call"
+    # What was compacted before the answer.
+    COMPACTION = COMPACTION
 
 
 class ItemStatus(StrEnum):
@@ -47,7 +50,12 @@ _TYPES = {
 NO_NAMES: Mapping[str, FunctionName] = {}
 # Reasons for which an answer ends too early.
 CUT = (OutcomeName.LENGTH, OutcomeName.REPETITION)
-_PREFIXES = {ItemType.MESSAGE: "msg_", ItemType.REASONING: "rs_", ItemType.FUNCTION_CALL: "fc_"}
+_PREFIXES = {
+    ItemType.MESSAGE: "msg_",
+    ItemType.REASONING: "rs_",
+    ItemType.FUNCTION_CALL: "fc_",
+    ItemType.COMPACTION: "cmp_",
+}
 
 
 @dataclass(slots=True)
@@ -80,6 +88,8 @@ class OutputItem:
 
     def json(self) -> str:
         """Return the item in the form of the API."""
+        if self.type == ItemType.COMPACTION:
+            return f'{{"id":{sse.quote(self.id)},"type":"compaction","encrypted_content":{sse.quote(self.text)}}}'
         head = f'{{"id":{sse.quote(self.id)},"type":"{self.type}","status":"{self.status}"'
         if self.type == ItemType.FUNCTION_CALL:
             space = f'"namespace":{sse.quote(self.namespace)},' if self.namespace else ""
@@ -111,8 +121,12 @@ class ItemChange(NamedTuple):
 class OutputItems:
     """The items of one response."""
 
-    def __init__(self, call_id: str, texts: TokenTexts, names: Mapping[str, FunctionName] = NO_NAMES) -> None:
-        """names: of functions within namespaces, by the name that the model knows."""
+    def __init__(
+        self, call_id: str, texts: TokenTexts, names: Mapping[str, FunctionName] = NO_NAMES, compaction: str = ""
+    ) -> None:
+        """names: of functions within namespaces, by the name that the model knows. compaction: content of
+        the first item; empty for none.
+        """
         self._call_id = call_id
         self._texts = texts
         self._names = names
@@ -123,6 +137,11 @@ class OutputItems:
         self.open: OutputItem | None = None
         # The finish reason of the answer; empty while it runs.
         self.finish_reason = ""
+        if compaction:
+            item_id = f"{_PREFIXES[ItemType.COMPACTION]}{call_id}_0"
+            first = OutputItem(0, ItemType.COMPACTION, item_id, status=ItemStatus.COMPLETED)
+            first.texts.append(compaction)
+            self.items.append(first)
 
     def push(self, parts: Sequence[AnswerPart], scored: ScoredTokens | None = None) -> Iterator[ItemChange]:
         """Add the parts that one token made certain; yield the changes, which must be consumed."""

@@ -13,6 +13,7 @@ from quire.gateway.api.conversation import template_variables, unknown_variables
 from quire.gateway.api.labels import LABELS, NO_EFFECT
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
+from quire.gateway.api.responses.body import joined_echo, split_echo
 from quire.gateway.api.responses.items import ADDITIONAL_TOOLS, Item, messages_of, read_items
 from quire.gateway.api.responses.parameters import (
     LOGPROBS,
@@ -59,6 +60,16 @@ class ResponseRequest:
     @property
     def previous(self) -> str:
         return str(self.given.get("previous_response_id", ""))
+
+    @property
+    def conversation_id(self) -> str:
+        """The conversation that the call continues; empty for none."""
+        return str(self.given.get("conversation", ""))
+
+    @property
+    def compact_threshold(self) -> int:
+        """Tokens of a prompt from which it is compacted; 0 for never."""
+        return int(self.given.get("context_management") or 0)
 
     @property
     def is_stored(self) -> bool:
@@ -117,11 +128,12 @@ class ResponseRequest:
         names = [self._schema_name(index) for index in call.loosened]
         if not names:
             return call
-        echo = json.loads(call.about.echo)
+        fields, compaction = split_echo(call.about.echo)
+        echo = json.loads(fields)
         reason = "the grammar follows this schema only in part, because the function is not strict"
         warnings = [{"param": name, "message": f"{name}: {reason}."} for name in names]
         echo["warnings"] = [*echo.get("warnings", []), *warnings]
-        about = replace(call.about, echo=json.dumps(echo, separators=(",", ":")))
+        about = replace(call.about, echo=joined_echo(json.dumps(echo, separators=(",", ":")), compaction))
         return replace(call.without_effect(names), about=about)
 
     def echo(self) -> str:
@@ -130,6 +142,7 @@ class ResponseRequest:
         text, reasoning = _text(given), _reasoning(given)
         fields = {
             "background": call.about.is_background,
+            "conversation": {"id": self.conversation_id} if self.conversation_id else None,
             "frequency_penalty": sampling.frequency_penalty,
             "instructions": given.get("instructions"),
             "max_output_tokens": given.get("max_output_tokens"),
@@ -170,7 +183,14 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
     template: of the model. A call that continues a response is not checked for its tools.
     """
     given = read(check_refused(body), RESPONSES)
-    if body.get("input") is None and not given.get("previous_response_id"):
+    follows = [name for name in ("previous_response_id", "conversation") if given.get(name)]
+    if len(follows) == 2:
+        raise refused(
+            "conversation",
+            "conversation and previous_response_id are both given; leave out one of them: a conversation has the items "
+            "of all its responses.",
+        )
+    if body.get("input") is None and not follows:
         raise refused("input", "input is required.", code="missing_required_parameter")
     if given.get("background") and not given.get("store", True):
         raise refused("store", "store must be true with background: true, because the answer is read later.")
@@ -191,7 +211,7 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
         skipped=skipped,
     )
     # The conversation before the call may have more tools.
-    return request if request.previous else request.following(())
+    return request if follows else request.following(())
 
 
 def _choice(given: dict[str, Any]) -> GivenChoice:
