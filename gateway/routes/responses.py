@@ -23,12 +23,14 @@ from quire.gateway.api.responses.request import read_request
 from quire.gateway.api.responses.store import ResponseStore
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import refused
-from quire.gateway.features.compaction.compact_calls import summarise
+from quire.gateway.features.compaction.compact_calls import compact, summarise
 from quire.gateway.features.conversations.conversation_calls import CONVERSATION, ConversationStore, settled, write_page
 from quire.gateway.serving import calls
 from quire.gateway.serving.service import Gateway, Hold
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import Transcript
+
+__all__ = ["ResponseLines", "cancel", "compact", "count", "delete", "input_items", "of_caller", "retrieve"]
 
 # Seconds that a cancelled response gets to end: its worker is told with its next commit.
 CANCEL_S = 5.0

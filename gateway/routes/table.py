@@ -27,8 +27,7 @@ from quire.gateway.api.responses.parameters import BODIES as RESPONSE_BODIES
 from quire.gateway.api.responses.query import PARAMETERS as RESPONSE_PARAMETERS
 from quire.gateway.errors import message_errors
 from quire.gateway.errors.error_responses import ErrorShape
-from quire.gateway.features.compaction.compact_calls import compact
-from quire.gateway.features.conversations import conversation_calls, conversation_parameters
+from quire.gateway.features.conversations import conversation_calls
 from quire.gateway.features.forks.fork_calls import BODIES as FORK_BODIES
 from quire.gateway.features.forks.fork_calls import create_response, fork
 from quire.gateway.routes import message_routes, responses
@@ -72,7 +71,7 @@ ROUTES: tuple[tuple[str, str, Callable[[ModelDirectory, Any], Handler], Callable
     ("POST", "/v1/messages/count_tokens", by_body, message_routes.count),
     ("POST", "/v1/responses", by_charged_body, of_caller(create_response)),
     ("POST", "/v1/responses/input_tokens", by_body, of_caller(responses.count)),
-    ("POST", "/v1/responses/compact", by_charged_body, of_caller(compact)),
+    ("POST", "/v1/responses/compact", by_charged_body, of_caller(responses.compact)),
     ("GET", RESPONSE, by_id, of_caller(responses.retrieve)),
     ("DELETE", RESPONSE, by_id, of_caller(responses.delete)),
     ("POST", f"{RESPONSE}/cancel", by_id, of_caller(responses.cancel)),
@@ -103,17 +102,17 @@ BODIES = {
     **MESSAGE_BODIES,
     **RESPONSE_BODIES,
     **EMBEDDING_BODIES,
-    **conversation_parameters.BODIES,
+    **conversation_calls.BODIES,
     **FORK_BODIES,
 }
-ANSWERS = MESSAGE_ANSWERS | RESPONSE_ANSWERS | conversation_parameters.ANSWERS
+ANSWERS = MESSAGE_ANSWERS | RESPONSE_ANSWERS | conversation_calls.ANSWERS
 PARAMETERS = {
     "ChatId": id_parameter(ChatDialect.prefix),
     "CompletionId": id_parameter(CompletionDialect.prefix),
     "MessageId": id_parameter(MessageDialect.prefix),
     **MESSAGE_PARAMETERS,
     **RESPONSE_PARAMETERS,
-    **conversation_parameters.PARAMETERS,
+    **conversation_calls.PARAMETERS,
 }
 
 

@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol, cast
 
 from aiohttp import web
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.conversation import read_call
 from quire.gateway.api.dialect import Dialect
-from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored, joined_echo
-from quire.gateway.api.responses.compaction import ASK, CARRIED, SUMMARY_TOKENS, Compaction
+from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored
 from quire.gateway.api.responses.events import START, ResponseEvents
 from quire.gateway.api.responses.images import digests_of, files_of, read_images, set_images, stored_items
-from quire.gateway.api.responses.items import (
-    Item,
-    divided,
-    droppable,
-    kept_by_compaction,
-    summary_message,
-    with_own_ids,
-    without_oldest,
-)
-from quire.gateway.api.responses.parameters import COMPACT, UNUSED
+from quire.gateway.api.responses.items import Item, with_own_ids
 from quire.gateway.api.responses.query import read_place, wrong_place
 from quire.gateway.api.responses.request import ResponseRequest, read_request
 from quire.gateway.api.responses.store import DIALECT, ResponseStore, item_place, not_found, output_of, packed
+from quire.gateway.api.responses.summaries import (
+    Summarise,
+    compacted_call,
+    fitting_call,
+    read_compact_request,
+    read_summary,
+)
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import InvalidRequest, NotFound, refused
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream.buffer import OutputBuffer
-from quire.gateway.stream.call_metadata import MAX_ECHO_LENGTH, CallMetadata
+from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.transcript import Transcript
 from quire.gateway.stream.writer import AnswerFormat, EventRenderer
 
@@ -65,10 +59,6 @@ class Conversations(Protocol):
     async def join(self, conversation_id: str) -> JoinedConversation:
         """Return a conversation that no other response continues. Raises ApiError."""
         ...
-
-
-# Runs the call that asks for a summary, and returns the text of its answer. Raises ApiError.
-Summarise = Callable[[Call], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +117,9 @@ class ResponseDialect(Dialect):
             await self.store.load_images(request.previous, before)
         conversation = self._written(request, items) if is_stored else b""
         try:
-            call = await _fitting_call(request, items, limits, renderer, echo)
-            if may_store and 0 < request.compact_threshold < call.about.prompt_tokens:
-                call = await self._compacted(body, request, items, limits, renderer, echo) or call
+            call = await fitting_call(request, items, limits, renderer, echo)
+            if self._summarise and may_store and 0 < request.compact_threshold < call.about.prompt_tokens:
+                call = await compacted_call(self._summarise, body, request, items, limits, renderer, call)
         except InvalidRequest as error:
             raise _renamed(request.renamed(error)) from error
         if joined is not None and may_store:
@@ -150,8 +140,7 @@ class ResponseDialect(Dialect):
 
         Raises ApiError.
         """
-        read(body, COMPACT)
-        request = read_request({**body, "store": False}, limits, renderer.model.template)
+        request = read_compact_request(body, limits, renderer)
         before, _ = await self._before(request)
         request = request.following(before)
         items = before + await self._resolved(request.items, before)
@@ -161,11 +150,9 @@ class ResponseDialect(Dialect):
         if before:
             await self.store.load_images(request.previous, before)
         try:
-            call = await read_summary(body, items, limits, renderer)
+            return items, await read_summary(body, items, limits, renderer, request.call.no_effect)
         except InvalidRequest as error:
             raise _renamed(error) from error
-        unused = [name for name in UNUSED if body.get(name) not in (None, [])]
-        return items, call.without_effect([*dict.fromkeys((*request.call.no_effect, *unused))])
 
     async def _before(self, request: ResponseRequest) -> tuple[list[Item], JoinedConversation | None]:
         """Return the items before the input, whose images have no files yet. Raises ApiError."""
@@ -177,33 +164,6 @@ class ResponseDialect(Dialect):
             raise refused("conversation", "conversation is not supported here; send the items in input.")
         joined = await self._conversations.join(request.conversation_id)
         return joined.items, joined
-
-    async def _compacted(
-        self,
-        body: dict[str, Any],
-        request: ResponseRequest,
-        items: Sequence[Item],
-        limits: RequestLimits,
-        renderer: Renderer,
-        echo: str,
-    ) -> Call | None:
-        """Return the call with a summary in place of the items before its last step; None without such items."""
-        head, older, step = divided(items)
-        if not older or self._summarise is None:
-            return None
-        asked = await read_summary(body, [*head, *older], limits, renderer)
-        summary = await self._summarise(asked)
-        content = Compaction(summary, kept_by_compaction(step)).encode()
-        echo = joined_echo(echo, content)
-        if len(echo) > MAX_ECHO_LENGTH:
-            raise refused(
-                "context_management",
-                f"context_management keeps the last step, with which the compaction has {len(content)} characters, "
-                f"and at most {MAX_ECHO_LENGTH} are allowed with the fields of the call.",
-            )
-        # The model sees the images of the last step this time.
-        shown = [*head, summary_message(summary), *step]
-        return await _fitting_call(request, shown, limits, renderer, echo)
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ResponseEvents:
         return ResponseEvents(call_id, model, metadata)
@@ -288,61 +248,6 @@ class ResponseDialect(Dialect):
                 "--max-conversation-bytes). Send store: false, or begin a new conversation.",
             )
         return data
-
-
-async def read_summary(
-    body: Mapping[str, Any], items: Sequence[Item], limits: RequestLimits, renderer: Renderer
-) -> Call:
-    """Return the call that asks the model for a summary of items, whose images were read. Raises ApiError.
-
-    body: of the call that needs the summary, which has the same model, instructions and labels.
-    """
-    carried = {name: body[name] for name in CARRIED if name in body}
-    request = read_request({**carried, "input": ASK, "store": False}, limits, renderer.model.template)
-    request.call.check(limits)
-    return await _fitting_call(
-        request, [*items, *request.items], limits, renderer, request.echo(), default_max_tokens=SUMMARY_TOKENS
-    )
-
-
-async def _fitting_call(
-    request: ResponseRequest,
-    items: Sequence[Item],
-    limits: RequestLimits,
-    renderer: Renderer,
-    echo: str,
-    default_max_tokens: int | None = None,
-) -> Call:
-    """Return the call with all items, or, with `truncation: auto`, without the oldest ones that do not fit."""
-    read_items = partial(
-        read_call,
-        call=request.call,
-        limits=limits,
-        renderer=renderer,
-        echo=echo,
-        default_max_tokens=default_max_tokens,
-    )
-    try:
-        return await read_items(request.conversation(items))
-    except InvalidRequest as error:
-        if error.code != "context_length_exceeded" or not request.is_truncated:
-            raise
-        refusal = error
-    # The smallest number of dropped items that is enough; fewer tries than there are bits in the number of items.
-    low, high = 1, droppable(items)
-    call: Call | None = None
-    while low <= high:
-        count = (low + high) // 2
-        try:
-            call = await read_items(request.conversation(without_oldest(items, count)))
-            high = count - 1
-        except InvalidRequest as error:
-            if error.code != "context_length_exceeded":
-                raise
-            low = count + 1
-    if call is None:
-        raise refusal
-    return call
 
 
 def _renamed(error: InvalidRequest) -> InvalidRequest:

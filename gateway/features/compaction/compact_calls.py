@@ -6,7 +6,6 @@ on at another worker if its own dies.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,21 +18,15 @@ from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.labels import user_hash
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.responses.body import PREFIX, usage_of
-from quire.gateway.api.responses.compaction import COMPACTION, Compaction
 from quire.gateway.api.responses.dialect import ResponseDialect
-from quire.gateway.api.responses.events import ResponseEvents
-from quire.gateway.api.responses.images import given_items
-from quire.gateway.api.responses.items import Item
-from quire.gateway.api.responses.output_items import ItemType, OutputItems
-from quire.gateway.api.responses.store import DIALECT
-from quire.gateway.errors.api_errors import REQUEST_ID, GenerationFailed
+from quire.gateway.api.responses.summaries import compacted_response, summary_text
+from quire.gateway.errors.api_errors import REQUEST_ID
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.serving.calls import serve_with
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import Transcript
-from quire.gateway.stream.writer import deltas, write_body
+from quire.gateway.stream.writer import write_body
 from quire.shared.protocol.broker import new_id
 
 
@@ -48,7 +41,7 @@ class _CompactCall:
     """One call of /v1/responses/compact. items: those that it compacts."""
 
     dialect: ResponseDialect
-    items: list[Item] = field(default_factory=list)
+    items: list[dict[str, Any]] = field(default_factory=list)
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         self.items, call = await self.dialect.read_compaction(body, limits, renderer)
@@ -58,16 +51,9 @@ class _CompactCall:
         self, gateway: Gateway, request: web.Request, buffer: OutputBuffer, transcript: Transcript, call: Call
     ) -> web.StreamResponse:
         call_id = request[REQUEST_ID]
-        content = Compaction(await _text(call_id, gateway, buffer, transcript)).encode()
-        kept = given_items([item for item in self.items if item.get("role") in ("user", "system", "developer")])
-        answer = {
-            "id": PREFIX + call_id,
-            "object": "response.compaction",
-            "created_at": transcript.metadata.created,
-            "output": [*kept, {"id": f"cmp_{call_id}", "type": COMPACTION, "encrypted_content": content}],
-            "usage": usage_of(transcript.usage),
-        }
-        return await write_body(request, iter([json.dumps(answer)]), gateway.meters, gateway.settings.write_timeout_s)
+        summary = await summary_text(call_id, gateway.model, buffer, transcript)
+        answer = compacted_response(call_id, self.items, summary, transcript)
+        return await write_body(request, iter([answer]), gateway.meters, gateway.settings.write_timeout_s)
 
 
 async def summarise(gateway: Gateway, request: web.Request, call: Call) -> str:
@@ -80,24 +66,10 @@ async def summarise(gateway: Gateway, request: web.Request, call: Call) -> str:
     terms = gateway.key_limits.charged(caller, call.model, terms, user_hash(call.user, gateway.user_hash_key))
     call_id = new_id()
     requests = call.requests(call_id)
-    metadata = call.metadata(DIALECT, int(time.time()))
+    metadata = call.metadata(ResponseDialect.name, int(time.time()))
     terms = terms._replace(metadata=metadata.encode())
     with gateway.listening([call_id], False, caller.owner) as buffer:
         await gateway.submission.submit(requests, terms, call.files)
         buffer.accept(terms.deadline_ms / 1000 or None, is_logged=False)
         transcript = Transcript(metadata, gateway.model, buffer.cursors)
-        return await _text(call_id, gateway, buffer, transcript)
-
-
-async def _text(call_id: str, gateway: Gateway, buffer: OutputBuffer, transcript: Transcript) -> str:
-    """Return the text of an answer at its end. Raises ApiError, also if the answer has none."""
-    output = ResponseEvents(call_id, gateway.model, transcript.metadata).output
-    async for delta in deltas(buffer, transcript):
-        output.add(delta)
-    if not (text := _message(output)):
-        raise GenerationFailed("The model has written no summary. Send the call again, or compact fewer items.")
-    return text
-
-
-def _message(output: OutputItems) -> str:
-    return "".join(item.text for item in output.items if item.type == ItemType.MESSAGE).strip()
+        return await summary_text(call_id, gateway.model, buffer, transcript)

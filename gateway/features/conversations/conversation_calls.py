@@ -39,13 +39,21 @@ from quire.gateway.api.responses.query import index_of, read_page, shows_images
 from quire.gateway.api.responses.store import DIALECT, ResponseStore, output_of
 from quire.gateway.api.resume import read_call_id
 from quire.gateway.errors.api_errors import BrokerDown, NotFound, conversation_locked, refused
-from quire.gateway.features.conversations.conversation_parameters import ADD, CONVERSATION, CREATE, UPDATE
+from quire.gateway.features.conversations.conversation_parameters import (
+    ADD,
+    ANSWERS,
+    BODIES,
+    CONVERSATION,
+    CREATE,
+    PARAMETERS,
+    UPDATE,
+)
 from quire.gateway.serving import calls
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream.writer import write_body
 from quire.shared.protocol.broker import FilesLost, KeptConversation, NoRoom, new_id
 
-__all__ = ["CONVERSATION", "ConversationStore", "settled", "write_page"]
+__all__ = ["ANSWERS", "BODIES", "CONVERSATION", "PARAMETERS", "ConversationStore", "settled", "write_page"]
 
 # Attempts to change a conversation that others change at the same time.
 ATTEMPTS = 16

@@ -38,7 +38,7 @@ _ITEMS = Parameter(
     schema=array(ANY_OBJECT, high=MAX_ADDED),
     kind=f"array of at most {MAX_ADDED} items",
     default=(),
-    help="[items](#items) of the conversation, without references",
+    help="[items](#items) of the conversation, without `item_reference`",
 )
 _METADATA = replace(LABELS["metadata"], help="stored with the conversation, and returned with it")
 CREATE = {
