@@ -17,6 +17,10 @@ from quire.gateway.api.parsing import parse_object
 from quire.gateway.errors.api_errors import InvalidRequest, refused
 
 COMPACTION = "compaction"
+# The last item of an input whose answer is a compaction of the items before it.
+TRIGGER = "compaction_trigger"
+# What `joined_echo` has for such an answer: the items before it stay, or are replaced.
+KEEPS, REPLACES = "keeps", "replaces"
 # The beginning of the content that this server writes; other servers have other ones.
 _NAME = "quire-1."
 # Values in the JSON of a content: this many, and one for each of these bytes.

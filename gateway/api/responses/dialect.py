@@ -22,6 +22,7 @@ from quire.gateway.api.responses.store import DIALECT, ResponseStore, item_place
 from quire.gateway.api.responses.summaries import (
     Summarise,
     compacted_call,
+    compacting_call,
     fitting_call,
     read_compact_request,
     read_summary,
@@ -117,8 +118,12 @@ class ResponseDialect(Dialect):
             await self.store.load_images(request.previous, before)
         conversation = self._written(request, items) if is_stored else b""
         try:
-            call = await fitting_call(request, items, limits, renderer, echo)
-            if self._summarise and may_store and 0 < request.compact_threshold < call.about.prompt_tokens:
+            if request.compacts:
+                call = await compacting_call(request, items, limits, renderer, echo)
+            else:
+                call = await fitting_call(request, items, limits, renderer, echo)
+            most = request.compact_threshold
+            if self._summarise and may_store and not request.compacts and 0 < most < call.about.prompt_tokens:
                 call = await compacted_call(self._summarise, body, request, items, limits, renderer, call)
         except InvalidRequest as error:
             raise _renamed(request.renamed(error)) from error

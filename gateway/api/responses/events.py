@@ -130,6 +130,8 @@ def _events_of(change: ItemChange) -> list[tuple[str, str]]:
     """Return the events of one change, each as its type and its fields."""
     item = change.item
     place = item.place
+    if item.type == ItemType.COMPACTION and change.delta is not None:
+        return [("response.compaction.compacting", place)]
     kind, part = _NAMES[item.type]
     if item.type != ItemType.FUNCTION_CALL:
         place += ',"content_index":0'
@@ -137,6 +139,8 @@ def _events_of(change: ItemChange) -> list[tuple[str, str]]:
         logprobs = f',"logprobs":[{",".join(change.logprobs)}]' if item.type == ItemType.MESSAGE else ""
         return [(f"{kind}.delta", f'{place},"delta":{sse.quote(change.delta)}{logprobs}')]
     whole = f'"output_index":{item.index},"item":{item.json()}'
+    if item.type == ItemType.COMPACTION:
+        return [("response.output_item.done" if change.is_end else "response.output_item.added", whole)]
     if not change.is_end:
         events = [("response.output_item.added", whole)]
         if part:
@@ -160,4 +164,5 @@ _NAMES = {
     ItemType.MESSAGE: ("response.output_text", True),
     ItemType.REASONING: ("response.reasoning_text", True),
     ItemType.FUNCTION_CALL: ("response.function_call_arguments", False),
+    ItemType.COMPACTION: ("response.compaction", False),
 }

@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.api.chat_messages import CALL_ID, DETAILS, ROLES
-from quire.gateway.api.responses.compaction import COMPACTION, SUMMARY, Compaction, broken_compaction, is_foreign
+from quire.gateway.api.responses.compaction import (
+    COMPACTION,
+    SUMMARY,
+    TRIGGER,
+    Compaction,
+    broken_compaction,
+    is_foreign,
+)
 from quire.gateway.api.responses.tools import FunctionName, read_response_tools
 from quire.gateway.api.tools import tool_name
 from quire.gateway.errors.api_errors import invalid, of_check, only, refused
@@ -50,6 +57,8 @@ _FOREIGN = (
     "program_output",
     "tool_search_output",
 )
+# Notes that Codex writes into items for a provider with the name OpenAI; they are left out.
+_OF_CODEX = "internal_chat_message_metadata_passthrough"
 _STATUS = OneOf(("in_progress", "completed", "incomplete"))
 # Keys of each type besides `type`, `id` and `status`. The keys of the second group are kept with the item, and the
 # model does not see them.
@@ -76,7 +85,7 @@ def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = No
     out: their names are added to `skipped`, each with the reason.
     """
     if type(value) is str:
-        return [_user_message(value)] if value else []
+        return [user_message(value)] if value else []
     if type(value) is not list:
         raise invalid(name, "a string or an array of items", value)
     if len(value) > MAX_ITEMS:
@@ -97,15 +106,26 @@ def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = No
         raise of_check(error) from None
 
 
-def _user_message(text: str) -> Item:
+def user_message(text: str) -> Item:
     content = [{"type": "input_text", "text": text}]
     return {"type": "message", "id": f"msg_{new_id()}", "status": "completed", "role": "user", "content": content}
+
+
+def without_trigger(value: Any) -> tuple[Any, bool]:
+    """Return an input without the item at its end that asks for a compaction, and whether it has one."""
+    last = value[-1] if type(value) is list and value else None
+    if type(last) is not dict or last.get("type") != TRIGGER:
+        return value, False
+    only(f"input[{len(value) - 1}]", last, ("type", "id"))
+    return value[:-1], True
 
 
 def _item(name: str, value: Any) -> Item:
     if type(value) is not dict:
         raise invalid(name, "an object", value)
     kind = value.get("type", "message" if "role" in value else "item_reference" if "id" in value else None)
+    if kind == TRIGGER:
+        raise refused(f"{name}.type", f"{name}.type is {TRIGGER}, which only the last item of the input may have.")
     if type(kind) is not str or kind not in ITEM_TYPES:
         raise refused(
             f"{name}.type",
@@ -115,7 +135,7 @@ def _item(name: str, value: Any) -> Item:
         )
     seen, kept = _KEYS[kind]
     for key, entry in value.items():
-        if key not in ("type", "id", "status", *seen, *kept) and entry is not None:
+        if key not in ("type", "id", "status", _OF_CODEX, *seen, *kept) and entry is not None:
             raise refused(
                 f"{name}.{key[:80]}",
                 f"{name}.{key[:80]} is not supported in an item of the type {kind}; leave it out.",
@@ -285,7 +305,7 @@ def shown_to_model(items: Sequence[Item]) -> list[Item]:
 
 def summary_message(summary: str) -> Item:
     """Return the message that tells the model a summary."""
-    return _user_message(SUMMARY + summary)
+    return user_message(SUMMARY + summary)
 
 
 def with_own_ids(items: Sequence[Item]) -> list[Item]:

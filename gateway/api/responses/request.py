@@ -14,7 +14,7 @@ from quire.gateway.api.labels import LABELS, NO_EFFECT
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.body import joined_echo, split_echo
-from quire.gateway.api.responses.items import ADDITIONAL_TOOLS, Item, messages_of, read_items
+from quire.gateway.api.responses.items import ADDITIONAL_TOOLS, Item, messages_of, read_items, without_trigger
 from quire.gateway.api.responses.parameters import (
     LOGPROBS,
     NOT_HERE,
@@ -48,7 +48,9 @@ _SAME = ("model", "stream", "background", "cache_salt", "priority", "timeout", *
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A body that was read. items: those of `input` only. skipped: parameters without an effect, with the reason."""
+    """A body that was read. items: those of `input` only. skipped: parameters without an effect, with the reason.
+    compacts: the answer is a compaction of the items.
+    """
 
     given: dict[str, Any]
     items: list[Item]
@@ -56,6 +58,7 @@ class ResponseRequest:
     choice: ToolChoice
     call: Call
     skipped: tuple[tuple[str, str], ...]
+    compacts: bool = False
 
     @property
     def previous(self) -> str:
@@ -100,6 +103,11 @@ class ResponseRequest:
         check_choice(request.tools.tools, request.choice)
         _check_allowed(request.tools, _choice(self.given))
         return request
+
+    def for_summary(self) -> ResponseRequest:
+        """Return the call without what its answer, a summary, has no use for: tools, and a grammar."""
+        call = replace(self.call, common=replace(self.call.common, grammar=""), grammar_parameter="")
+        return replace(self, tools=GivenTools(), choice=ToolChoice(), call=call)
 
     def conversation(self, items: Sequence[Item]) -> Conversation:
         """Return the conversation of these items. Raises InvalidRequest."""
@@ -195,9 +203,10 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
     if given.get("background") and not given.get("store", True):
         raise refused("store", "store must be true with background: true, because the answer is read later.")
     left_out: list[tuple[str, str]] = []
-    items = read_items("input", body.get("input") or [], left_out)
+    value, compacts = without_trigger(body.get("input") or [])
+    items = read_items("input", value, left_out)
     tools: GivenTools = given.get("tools") or GivenTools()
-    for index, item in enumerate(body["input"] if type(body.get("input")) is list else ()):
+    for index, item in enumerate(value if type(value) is list else ()):
         if item.get("type") == ADDITIONAL_TOOLS:
             tools = tools.followed_by(read_response_tools(f"input[{index}].tools", item["tools"]))
     tool_choice = _choice(given).choice._replace(parallel=given.get("parallel_tool_calls", True))
@@ -209,6 +218,7 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
         choice=tool_choice,
         call=replace(_call(given, limits), no_effect=tuple(name for name, _ in skipped)),
         skipped=skipped,
+        compacts=compacts,
     )
     # The conversation before the call may have more tools.
     return request if follows else request.following(())

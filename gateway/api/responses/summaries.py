@@ -12,7 +12,15 @@ from quire.gateway.api.conversation import read_call
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.body import PREFIX, joined_echo, usage_of
-from quire.gateway.api.responses.compaction import ASK, CARRIED, COMPACTION, SUMMARY_TOKENS, Compaction
+from quire.gateway.api.responses.compaction import (
+    ASK,
+    CARRIED,
+    COMPACTION,
+    KEEPS,
+    REPLACES,
+    SUMMARY_TOKENS,
+    Compaction,
+)
 from quire.gateway.api.responses.events import ResponseEvents
 from quire.gateway.api.responses.images import given_items
 from quire.gateway.api.responses.items import (
@@ -21,6 +29,7 @@ from quire.gateway.api.responses.items import (
     droppable,
     kept_by_compaction,
     summary_message,
+    user_message,
     without_oldest,
 )
 from quire.gateway.api.responses.output_items import ItemType
@@ -60,6 +69,20 @@ def compacted_response(call_id: str, items: Sequence[Item], summary: str, transc
         "usage": usage_of(transcript.usage),
     }
     return json.dumps(answer)
+
+
+async def compacting_call(
+    request: ResponseRequest, items: Sequence[Item], limits: RequestLimits, renderer: Renderer, echo: str
+) -> Call:
+    """Return the call of an input that ends with `compaction_trigger`. Raises ApiError.
+
+    A client that sends its items keeps what it wants of them; a conversation of this server goes on with the summary.
+    """
+    if not items:
+        raise refused("input", "input is empty: there is nothing to compact.")
+    echo = joined_echo(echo, REPLACES if request.previous or request.conversation_id else KEEPS)
+    asked = [*items, user_message(ASK)]
+    return await fitting_call(request.for_summary(), asked, limits, renderer, echo, SUMMARY_TOKENS)
 
 
 def read_compact_request(body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> ResponseRequest:

@@ -11,7 +11,6 @@ import pytest
 
 from quire.shared.protocol.messages import GenerationRequest
 from tests.gateway.api.test_conversation import answering
-from tests.gateway.features.conversations.conftest import client, folder, gateway  # noqa: F401
 from tests.support.gateway.fake_worker import Script, Steps
 from tests.support.gateway.response_calls import PATH, TOOL, events_of, prompt, raw_events
 from tests.support.gateway.running import MODEL, RunningGateway
@@ -126,6 +125,46 @@ async def test_the_last_step_of_a_tool_loop_stays_whole(gateway: RunningGateway,
     assert types[4:] == ["function_call", "function_call_output", "compaction", "message", "message", "message"]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_the_answer_to_a_trigger_is_a_compaction(gateway: RunningGateway, client: Any, is_streamed: bool) -> None:
+    """Codex sends the item `compaction_trigger` with its tools, and goes on with its messages and the compaction."""
+    text = f"<think>\nHm.</think>\n{SUMMARY}"
+    asked: Any = {"model": MODEL, "input": [*ITEMS, {"type": "compaction_trigger"}], "tools": [TOOL], "store": True}
+    async with gateway.worker(answering(text)) as worker:
+        if is_streamed:
+            events = await events_of(await client.responses.create(stream=True, **asked))
+            response = events[-1].response
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            kinds = [event.type.removeprefix("response.") for event in events]
+            assert list(dict.fromkeys(kinds)) == [
+                "created",
+                "in_progress",
+                "output_item.added",
+                "compaction.compacting",
+                "output_item.done",
+                "completed",
+            ]
+        else:
+            response = await client.responses.create(**asked)
+        [compaction] = response.output
+        assert (response.status, compaction.type) == ("completed", "compaction")
+        assert await client.responses.retrieve(response.id) == response
+        output = compaction.to_dict()
+        await client.responses.create(model=MODEL, input=[ITEMS[1], output, {"role": "user", "content": "Bye"}])
+        # A stored conversation goes on with the summary alone.
+        chained = {"model": MODEL, "previous_response_id": response.id}
+        second = await client.responses.create(input=[{"type": "compaction_trigger"}], **chained)
+        chained["previous_response_id"] = second.id
+        await client.responses.create(input="Bye", **chained)
+    first, later, _, last = map(prompt, worker.claimed)
+    assert "Write a summary" in first
+    assert "weather" not in first
+    assert SUMMARY in later
+    assert "Hello, I am Ada." in later
+    assert SUMMARY in last
+    assert "Ada" not in last
+
+
 async def test_a_short_prompt_is_not_compacted(gateway: RunningGateway, client: Any) -> None:
     rule = [{"type": "compaction", "compact_threshold": 1000}]
     async with gateway.worker(summarising("Fine.")) as worker:
@@ -184,6 +223,8 @@ async def test_the_compaction_of_another_server_is_left_out(gateway: RunningGate
         (PATH, {"context_management": [{"type": "compaction"}]}, "context_management[0].compact_threshold"),
         (PATH, {"context_management": [{"type": "compaction", "compact_threshold": 0}]}, None),
         (PATH, {"context_management": {}}, "context_management"),
+        (PATH, {"input": [{"type": "compaction_trigger"}]}, "input"),
+        (PATH, {"input": [{"type": "compaction_trigger"}, {"role": "user", "content": "x"}]}, "input[0].type"),
         (f"{PATH}/compact", {"input": ""}, "input"),
         (f"{PATH}/compact", {"stream": True}, "stream"),
         (f"{PATH}/compact", {"previous_response_id": "resp_x"}, "previous_response_id"),
