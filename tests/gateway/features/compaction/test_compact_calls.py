@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol.messages import GenerationRequest
 from tests.gateway.api.test_conversation import answering
 from tests.support.gateway.fake_worker import Script, Steps
@@ -163,6 +164,19 @@ async def test_the_answer_to_a_trigger_is_a_compaction(gateway: RunningGateway, 
     assert "Hello, I am Ada." in later
     assert SUMMARY in last
     assert "Ada" not in last
+
+
+async def test_the_summary_is_charged_to_the_key_of_the_call(gateway: RunningGateway) -> None:
+    _, secret = await gateway.gateway.process.keys.ring.store.create("acme", "web", "test", AccountLimits())
+    key = {"Authorization": f"Bearer {secret}"}
+    rule = [{"type": "compaction", "compact_threshold": 1}]
+    body = {"model": MODEL, "input": ITEMS, "context_management": rule}
+    async with gateway.worker(summarising("Fine.")) as worker:
+        assert (await gateway.post(PATH, body, **key)).status == 200
+        assert (await gateway.post(f"{PATH}/compact", {"model": MODEL, "input": ITEMS}, **key)).status == 200
+    [row] = (await gateway.get("/v1/usage", **key)).json["data"]
+    assert row["requests"] == len(worker.claimed) == 3
+    assert row["prompt_tokens"] == sum(len(request.prompt) for request in worker.claimed)
 
 
 async def test_a_short_prompt_is_not_compacted(gateway: RunningGateway, client: Any) -> None:

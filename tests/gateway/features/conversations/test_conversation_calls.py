@@ -125,6 +125,28 @@ async def test_a_conversation_has_one_response_at_a_time(gateway: RunningGateway
     assert (await client.conversations.retrieve(conversation.id)).metadata == {"still": "mine"}
 
 
+async def test_one_of_several_responses_at_once_gets_the_conversation(start_gateway: Start, folder: Any) -> None:
+    """All gateways read the conversation before the first one has submitted: the submission decides."""
+    gateways = [await start_gateway(model=str(folder)) for _ in range(2)]
+    go_on = asyncio.Event()
+    async with gateways[0].worker(held("Hi", go_on)) as worker, gateways[0].openai() as client:
+        for _ in range(3):
+            conversation: Any = await client.conversations.create()
+            body = {"model": MODEL, "input": "Hello", "conversation": conversation.id, "background": True}
+            replies = await asyncio.gather(*(gateways[at % 2].post("/v1/responses", body) for at in range(8)))
+            assert sorted(reply.status for reply in replies) == [200] + [400] * 7
+            refused = [reply.error["code"] for reply in replies if reply.status == 400]
+            assert refused == ["conversation_locked"] * 7
+        assert await gateways[0].accepted() == 3
+        go_on.set()
+        await until(lambda: _ended(client, conversation))
+        assert len(worker.claimed) == 3
+
+
+async def _ended(client: Any, conversation: Any) -> bool:
+    return len(await listed(client, conversation)) == 2
+
+
 async def _has_status(client: Any, name: str, status: str) -> bool:
     return bool((await client.responses.retrieve(name)).status == status)
 
