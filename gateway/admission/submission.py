@@ -15,11 +15,18 @@ from quire.gateway.admission.canceller import Canceller
 from quire.gateway.admission.retry import RetryPolicy
 from quire.gateway.admission.service_rate import ServiceRate
 from quire.gateway.admission.worker_registry import WorkerRegistry
-from quire.gateway.errors.api_errors import ApiError, IdempotencyKeyReused, MemoryIsFull, QueueIsFull
+from quire.gateway.errors.api_errors import (
+    ApiError,
+    IdempotencyKeyReused,
+    MemoryIsFull,
+    QueueIsFull,
+    conversation_locked,
+)
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.protocol.broker import (
     Admission,
     Broker,
+    ConversationLocked,
     IdempotencyConflict,
     NoRoom,
     QueueBounds,
@@ -71,7 +78,7 @@ class Submission:
         used before, the id is that of the earlier call, and all requests of the earlier call are in Redis.
 
         Raises BrokerDown, QueueIsFull, MemoryIsFull, IdempotencyKeyReused, RateLimited or BudgetSpent; then no request
-        of this call runs.
+        of this call runs. Raises InvalidRequest if another response continues its conversation.
         """
         await self._retry.check_subscribed()
         ids = [request.id for request in requests]
@@ -115,6 +122,8 @@ class Submission:
             raise memory_is_full(error, terms.bounds) from error
         except LimitReached as error:
             raise self._refusal(error, terms) from error
+        except ConversationLocked as error:
+            raise conversation_locked() from error
         except IdempotencyConflict as error:
             raise IdempotencyKeyReused(
                 "The Idempotency-Key stands for a call with another body. Send the same body, or choose another key."

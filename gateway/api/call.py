@@ -45,6 +45,7 @@ class Call:
     retention_s: life of the answer in Redis after its end; 0 for the default. conversation: stored with the request.
     loosened: indices of the tools whose schemas the grammar follows only in part.
     adapter_digest: of the LoRA adapter that the call names as its model; empty for the model itself.
+    joins: the conversation of the API that the answer continues, and its version; empty for none.
     beginnings: hashes of its conversation, see `beginnings_of`. chain: what the responses of a conversation have in
     common; empty for other calls.
     forked_from, num_kept, first_choice: of a fork, as in `GenerationRequest`. images: of the only prompt; files: of
@@ -72,6 +73,7 @@ class Call:
     prediction: tuple[int, ...] = ()
     retention_s: int = 0
     conversation: bytes = b""
+    joins: tuple[str, ...] = ()
     loosened: tuple[int, ...] = ()
     adapter_digest: str = ""
     beginnings: tuple[bytes, ...] = ()

@@ -292,6 +292,16 @@ def refused(param: str | None, message: str, *, code: str | None = None) -> Inva
     return InvalidRequest(message, param=param, code=code or "invalid_value")
 
 
+def conversation_locked() -> InvalidRequest:
+    """Return the error for a conversation that another response continues, with the status and code of OpenAI's API."""
+    return refused(
+        "conversation",
+        "Another response continues this conversation, or its items have just changed. Wait for the end of that "
+        "response, or cancel it, and try again.",
+        code="conversation_locked",
+    )
+
+
 def too_long(param: str, context: int, prompt_tokens: int, however: str, remedy: str) -> ContextExceeded:
     """Return the error for a prompt over the context, with the words by which clients recognise a full context."""
     message = f"This model's maximum context length is {context} tokens. However, {however}. {remedy}"

@@ -27,16 +27,18 @@ from quire.gateway.api.responses.parameters import BODIES as RESPONSE_BODIES
 from quire.gateway.api.responses.query import PARAMETERS as RESPONSE_PARAMETERS
 from quire.gateway.errors import message_errors
 from quire.gateway.errors.error_responses import ErrorShape
+from quire.gateway.features.conversations import conversation_calls
 from quire.gateway.features.forks.fork_calls import BODIES as FORK_BODIES
 from quire.gateway.features.forks.fork_calls import create_response, fork
 from quire.gateway.routes import message_routes, responses
 from quire.gateway.routes.responses import ResponseLines, of_caller
 from quire.gateway.serving import embedding_calls
 from quire.gateway.serving.calls import cancel, park, resume, serve, unpark
-from quire.gateway.serving.dispatch import ModelDirectory, by_body, by_charged_body, by_id
+from quire.gateway.serving.dispatch import ModelDirectory, by_body, by_charged_body, by_conversation, by_id
 from quire.gateway.serving.service import Gateway
 from quire.shared.config.schema_parts import id_parameter
 
+CONVERSATION = "/v1/conversations/{id}"
 # An id of a response has its prefix, so that other paths below are not taken for one.
 RESPONSE = f"/v1/responses/{{id:{PREFIX}[^/]*}}"
 
@@ -69,6 +71,7 @@ ROUTES: tuple[tuple[str, str, Callable[[ModelDirectory, Any], Handler], Callable
     ("POST", "/v1/messages/count_tokens", by_body, message_routes.count),
     ("POST", "/v1/responses", by_charged_body, of_caller(create_response)),
     ("POST", "/v1/responses/input_tokens", by_body, of_caller(responses.count)),
+    ("POST", "/v1/responses/compact", by_charged_body, of_caller(responses.compact)),
     ("GET", RESPONSE, by_id, of_caller(responses.retrieve)),
     ("DELETE", RESPONSE, by_id, of_caller(responses.delete)),
     ("POST", f"{RESPONSE}/cancel", by_id, of_caller(responses.cancel)),
@@ -76,6 +79,14 @@ ROUTES: tuple[tuple[str, str, Callable[[ModelDirectory, Any], Handler], Callable
     ("POST", f"{RESPONSE}/park", by_id, of_caller(park)),
     ("POST", f"{RESPONSE}/unpark", by_id, of_caller(unpark)),
     ("GET", f"{RESPONSE}/input_items", by_id, of_caller(responses.input_items)),
+    ("POST", "/v1/conversations", by_body, conversation_calls.create),
+    ("GET", CONVERSATION, by_conversation, conversation_calls.retrieve),
+    ("POST", CONVERSATION, by_conversation, conversation_calls.update),
+    ("DELETE", CONVERSATION, by_conversation, conversation_calls.delete),
+    ("GET", f"{CONVERSATION}/items", by_conversation, conversation_calls.list_items),
+    ("POST", f"{CONVERSATION}/items", by_conversation, conversation_calls.add_items),
+    ("GET", f"{CONVERSATION}/items/{{item_id}}", by_conversation, conversation_calls.retrieve_item),
+    ("DELETE", f"{CONVERSATION}/items/{{item_id}}", by_conversation, conversation_calls.delete_item),
 )
 # Handlers of the signal before a response: headers that only one API has.
 ON_PREPARE = (add_answer_headers,)
@@ -91,15 +102,17 @@ BODIES = {
     **MESSAGE_BODIES,
     **RESPONSE_BODIES,
     **EMBEDDING_BODIES,
+    **conversation_calls.BODIES,
     **FORK_BODIES,
 }
-ANSWERS = MESSAGE_ANSWERS | RESPONSE_ANSWERS
+ANSWERS = MESSAGE_ANSWERS | RESPONSE_ANSWERS | conversation_calls.ANSWERS
 PARAMETERS = {
     "ChatId": id_parameter(ChatDialect.prefix),
     "CompletionId": id_parameter(CompletionDialect.prefix),
     "MessageId": id_parameter(MessageDialect.prefix),
     **MESSAGE_PARAMETERS,
     **RESPONSE_PARAMETERS,
+    **conversation_calls.PARAMETERS,
 }
 
 

@@ -16,6 +16,7 @@ from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.responses.parameters import REFUSED as REFUSED_RESPONSES
 from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.features.batches.batch_parameters import BATCHES
+from quire.gateway.features.conversations.conversation_parameters import CREATE as NEW_CONVERSATIONS
 from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
 from quire.ops.tools.marked_tables import update_page
 from quire.shared.config.validators import OneOf
@@ -28,6 +29,8 @@ SECTIONS = {
     "tools-of-a-message": "api/messages.md",
     "items": "responses.md",
     "events-of-a-response": "responses.md",
+    "conversations": "responses.md",
+    "compaction": "responses.md",
 }
 AS_IN_A_CHAT = "as in a chat"
 
@@ -160,6 +163,7 @@ def tables() -> dict[str, dict[str, str]]:
         "responses.md": {
             "parameters": _list(_without(of_chats, RESPONSES)),
             "parameters-of-chats": _names(of_chats),
+            "conversation-parameters": _list(NEW_CONVERSATIONS),
             "refused": _table(
                 "| parameter | instead |", ((f"`{name}`", instead) for name, instead in REFUSED_RESPONSES.items())
             ),

@@ -41,6 +41,7 @@ class Admission(NamedTuple):
     retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
     `LaneKeys.conversation`. counts_stored: `bounds.stored_bytes` counts the request. prefixes: hashes of beginnings of
     the conversation, the most specific first, by which it is left to a worker for `left_ms` (docs/prefix-affinity.md).
+    joins: the conversation that the response continues, and the version that the caller has read; empty for none.
     origin: the request that a fork continues, with `prefixes`: it is left to the owner of that one, if that lives.
 
     Who the request counts for. owner: id of the API key; empty without one. accounts: key, project and organisation,
@@ -68,6 +69,7 @@ class Admission(NamedTuple):
     retention_s: int = 0
     conversation: bytes = b""
     counts_stored: bool = True
+    joins: tuple[str, ...] = ()
     prefixes: tuple[bytes, ...] = ()
     origin: str = ""
     left_ms: int = 0
@@ -118,6 +120,7 @@ _OPTIONAL = (
     "traceparent",
     "retention_s",
     "conversation",
+    "joins",
     "owner",
     "origin",
     "images",

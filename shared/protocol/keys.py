@@ -155,6 +155,15 @@ class LaneKeys:
         """String: the conversation of a stored response, as compressed JSON; lives as long as the request's hash."""
         return f"{self.prefix}conversation:{request_id}"
 
+    def kept_conversation(self, conversation_id: str) -> str:
+        """Hash: a conversation of the API: version, owner, time, metadata, items, the response that continues it."""
+        return f"{self.prefix}conv:{conversation_id}"
+
+    @property
+    def answering(self) -> str:
+        """Set: conversations that a response continues, until its items are added."""
+        return f"{self.prefix}answering"
+
     def image(self, name: str) -> str:
         """String: the file of an image, as long as a request names it (see _images.lua). name: of `image_name`."""
         return f"{self.prefix}image:{name}"

@@ -113,6 +113,8 @@ class SubmitReply(StrEnum):
     NO_ROOM = "no_room"
     #: Redis has lost a file that it had, so the caller must send it.
     NO_FILES = "no_files"
+    #: Another response continues the conversation, or its items have changed.
+    LOCKED = "locked"
 
 
 class CancelReply(StrEnum):

@@ -9,8 +9,11 @@ from __future__ import annotations
 from quire.shared.protocol.admission import Admission, QueueBounds
 from quire.shared.protocol.broker.adapters import AdapterVerbs, Announcement
 from quire.shared.protocol.broker.commit import CommitVerb, ComputedTokens, PackedStep, StepCommit, StepReply
+from quire.shared.protocol.broker.conversations import ConversationVerbs, KeptConversation
 from quire.shared.protocol.broker.gateway import (
     Attachment,
+    ConversationLocked,
+    FilesLost,
     GatewayVerbs,
     IdempotencyConflict,
     LastBeat,
@@ -33,8 +36,11 @@ __all__ = [
     "Broker",
     "Claim",
     "ComputedTokens",
+    "ConversationLocked",
     "DeadRequest",
+    "FilesLost",
     "IdempotencyConflict",
+    "KeptConversation",
     "LastBeat",
     "NameHolder",
     "NoRoom",
@@ -51,5 +57,14 @@ __all__ = [
 ]
 
 
-class Broker(GatewayVerbs, WorkerVerbs, CommitVerb, RegistrationVerbs, OperatorVerbs, AdapterVerbs, ParkingVerbs):
+class Broker(
+    GatewayVerbs,
+    WorkerVerbs,
+    CommitVerb,
+    RegistrationVerbs,
+    OperatorVerbs,
+    AdapterVerbs,
+    ParkingVerbs,
+    ConversationVerbs,
+):
     """All verbs of one lane over one command client. Raises redis-py's RedisError when Redis fails."""

@@ -10,6 +10,8 @@
 --         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)}
 --         | {'no_room', 'key' or 'all', bytes held, milliseconds until a request of the key may go (-1: none has ended)}
 --         | {'no_files'} (Redis has lost a file that was not sent) | {'duplicate'} | {'same', id of the first call} | {'conflict'}
+--         | {'locked'} (terms.joins = {id of a conversation, its version for the caller}: a response continues that
+--           conversation, or its items have changed)
 --         | {'full', queued requests, queued tokens}
 -- Repeatable: an id is accepted once, so a caller that lost the reply calls again. The caller's gateway becomes a
 -- listener in any case. An idempotency key whose request has expired counts as unused.
@@ -35,6 +37,10 @@ if fingerprint then
         end
         return {'same', first[1]}
     end
+end
+local joined = terms.joins and prefix .. 'conv:' .. terms.joins[1]
+if joined and redis.call('HGET', joined, 'version') ~= terms.joins[2] then
+    return {'locked'}
 end
 local load = redis.call('HMGET', prefix .. 'load', 'requests', 'tokens')
 local requests, tokens = tonumber(load[1] or 0), tonumber(load[2] or 0)
@@ -103,6 +109,12 @@ if #images > 0 then
 end
 if terms.conversation then
     redis.call('SET', prefix .. 'conversation:' .. id, terms.conversation)
+end
+if joined then
+    -- `write_conversation` adds the items of this response once it has ended.
+    redis.call('HSET', joined, 'version', id, 'open', id)
+    redis.call('PERSIST', joined)
+    redis.call('SADD', prefix .. 'answering', terms.joins[1])
 end
 if fingerprint then
     redis.call('HSET', KEYS[2], 'id', id, 'fingerprint', fingerprint)
