@@ -70,7 +70,7 @@ class KeyLimits:
         """Return a call within the limits of its key (`key_policy.restricted`) and its scope. Raises ApiError."""
         call = restricted(caller, call, body)
         scope = next((account.place for account in accounts_of(caller) if account.kind == self._cache_scope), "")
-        return replace(call, cache_scope=scope) if scope else call
+        return replace(call, cache_scope=scope, pinned_for=caller.owner) if scope or caller.owner else call
 
     def tell(self, request: web.BaseRequest, rates: Mapping[str, RateState]) -> None:
         """Add the headers about the limits per minute to the answer of a request."""
