@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from anthropic.types import Message
 
 from quire.ops.local.ports import free_port
 from tests.support.checkpoints import make_checkpoint
-from tests.support.faults.calls import FAST, make_keys
+from tests.support.faults.calls import FAST
 from tests.support.faults.stack import FaultStack
 
 BLOCK = 8
@@ -102,5 +101,6 @@ def test_the_first_call_creates_and_the_second_reads(stack: FaultStack) -> None:
     assert created == worker.pinned() * BLOCK > 0
     assert rest < 5 * BLOCK
     second = caller.ask(system, "w3 w4")
-    assert counts(second) == (created, 0, rest) == (worker.hits(), 0, rest)
-    print(json.dumps([first.usage.to_dict(), second.usage.to_dict()]))
+    # The second prompt shares a block more than is pinned.
+    assert counts(second) == (worker.hits(), 0, read + created + rest - worker.hits())
+    assert created <= worker.hits() < created + 2 * BLOCK
