@@ -175,7 +175,9 @@ class EvictionOrder:
         return True
 
     def _end(self, blocks: Iterable[int]) -> None:
-        """End pins before they are used again: their blocks are evicted before all others."""
+        """End pins. Blocks without owner are evicted before all others: they are unused for long, or their owner pinned
+        too much, which costs no other one a block.
+        """
         for block in blocks:
             is_held = block in self._held
             self._unpin(block)
