@@ -44,7 +44,7 @@ class EvictionOrder:
     def __init__(self, max_pins: int = 0, max_owner_pins: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_pins, self.max_owner_pins = max_pins, max_owner_pins
         self.counters = PinCounters()
-        self._clock = clock
+        self.clock = clock
         # Blocks without owner, least recently used first: without a pin, and pinned.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._held: OrderedDict[int, None] = OrderedDict()
@@ -111,7 +111,7 @@ class EvictionOrder:
         owner end first.
         """
         self.expire()
-        now, most = self._clock(), min(self.max_pins, self.max_owner_pins)
+        now, most = self.clock(), min(self.max_pins, self.max_owner_pins)
         # The end of a prefix is useless without its beginning, so it counts as used before it.
         for block, ttl_s in list(zip(blocks, ttls_s, strict=True))[most - 1 :: -1] if most else ():
             pin = self._pins.get(block)
@@ -133,7 +133,7 @@ class EvictionOrder:
         if not self._pins:
             return
         self.expire()
-        now = self._clock()
+        now = self.clock()
         for block in reversed(blocks):
             if (pin := self._pins.get(block)) is not None:
                 self._renew(block, pin, now)
@@ -146,7 +146,7 @@ class EvictionOrder:
 
     def expire(self) -> None:
         """End the pins whose time has passed."""
-        if not self._pins or (now := self._clock()) < self._next_end:
+        if not self._pins or (now := self.clock()) < self._next_end:
             return
         over = [block for block, pin in self._pins.items() if pin.until <= now]
         # The end of a prefix is evicted first; it was pinned first.
