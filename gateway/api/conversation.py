@@ -64,7 +64,7 @@ async def render_prompt(
         try:
             probe = replace(probe, messages=renderer.without_images(probe.messages))
             others.append(await _written(probe, limits, renderer))
-        except ApiError:  # a little longer than the conversation itself, which is as long as it may be
+        except ApiError:  # the mark made it too long
             others.append((written, mark))
     return await renderer.chat(written, limits.max_model_len, mark, images, others)
 

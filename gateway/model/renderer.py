@@ -127,7 +127,7 @@ class Renderer:
 
     @staticmethod
     def without_images(messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages without the files of images, which are not read."""
+        """Return the messages without the files of their images."""
         return take_images(messages)[0]
 
     def with_placeholders(self, messages: Sequence[Message]) -> Sequence[Message]:
@@ -262,7 +262,7 @@ class Renderer:
             other = "".join(self._written(probe, mark, images))
         except ApiError:  # a template may refuse what the probe adds
             return 0
-        # Of equal texts, the template shows nothing of what the probe adds.
+        # Equal texts tell no place: the template leaves out what the probe adds.
         return common_length(text, other) if text != other else 0
 
     def _written(self, conversation: Conversation, mark: str, images: Sequence[Image]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`cache_control` with the `anthropic` SDK at the real stack: what is pinned, for whom, and what the usage says."""
+"""`cache_control` with the `anthropic` SDK at the real stack: pins, their bounds, and the usage."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_first_call_creates_and_the_second_reads(stack: FaultStack, keys: li
     assert read == worker.hits == 0
     assert created == worker.pinned * BLOCK == worker.pinned_blocks() * BLOCK > 100
     second = counts(caller.ask(*system, said="w3 w4"))
-    # The second prompt shares its next blocks as well, which are not pinned.
+    # The prefix cache also has the next blocks, without a pin.
     assert second == (worker.hits, 0, sum(first) - worker.hits)
     assert created <= worker.hits < created + 2 * BLOCK
     # A longer prefix creates what it adds.
@@ -130,7 +130,7 @@ def test_other_tenants_evict_no_pinned_block_and_no_key_pins_more_than_its_part(
     read, again, _ = counts(ours.ask(system))
     assert (read // BLOCK, again) == (created // BLOCK, 0)
     assert counts(ours.ask(plain))[0] < BLOCK * 4
-    # Of a prefix that is longer than the part of a key, the beginning is pinned.
+    # A prefix that is longer than the part of a key is pinned from its beginning.
     read, created, rest = counts(others.ask(block(words(100, 80))))
     assert read + created == KEY_BLOCKS * BLOCK
     assert rest > BLOCK
@@ -171,7 +171,7 @@ def test_a_killed_worker_loses_its_pins_and_changes_nothing_that_a_client_was_to
     [end] = [event["usage"] for event in events if event["type"] == "message_delta"]
     assert end == {name: told[name] for name in end}
     assert caller.usage()["cache_creation_tokens"] == 2 * created
-    # The second worker computed the prompt, and pinned it. It knows nothing of the first call.
+    # The second worker computed the prompt, and pinned it. The first call left nothing there.
     assert second.pinned * BLOCK == created
     again, lost = start(cache_salt="other").wait_end().answer, start().wait_end().answer
     assert again["usage"]["cache_read_input_tokens"] >= created

@@ -1,7 +1,7 @@
 """Cache breakpoints of a message call: blocks with `cache_control`, and the prompts that tell where these end.
 
-A probe is the same call with a mark after one block. Its prompt is equal to that of the call up to the end of this
-block, as the chat template writes it, so no template has to be understood.
+A probe is the same call with a mark after one block. The prompts of both are equal up to the end of this block,
+whatever the chat template writes around it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_breakpoints(body: Mapping[str, Any]) -> list[tuple[Path, int]]:
 
 
 def probed(body: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """Return the body with a mark after one block. It shares all other blocks with `body`."""
+    """Return the body with a mark after one block. Both bodies share all other blocks."""
     mark = f"quire{secrets.token_hex(12)}"  # no text of the client has it
     changed: Mapping[str, Any] = _changed(body, path, lambda block: _after(block, path[0] == "tools", mark))
     return changed
@@ -72,7 +72,7 @@ def _in_blocks(path: Path, blocks: Any) -> Iterator[tuple[Path, Mapping[str, Any
 
 
 def _last_block(messages: Sequence[Mapping[str, Any]]) -> Path | None:
-    """Return the last block of the messages that a prompt shows; None if there is none."""
+    """Return the last block of the messages that a prompt shows; None without one."""
     for index in range(len(messages) - 1, -1, -1):
         path: Path = ("messages", index, "content")
         content: str | list[dict[str, Any]] = messages[index]["content"]

@@ -73,7 +73,7 @@ class EvictionOrder:
         self._line(block)[block] = None
 
     def remove(self, block: int) -> None:
-        """Remove a block that gets an owner, or leaves the prefix cache. Its pin stays."""
+        """Remove a block that gets an owner, or leaves the prefix cache. A pin stays."""
         del self._line(block)[block]
 
     def touch(self, block: int) -> None:

@@ -99,7 +99,7 @@ def test_an_owner_over_its_bound_loses_its_least_recently_used_pins_and_no_one_e
     # The end of the prefix before it went first.
     assert pins.ask(prompt(4))[0] == 2 * BLOCK
     assert pins.ask(prompt(2))[0] == 0
-    # Of a prefix that is too long, the beginning is pinned.
+    # A prefix that is too long is pinned from its beginning.
     assert pins.ask(prompt(9, 60), (60, 300), owner="b")[1] == (8 * BLOCK, 0)
 
 
