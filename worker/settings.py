@@ -116,6 +116,19 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         metavar="FILE",
         help="TOML file with prompt prefixes that are computed at start and stay in the prefix cache.",
     )
+    cache_pin_share: float = option(
+        0.25,
+        minimum=0,
+        maximum=0.9,
+        help="Largest share of the KV blocks that calls pin with `cache_control`; 0 pins none. Pinned blocks are "
+        "evicted after all others, but before a request has to wait.",
+    )
+    cache_pin_key_share: float = option(
+        0.5,
+        minimum=0.01,
+        maximum=1,
+        help="Largest part of --cache-pin-share for the calls of one API key. All calls without a key count as one.",
+    )
     preemption: str = option(
         "auto",
         choices=("auto", "recompute", "swap"),

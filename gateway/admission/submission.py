@@ -168,6 +168,7 @@ class Submission:
             # Further prompts of a call have a number behind its id.
             begins_call="-" not in request.id,
             images=tuple(image_name(request.cache_scope, digest) for digest in files),
+            pins=bool(request.breakpoints),
         )
         # A command whose reply was lost may have been executed; to execute it again is harmless.
         return await self._retry(

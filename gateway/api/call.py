@@ -17,7 +17,7 @@ from quire.gateway.output.given_grammar import GivenGrammar
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.shared.config.validators import shown
 from quire.shared.protocol.keys import DEFAULT_CLASS
-from quire.shared.protocol.messages import GenerationRequest, ImageRef, SamplingParams
+from quire.shared.protocol.messages import CacheBreakpoint, GenerationRequest, ImageRef, SamplingParams
 from quire.shared.protocol.sampling_params import GRAMMAR_PARAMETERS, MAX_OUTPUT_TOKENS, PARAMETERS
 
 # The default of `beam_width`, unless `n` is more.
@@ -49,7 +49,7 @@ class Call:
     beginnings: hashes of its conversation, see `beginnings_of`. chain: what the responses of a conversation have in
     common; empty for other calls.
     forked_from, num_kept, first_choice: of a fork, as in `GenerationRequest`. images: of the only prompt; files: of
-    these, by digest.
+    these, by digest. breakpoints: places in the only prompt up to which it is pinned, for the API key `pinned_for`.
     """
 
     model: str
@@ -83,6 +83,8 @@ class Call:
     first_choice: int = 0
     images: tuple[ImageRef, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+    breakpoints: tuple[CacheBreakpoint, ...] = ()
+    pinned_for: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, Any], defaults: Mapping[str, float]) -> Call:
@@ -233,6 +235,8 @@ class Call:
                 first_choice=self.first_choice,
                 prediction=self.prediction,
                 images=self.images,
+                breakpoints=self.breakpoints,
+                pinned_for=self.pinned_for if self.breakpoints else "",
             )
             for index, (prompt, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True))
         ]

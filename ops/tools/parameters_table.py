@@ -27,6 +27,7 @@ SECTIONS = {
     "deadlines-and-classes": "api/errors.md",
     "blocks": "api/messages.md",
     "tools-of-a-message": "api/messages.md",
+    "cache-breakpoints": "api/messages.md",
     "items": "responses.md",
     "events-of-a-response": "responses.md",
     "conversations": "responses.md",

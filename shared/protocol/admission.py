@@ -33,7 +33,8 @@ class Admission(NamedTuple):
 
     Fields of a request. cost: tokens that it may use at most. prompt_tokens: of its prompt. rows: sequences that it
     runs at once. begins_call: it counts as a call; further prompts of a call do not. beside: another request, whose
-    listeners become listeners of this one. images: names of the files of its images (`image_name`).
+    listeners become listeners of this one. images: names of the files of its images (`image_name`). pins: it has cache
+    breakpoints, and the tokens that it pins are counted.
 
     Fields of its call. deadline_ms: from now; 0 is no deadline. metadata: `attach` returns it. is_background: the
     request runs on without a client. idempotency_key, fingerprint: a key that the client chose, and a hash of what the
@@ -61,6 +62,7 @@ class Admission(NamedTuple):
     priority_class: str = DEFAULT_CLASS
     deadline_ms: int = 0
     images: tuple[str, ...] = ()
+    pins: bool = False
     metadata: bytes = b""
     is_background: bool = False
     idempotency_key: str = ""
@@ -124,4 +126,5 @@ _OPTIONAL = (
     "owner",
     "origin",
     "images",
+    "pins",
 )

@@ -201,6 +201,7 @@ class Engine:
         sampling, root = request.sampling, cache_root(self.name, request.cache_salt, adapter.digest if adapter else "")
         group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
         group.pooling, group.adapter, group.cache_scope = request.pooling, adapter, cache_scope(request.cache_scope)
+        group.breakpoints, group.pinned_for = request.breakpoints, request.pinned_for
         group.num_kept, group.first_choice = min(request.num_kept, len(request.prompt)), request.first_choice
         if request.pooling and not self.runner.model.hidden_size:
             raise RequestRefused("this model gives no hidden states, so it makes no embeddings")

@@ -70,7 +70,7 @@ class KeyLimits:
         """Return a call within the limits of its key (`key_policy.restricted`) and its scope. Raises ApiError."""
         call = restricted(caller, call, body)
         scope = self.scope_of(caller)
-        return replace(call, cache_scope=scope) if scope else call
+        return replace(call, cache_scope=scope, pinned_for=caller.owner) if scope or caller.owner else call
 
     def scope_of(self, caller: Caller) -> str:
         """Return the tenant within which calls share cached prefixes and images; empty for all."""

@@ -20,6 +20,7 @@ from quire.shared.config.validators import (
     checked,
     fixed_array,
     read_map,
+    short_array,
 )
 from quire.shared.protocol.keys import image_name
 from quire.shared.protocol.messages.codec import VERSION, as_map, decode, pack, pack_token_ids, unpack_token_ids
@@ -40,12 +41,25 @@ MAX_FAULT_LENGTH = 1000
 # Images of a request.
 MAX_IMAGES = 4096
 
+# Cache breakpoints of a request, and their times: the shorter one and the longest, in seconds.
+MAX_BREAKPOINTS = 4
+SHORT_TTL_S = 300
+MAX_TTL_S = 3600
+
 # Ways to make an embedding of the hidden states of a prompt: that of the last token, or the mean of all tokens.
 POOLINGS = ("last", "mean")
 
 
 # The fields that a message leaves out if they are empty, as it has them.
-_OPTIONAL = {"prediction": b"", "forked_from": "", "num_kept": 0, "first_choice": 0, "images": ()}
+_OPTIONAL = {
+    "prediction": b"",
+    "forked_from": "",
+    "num_kept": 0,
+    "first_choice": 0,
+    "images": (),
+    "breakpoints": [],
+    "pinned_for": "",
+}
 # The sampling parameters that a message leaves out if they have their defaults, as messages have these.
 _OPTIONAL_SAMPLING = {"thinking_token_budget": -1, "thinking_start": [], "thinking_end": [], "repetition_detection": []}
 
@@ -96,6 +110,19 @@ def _images(name: str, value: Any) -> tuple[ImageRef, ...]:
     return tuple(found)
 
 
+class CacheBreakpoint(NamedTuple):
+    """A place in a prompt: its blocks of the first `position` tokens are pinned for `ttl_s` after their last use."""
+
+    position: int
+    ttl_s: int
+
+
+def _breakpoints(name: str, value: Any) -> tuple[CacheBreakpoint, ...]:
+    position, ttl = Integer(1, MAX_PROMPT_TOKENS), Integer(1, MAX_TTL_S)
+    pairs = [fixed_array(name, entry, 2) for entry in short_array(name, value, MAX_BREAKPOINTS)]
+    return tuple(CacheBreakpoint(position(name, pair[0]), ttl(name, pair[1])) for pair in pairs)
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """An accepted request as the worker gets it. A request holds no text except stop strings, bad words and a grammar.
@@ -110,6 +137,8 @@ class GenerationRequest:
     first_choice: the choice of that answer; random numbers count the choices from it.
 
     images: those of the prompt, in its order; they do not overlap. Redis has their files.
+    breakpoints: up to which the prompt is pinned in the prefix cache. pinned_for: the API key whose pins these are;
+    empty without one.
     """
 
     id: str = checked(Text(0, MAX_ID_LENGTH))
@@ -126,6 +155,8 @@ class GenerationRequest:
     num_kept: int = checked(Integer(0, MAX_PROMPT_TOKENS), default=0)
     first_choice: int = checked(Integer(0, 2**31), default=0)
     images: tuple[ImageRef, ...] = checked(_images, default=())
+    breakpoints: tuple[CacheBreakpoint, ...] = checked(_breakpoints, default=())
+    pinned_for: str = checked(Text(0, MAX_SCOPE_LENGTH), default="")
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     @property

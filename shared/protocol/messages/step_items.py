@@ -166,7 +166,7 @@ class StepItem(NamedTuple):
         outcome = None if self.outcome is None else self.outcome.values
         if self.report is None:
             return pack((VERSION, *self[:3], outcome))
-        return pack((VERSION, *self[:3], outcome, self.report))
+        return pack((VERSION, *self[:3], outcome, self.report.values))
 
 
 def decode_items(data: bytes, limit: int | None = None) -> Iterator[StepItem]:

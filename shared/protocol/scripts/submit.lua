@@ -97,7 +97,8 @@ redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway,
     'emitted', 0, 'deliveries', 0, 'metadata', terms.metadata, 'background', terms.is_background and '1' or '',
     'gateways', cmsgpack.pack(gateways))
 for field, value in pairs({account = terms.owner, rows = terms.rows > 1 and terms.rows or nil,
-    traceparent = terms.traceparent, retention = terms.retention_s, awaited = not terms.max_stored and 1 or nil,
+    traceparent = terms.traceparent, pins = terms.pins and 1 or nil, retention = terms.retention_s,
+    awaited = not terms.max_stored and 1 or nil,
     prefixes = terms.prefixes and cmsgpack.pack(terms.prefixes), affinity = affinity or nil}) do
     redis.call('HSET', KEYS[1], field, value)
 end
