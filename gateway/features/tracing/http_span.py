@@ -31,13 +31,18 @@ OPERATIONS = {
     "response": "chat",
     "message": "chat",
     "embeddings": "embeddings",
+    "rerank": "rerank",
+    "score": "score",
 }
+WITHOUT_TEXT = ("embeddings", "rerank", "score")
 ID_PREFIXES = {
     "chat": "chatcmpl-",
     "completion": "cmpl-",
     "response": "resp_",
     "message": "msg_",
     "embeddings": "embd-",
+    "rerank": "rerank-",
+    "score": "score-",
 }
 # Characters of the path that are recorded; clients choose it.
 MAX_PATH = 200
@@ -87,7 +92,7 @@ class HttpSpan:
             "gen_ai.request.model": call.model,
             "gen_ai.usage.input_tokens": call.about.prompt_tokens,
         }
-        if OPERATIONS[dialect] != "embeddings":
+        if dialect not in WITHOUT_TEXT:
             attributes |= _sampling_attributes(call)
         self._span.set_attributes(attributes)
 
