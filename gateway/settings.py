@@ -197,10 +197,10 @@ class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettin
     )
     score_template: str = option(
         "",
-        metavar="FILE",
-        help="Jinja template for the prompts of scores, with messages of the roles query and document. By default the "
-        "chat template if it writes such messages, that of Qwen3-Reranker for its models, or else the tokenizer's form "
-        "of a pair.",
+        metavar="TEMPLATE",
+        help="Prompts of scores: the file of a Jinja template for messages of the roles query and document; "
+        "qwen3-reranker; or pair, the two texts as the tokenizer joins them. By default the chat template if it writes "
+        "such messages, qwen3-reranker for models that name it or with --score-tokens no,yes, and else pair.",
     )
     max_choices: int = option(
         128,

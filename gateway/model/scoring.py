@@ -33,6 +33,8 @@ _QWEN3_RERANKER = (
     "<Query>: {{ messages[-2].content }}\n<Document>: {{ messages[-1].content }}<|im_end|>\n<|im_start|>assistant\n"
     "<think>\n\n</think>\n\n"
 )
+# Values of the setting --score-template besides files.
+QWEN3_RERANKER, PAIR = "qwen3-reranker", "pair"
 _QWEN3_TOKENS = ("no", "yes")
 _CHATML = "<|im_start|>"
 
@@ -79,7 +81,10 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class ScoreSettings:
-    """What an operator says about scores. tokens: texts, one or two; empty: as the files say. template: a file."""
+    """What an operator says about scores.
+
+    tokens: texts, one or two; template: a file, QWEN3_RERANKER or PAIR. Empty: as the files of the model say.
+    """
 
     tokens: tuple[str, ...] = ()
     template: str = ""
@@ -106,11 +111,13 @@ def read_scoring(
     activation = _activation(config, own)
     if activation not in ACTIVATIONS:
         return f"its files name {activation} as the function of its scores, which this server does not compute"
-    if settings.template:
+    if settings.template not in ("", QWEN3_RERANKER, PAIR):
         chosen: ChatTemplate | None = _template_of(Path(settings.template), special_tokens)
-    elif template is not None and takes_pairs(template):
+    elif settings.template == PAIR:
+        chosen = None
+    elif not settings.template and template is not None and takes_pairs(template):
         chosen = template
-    elif is_qwen3:
+    elif is_qwen3 or settings.template:
         chosen = ChatTemplate(_QWEN3_RERANKER, special_tokens)
     else:
         chosen = None
@@ -162,7 +169,7 @@ def _tokens(
         count = num_labels(config)
         if count != 1:
             return f"its head has {count} labels, and a score needs a head with one"
-        return (0,), is_qwen3 or _is_qwen3_classifier(config, tokenizer)
+        return (0,), is_qwen3
     if settings.tokens:
         ids = tuple(_token_id(tokenizer, text, "--score-tokens") for text in settings.tokens)
         return ids, is_qwen3 or (settings.tokens == _QWEN3_TOKENS and tokenizer.token_to_id(_CHATML) is not None)
@@ -175,11 +182,6 @@ def _tokens(
     if is_qwen3:
         return tuple(_token_id(tokenizer, text, "the chat template of Qwen3-Reranker") for text in _QWEN3_TOKENS), True
     return "no file of it names the tokens of a score; a gateway takes them from its setting --score-tokens"
-
-
-def _is_qwen3_classifier(config: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
-    """Return whether this is Qwen3-Reranker with its two tokens as a head, whose files do not name a prompt."""
-    return config.get("architectures") == ["Qwen3ForSequenceClassification"] and bool(tokenizer.token_to_id(_CHATML))
 
 
 def _token_id(tokenizer: Tokenizer, text: str, source: str) -> int:

@@ -48,7 +48,7 @@ MAX_SCORE_TOKENS = 64
 
 
 # The fields that a message leaves out if they are empty, as it has them.
-_OPTIONAL = {"prediction": b"", "forked_from": "", "num_kept": 0, "first_choice": 0, "images": (), "score_tokens": ()}
+_OPTIONAL = {"prediction": b"", "forked_from": "", "num_kept": 0, "first_choice": 0, "images": (), "score_tokens": []}
 # The sampling parameters that a message leaves out if they have their defaults, as messages have these.
 _OPTIONAL_SAMPLING = {"thinking_token_budget": -1, "thinking_start": [], "thinking_end": [], "repetition_detection": []}
 
