@@ -56,6 +56,29 @@ def test_a_cached_beginning_is_not_computed_again() -> None:
     assert found["first"] == found["again"] != found["second"]
 
 
+def test_prompts_that_arrive_together_compute_their_common_beginning_once() -> None:
+    """The documents of a query are requests of their own, which a worker takes at the same time."""
+    query, count = tuple(range(5, 37)), 12
+    expected = {}
+    for index in range(count):
+        engine = make_engine(prefix_caching=True)
+        engine.add(score(str(index), (*query, index, index)))
+        expected[index] = logits_in(run(engine), str(index))
+    engine = make_engine(prefix_caching=True, max_num_seqs=count, num_blocks=100, max_num_batched_tokens=400)
+    engine.add(request("answer", (1, 2, 3), max_tokens=5, ignore_eos=True))
+    for index in range(count):
+        engine.add(score(str(index), (*query, index, index)))
+    items = run(engine)
+    assert {index: logits_in(items, str(index)) for index in range(count)} == expected
+    model: Any = engine.runner.model
+    assert model.num_computed == 3 + 4 + 32 + 2 * count  # the answer, the query and the documents
+    # Without a cache nothing waits.
+    engine = make_engine(max_num_seqs=count, num_blocks=100, max_num_batched_tokens=400)
+    for index in range(count):
+        engine.add(score(str(index), (*query, index, index)))
+    assert len(engine.step()) == count
+
+
 @pytest.mark.parametrize(("tokens", "message"), [((10**6,), "outside the vocabulary"), ((-1,), "vocabulary")])
 def test_tokens_outside_of_the_vocabulary_are_refused_alone(tokens: tuple[int, ...], message: str) -> None:
     engine = make_engine()
