@@ -73,7 +73,7 @@ def test_prompts_that_arrive_together_compute_their_common_beginning_once() -> N
     model: Any = engine.runner.model
     assert model.num_computed == 3 + 4 + 32 + 2 * count  # the answer, the query and the documents
     # Without a cache nothing waits.
-    engine = make_engine(max_num_seqs=count, num_blocks=100, max_num_batched_tokens=400)
+    engine = make_engine(max_num_seqs=count, num_blocks=200, max_num_batched_tokens=500)
     for index in range(count):
         engine.add(score(str(index), (*query, index, index)))
     assert len(engine.step()) == count
