@@ -49,15 +49,12 @@ class PairTokenizer:
     def prompts(self, pairs: Sequence[Pair]) -> list[tuple[int, ...]]:
         """Return the token ids of each pair. Raises InvalidRequest."""
         _check_characters(pairs)
-        with faults_as(lambda reason: refused("documents", f"The tokenizer fails at these texts: {reason}.")):
-            pairs = self._bounded(pairs)
-            found = []
-            for pair, ids in zip(pairs, self._encoded(pairs), strict=True):
-                if len(ids) > (self.kept or self.context):
-                    ids = self._cut(pair, ids)
-                if not ids:
-                    raise refused(pair.name, f"{pair.name} makes an empty prompt.", code="empty_prompt")
-                found.append(tuple(ids))
+        pairs, found = self._bounded(pairs), []
+        for pair, ids in zip(pairs, self._encoded(pairs), strict=True):
+            kept = self._cut(pair, ids) if len(ids) > (self.kept or self.context) else ids
+            if not kept:
+                raise refused(pair.name, f"{pair.name} makes an empty prompt.", code="empty_prompt")
+            found.append(tuple(kept))
         return found
 
     def _bounded(self, pairs: Sequence[Pair]) -> list[Pair]:
@@ -74,22 +71,26 @@ class PairTokenizer:
     def _shortened(self, text: str, most: int) -> str:
         """Return the longest beginning of a text that has at most `most` tokens by itself."""
         text = text[: CHARACTERS_PER_TOKEN * most]
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        return text[: _end_of(encoding, most)]
+        return text[: _end_of(self._alone(text), most)]
+
+    def _alone(self, text: str) -> Encoding:
+        with faults_as(_fault):
+            return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _encoded(self, pairs: Sequence[Pair]) -> list[list[int]]:
+        """Return the token ids of pairs as they are. Raises InvalidRequest."""
         if self.scoring.template is None:
-            texts = [(pair.query, pair.document) for pair in pairs]
-            return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts)]
+            with faults_as(_fault):
+                encodings = self.tokenizer.encode_batch_fast([(pair.query, pair.document) for pair in pairs])
+            return [encoding.ids for encoding in encodings]
         rendered = [self._rendered(pair) for pair in pairs]
-        plain = iter(
-            self.tokenizer.encode_batch_fast([one[0] for one in rendered if len(one) == 1], add_special_tokens=False)
-        )
-        return [next(plain).ids if len(one) == 1 else self._joined(one) for one in rendered]
+        whole = [parts[0] for parts in rendered if len(parts) == 1]
+        with faults_as(_fault):
+            plain = iter(self.tokenizer.encode_batch_fast(whole, add_special_tokens=False))
+        return [next(plain).ids if len(parts) == 1 else self._joined(parts) for parts in rendered]
 
-    def _joined(self, texts: Sequence[str]) -> list[int]:
-        encodings = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return [token_id for encoding in encodings for token_id in encoding.ids]
+    def _joined(self, parts: Sequence[str]) -> list[int]:
+        return [token_id for part in parts for token_id in self._alone(part).ids]
 
     def _rendered(self, pair: Pair) -> list[str]:
         """Return the prompt in pieces, divided within texts that look like control tokens. Raises InvalidRequest."""
@@ -110,7 +111,7 @@ class PairTokenizer:
         """Return the prompt with as much of the document as fits. Raises InvalidRequest."""
         if not self.kept:
             raise self._too_long(pair, len(ids), "Shorten it, or give truncate_prompt_tokens or max_tokens_per_doc.")
-        encoding, cut = self.tokenizer.encode(pair.document, add_special_tokens=False), ids
+        encoding, cut = self._alone(pair.document), ids
         left = len(encoding.ids)
         for _ in range(ATTEMPTS):
             left -= len(cut) - self.kept
@@ -124,6 +125,10 @@ class PairTokenizer:
     def _too_long(self, pair: Pair, length: int, remedy: str) -> ApiError:
         limit = self.kept or self.context
         return too_long(pair.name, limit, length, f"{pair.name} makes a prompt of {length} tokens", remedy)
+
+
+def _fault(reason: str) -> ApiError:
+    return refused("documents", f"The tokenizer fails at these texts: {reason}. Change them.")
 
 
 def _end_of(encoding: Encoding, count: int) -> int:

@@ -13,7 +13,7 @@ from quire.shared.config.validators import Flag, Integer, Text, wrong
 from quire.shared.protocol.messages import MAX_PROMPT_TOKENS
 from quire.shared.protocol.sampling_params import Parameter
 
-MAX_INSTRUCTION = 16_384
+MAX_INSTRUCTION, MAX_QUERY = 16_384, 2**20
 _DOCUMENT = any_of(TEXT, record(text=TEXT))
 
 
@@ -75,7 +75,7 @@ _COMMON: dict[str, Parameter] = {
 _DOCUMENTS = "at most `--max-embedding-inputs` (2048)"
 RERANK: dict[str, Parameter] = {
     "model": OF_THE_CALL["model"],
-    "query": Parameter(read=Text(1), required=True, help="the text with which documents are compared"),
+    "query": Parameter(read=Text(1, MAX_QUERY), required=True, help="the text with which documents are compared"),
     "documents": Parameter(
         read=Documents(takes_one=False),
         required=True,

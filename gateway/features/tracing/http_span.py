@@ -22,7 +22,7 @@ from quire.shared.telemetry.trace_context import TraceContext
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
 
-PREFIX = "/v1/"
+PATHS = ("/v1/", "/v2/", "/rerank", "/score")
 TRACEPARENT = "traceparent"
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 OPERATIONS = {
@@ -49,7 +49,7 @@ MAX_PATH = 200
 
 
 class HttpSpan:
-    """The span of one HTTP request under /v1/."""
+    """The span of one HTTP request of the APIs."""
 
     def __init__(self, tracer: Tracer, request: web.Request) -> None:
         from quire.shared.telemetry.spans import SpanKind, context_of
@@ -160,7 +160,7 @@ def _sampling_attributes(call: Call) -> dict[str, Any]:
 
 def http_spans(tracer: Tracer | None) -> Callable[[web.Request], HttpSpan | None]:
     """Return what begins the spans of requests; without a tracer it begins none."""
-    return lambda request: HttpSpan(tracer, request) if tracer and request.path.startswith(PREFIX) else None
+    return lambda request: HttpSpan(tracer, request) if tracer and request.path.startswith(PATHS) else None
 
 
 def _parent(request: web.Request) -> TraceContext | None:

@@ -20,8 +20,8 @@ def classifier_class(config: Any, fields: Fields) -> Any:
     from transformers import AutoModelForSequenceClassification
     from transformers.modeling_outputs import CausalLMOutput
 
-    known: Any = AutoModelForSequenceClassification._model_mapping  # type: ignore[attr-defined]
-    own = known.get(type(config), None)
+    known: Any = AutoModelForSequenceClassification._model_mapping
+    own: Any = known.get(type(config), None)
     names = fields.get("architectures")
     if own is None or names != [own.__name__]:
         supported = "a class for sequence classification that Transformers has for this model_type"
