@@ -99,7 +99,7 @@ BODIES = {
     **score_calls.BODIES,
     **FORK_BODIES,
 }
-ANSWERS = MESSAGE_ANSWERS | RESPONSE_ANSWERS
+ANSWERS = MESSAGE_ANSWERS | RESPONSE_ANSWERS | score_calls.ANSWERS
 PARAMETERS = {
     "ChatId": id_parameter(ChatDialect.prefix),
     "CompletionId": id_parameter(CompletionDialect.prefix),

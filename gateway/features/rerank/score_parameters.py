@@ -103,7 +103,7 @@ SCORE: dict[str, Parameter] = {
     **_COMMON,
 }
 # Parameters of other servers, with the values that ask for nothing.
-_OF_RERANK = {
+UNSUPPORTED = {
     "rank_fields": (["text"],),
     "max_chunks_per_doc": (),
     "relevant_spans": (),
@@ -111,7 +111,7 @@ _OF_RERANK = {
     "return_embeddings": (False,),
 }
 # By the names of the bodies' schemas in /openapi.json.
-BODIES = {"RerankRequest": Body(RERANK, _OF_RERANK, ()), "ScoreRequest": Body(SCORE, {}, ())}
+BODIES = {"RerankRequest": Body(RERANK, UNSUPPORTED, ()), "ScoreRequest": Body(SCORE, {}, ())}
 _USAGE = record(prompt_tokens=NATURAL, total_tokens=NATURAL)
 ANSWERS = {
     "RerankList": record(
