@@ -18,8 +18,7 @@ NO_SAMPLING = SamplingParams(max_tokens=1)
 
 
 class PooledForm(Protocol):
-    """The form of the answer. It is no part of the metadata, since each caller with the same idempotency key sends the
-    same body."""
+    """The form of the answer. Metadata do not have it: all calls with one idempotency key send equal bodies."""
 
     def finish(self, data: bytes) -> Any:
         """Return the value of a prompt from what the worker sent. Raises ApiError."""

@@ -23,7 +23,7 @@ from quire.shared.model.labels import is_classifier, num_labels
 from quire.shared.text.chat_template import ChatTemplate, TemplateFailure
 from quire.shared.text.control_tokens import ControlTokens
 
-SENTENCE_TRANSFORMERS = "config_sentence_transformers.json"
+SENTENCE_TRANSFORMERS, CROSS_ENCODER = "config_sentence_transformers.json", "CrossEncoder"
 QUERY, DOCUMENT = "query", "document"
 # A sentence of the prompt with which Qwen3-Reranker was trained, and that prompt (its model card).
 _JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
@@ -31,7 +31,7 @@ _QWEN3_RERANKER = (
     f'<|im_start|>system\n{_JUDGE} Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     "<Instruct>: {{ instruction or 'Given a web search query, retrieve relevant passages that answer the query' }}\n"
     "<Query>: {{ messages[-2].content }}\n<Document>: {{ messages[-1].content }}<|im_end|>\n<|im_start|>assistant\n"
-    "<think>\n\n</think>\n\n"
+    "<think>\n\n</think>\n\n\n"  # Jinja drops the last line end
 )
 # Values of the setting --score-template besides files.
 QWEN3_RERANKER, PAIR = "qwen3-reranker", "pair"
@@ -115,7 +115,11 @@ def read_scoring(
         chosen: ChatTemplate | None = _template_of(Path(settings.template), special_tokens)
     elif settings.template == PAIR:
         chosen = None
-    elif not settings.template and template is not None and takes_pairs(template):
+    elif (
+        not settings.template
+        and template is not None
+        and _takes_pairs(template, own.get("model_type") == CROSS_ENCODER)
+    ):
         chosen = template
     elif is_qwen3 or settings.template:
         chosen = ChatTemplate(_QWEN3_RERANKER, special_tokens)
@@ -125,9 +129,14 @@ def read_scoring(
     return Scoring(token_ids, chosen, activation, _default_prompt(own), control_tokens)
 
 
-def takes_pairs(template: ChatTemplate) -> bool:
-    """Return whether a chat template writes messages of the roles `query` and `document`."""
-    if not all(re.search(f"['\"]{role}['\"]", template.source) for role in (QUERY, DOCUMENT)):
+def _takes_pairs(template: ChatTemplate, is_written_for_pairs: bool) -> bool:
+    """Return whether a chat template writes messages of the roles `query` and `document`.
+
+    is_written_for_pairs: also a template that writes any role, as sentence-transformers does; else it must name them.
+    """
+    if not is_written_for_pairs and not all(
+        re.search(f"['\"]{role}['\"]", template.source) for role in (QUERY, DOCUMENT)
+    ):
         return False
     try:
         text = _rendered(template, "(first)", "(second)", "")
