@@ -24,6 +24,7 @@ from quire.shared.text.chat_template import ChatTemplate, TemplateFailure
 from quire.shared.text.control_tokens import ControlTokens
 
 SENTENCE_TRANSFORMERS, CROSS_ENCODER = "config_sentence_transformers.json", "CrossEncoder"
+BERT = "sentence_bert_config.json"  # of any model
 QUERY, DOCUMENT = "query", "document"
 # A sentence of the prompt with which Qwen3-Reranker was trained, and that prompt (its model card).
 _JUDGE = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
@@ -54,7 +55,8 @@ class Scoring:
 
     token_ids: of one token, whose logit is the score; or of two: the logit of the second minus that of the first.
     template: of the prompt; None: the tokenizer's own form of a pair. activation: a name of ACTIVATIONS. instruction:
-    the default of calls; empty: that of the template. control_tokens: those that texts may not forge.
+    the default of calls; empty: that of the template. control_tokens: those that texts may not forge. adds_generation:
+    the template writes the beginning of an answer.
     """
 
     token_ids: tuple[int, ...]
@@ -62,6 +64,7 @@ class Scoring:
     activation: str = DEFAULT_ACTIVATION
     instruction: str = ""
     control_tokens: ControlTokens | None = None
+    adds_generation: bool = False
 
     @property
     def takes_instruction(self) -> bool:
@@ -76,7 +79,7 @@ class Scoring:
     def prompt(self, query: str, document: str, instruction: str = "") -> str:
         """Return the prompt of a pair. Raises TemplateFailure."""
         assert self.template is not None
-        return _rendered(self.template, query, document, instruction or self.instruction)
+        return _rendered(self.template, query, document, instruction or self.instruction, self.adds_generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ def read_scoring(
     else:
         chosen = None
     control_tokens = None if chosen is None else ControlTokens.of(tokenizer, chosen.source, ())
-    return Scoring(token_ids, chosen, activation, _default_prompt(own), control_tokens)
+    return Scoring(token_ids, chosen, activation, _default_prompt(own), control_tokens, _adds_generation(folder))
 
 
 def _takes_pairs(template: ChatTemplate, is_written_for_pairs: bool) -> bool:
@@ -139,23 +142,25 @@ def _takes_pairs(template: ChatTemplate, is_written_for_pairs: bool) -> bool:
     ):
         return False
     try:
-        text = _rendered(template, "(first)", "(second)", "")
+        text = _rendered(template, "(first)", "(second)")
     except TemplateFailure:
         return False
     return "(first)" in text and "(second)" in text
 
 
-def _rendered(template: ChatTemplate, query: str, document: str, instruction: str) -> str:
+def _rendered(
+    template: ChatTemplate, query: str, document: str, instruction: str = "", adds_generation: bool = False
+) -> str:
     texts = ([("system", instruction)] if instruction else []) + [(QUERY, query), (DOCUMENT, document)]
     messages = [{"role": role, "content": text} for role, text in texts]
-    return template.render(messages, add_generation_prompt=True, variables={"instruction": instruction or None})
+    return template.render(messages, adds_generation, variables={"instruction": instruction or None})
 
 
 def _template_of(path: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
     remedy = "give --score-template a Jinja template that writes messages of the roles query and document"
     try:
         template = ChatTemplate(path.read_text(encoding="utf-8"), special_tokens)
-        text = _rendered(template, "(first)", "(second)", "")
+        text = _rendered(template, "(first)", "(second)")
     except (OSError, ValueError, TemplateFailure) as error:
         raise ModelError(f"--score-template {path}: {error}; {remedy}.") from error
     if "(first)" not in text or "(second)" not in text:
@@ -224,6 +229,14 @@ def _activation(config: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     names = [place.get("activation_fn") for place in places] + [config.get("sbert_ce_default_activation_function")]
     name = next((name for name in names if type(name) is str), DEFAULT_ACTIVATION)
     return name.rpartition(".")[2][:80]
+
+
+def _adds_generation(folder: Path) -> bool:
+    """Return whether the files of sentence-transformers have the template write the beginning of an answer."""
+    place: Any = read_json(folder / BERT)
+    for name in ("processing_kwargs", "chat_template"):
+        place = place.get(name) if isinstance(place, dict) else None
+    return isinstance(place, dict) and place.get("add_generation_prompt") is True
 
 
 def _default_prompt(own: Mapping[str, Any]) -> str:

@@ -103,8 +103,11 @@ def test_a_template_for_any_role_is_for_pairs_only_if_sentence_transformers_wrot
     plain = scoring_of(folder_with(tmp_path / "plain", CLASSIFIER, {}))
     assert plain.template is None
     written = folder_with(tmp_path / "written", CLASSIFIER, {NEW: {"model_type": "CrossEncoder"}})
-    expected = "<|im_start|>query\na<|im_end|>\n<|im_start|>document\nb<|im_end|>\n<|im_start|>assistant\n"
+    expected = "<|im_start|>query\na<|im_end|>\n<|im_start|>document\nb<|im_end|>\n"
     assert scoring_of(written).prompt("a", "b") == expected
+    begun = {"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
+    (written / "sentence_bert_config.json").write_text(json.dumps(begun))
+    assert scoring_of(written).prompt("a", "b") == f"{expected}<|im_start|>assistant\n"
     assert scoring_of(written, template="pair").template is None
 
 
