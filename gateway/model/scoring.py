@@ -73,7 +73,7 @@ class Scoring:
 
     def score(self, logits: Sequence[float], uses_activation: bool) -> float:
         """Return the score of a pair from the logits of `token_ids`."""
-        value = logits[0] if len(logits) == 1 else logits[1] - logits[0]
+        value = logits[0] if len(self.token_ids) == 1 else logits[1] - logits[0]
         return ACTIVATIONS[self.activation](value) if uses_activation else value
 
     def prompt(self, query: str, document: str, instruction: str = "") -> str:

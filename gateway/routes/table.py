@@ -14,7 +14,6 @@ from aiohttp.typedefs import Handler
 
 from quire.gateway.api.chat import ChatDialect
 from quire.gateway.api.completions import CompletionDialect
-from quire.gateway.api.embeddings import BODIES as EMBEDDING_BODIES
 from quire.gateway.api.messages.answer import ANSWERS as MESSAGE_ANSWERS
 from quire.gateway.api.messages.answer import MessageDialect
 from quire.gateway.api.messages.headers import PARAMETERS as MESSAGE_PARAMETERS
@@ -95,7 +94,7 @@ BODIES = {
     "CompletionRequest": Body(COMPLETIONS),
     **MESSAGE_BODIES,
     **RESPONSE_BODIES,
-    **EMBEDDING_BODIES,
+    **embedding_calls.BODIES,
     **score_calls.BODIES,
     **FORK_BODIES,
 }

@@ -28,6 +28,8 @@ from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
 from quire.gateway.stream.writer import write_body
 from quire.gateway.telemetry.request_meter import METER
 
+__all__ = ["BODIES", "PooledLines", "collect", "embedding_lines", "serve", "write_answer"]
+
 log = logging.getLogger("gateway")
 
 # Longest time for which an answer waits for Redis to delete its output logs.

@@ -48,8 +48,13 @@ class Access(Enum):
 
 CHAT, TEXT, MESSAGE, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 
+# Scores of pairs: the body of a call by its paths.
+RANKED: dict[str, Any] = {"model": MODEL, "query": "a", "documents": ["b"]}
+SCORED: dict[str, Any] = {"model": MODEL, "queries": "a", "documents": ["b"]}
+SCORES = dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RANKED) | dict.fromkeys(("/score", "/v1/score"), SCORED)
+
 ACCESS: dict[str, Access] = {
-    **{f"POST {path}": Access.CALLER for path in (CHAT, TEXT, MESSAGE, RESPONSE, "/v1/embeddings")},
+    **{f"POST {path}": Access.CALLER for path in (CHAT, TEXT, MESSAGE, RESPONSE, "/v1/embeddings", *SCORES)},
     **{f"POST {path}": Access.CALLER for path in (f"{MESSAGE}/count_tokens", f"{RESPONSE}/input_tokens")},
     **{f"POST {path}": Access.CALLER for path in ("/tokenize", "/detokenize")},
     **{f"GET {path}": Access.CALLER for path in ("/v1/models", "/v1/models/{name}", "/status", "/tokenizer_info")},
@@ -298,6 +303,7 @@ async def test_the_admin_api_takes_its_own_key_only(route: str, start_gateway: S
 NAMING: dict[str, dict[str, Any]] = {
     **{path: body | {"background": None} for path, (_, body) in CALLS.items()},
     "/v1/embeddings": {"model": MODEL, "input": "Hello"},
+    **SCORES,
     f"{MESSAGE}/count_tokens": chat_body(),
     f"{RESPONSE}/input_tokens": {"model": MODEL, "input": "Hello"},
     "/tokenize": {"prompt": "Hello"},

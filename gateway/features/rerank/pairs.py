@@ -21,7 +21,7 @@ MAX_CHARACTERS = 16 * 1024 * 1024
 ATTEMPTS = 4
 
 
-class Pair(NamedTuple):
+class TextPair(NamedTuple):
     """A query and a document, each with its name for errors."""
 
     query_name: str
@@ -46,7 +46,7 @@ class PairTokenizer:
     most_query: int = 0
     most_document: int = 0
 
-    def prompts(self, pairs: Sequence[Pair]) -> list[tuple[int, ...]]:
+    def prompts(self, pairs: Sequence[TextPair]) -> list[tuple[int, ...]]:
         """Return the token ids of each pair. Raises InvalidRequest."""
         _check_characters(pairs)
         pairs, found = self._bounded(pairs), []
@@ -57,7 +57,7 @@ class PairTokenizer:
             found.append(tuple(kept))
         return found
 
-    def _bounded(self, pairs: Sequence[Pair]) -> list[Pair]:
+    def _bounded(self, pairs: Sequence[TextPair]) -> list[TextPair]:
         """Cut the texts to `most_query` and `most_document` tokens."""
         queries: dict[str, str] = {}
         cut = []
@@ -77,7 +77,7 @@ class PairTokenizer:
         with faults_as(_fault):
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _encoded(self, pairs: Sequence[Pair]) -> list[list[int]]:
+    def _encoded(self, pairs: Sequence[TextPair]) -> list[list[int]]:
         """Return the token ids of pairs as they are. Raises InvalidRequest."""
         if self.scoring.template is None:
             with faults_as(_fault):
@@ -92,7 +92,7 @@ class PairTokenizer:
     def _joined(self, parts: Sequence[str]) -> list[int]:
         return [token_id for part in parts for token_id in self._alone(part).ids]
 
-    def _rendered(self, pair: Pair) -> list[str]:
+    def _rendered(self, pair: TextPair) -> list[str]:
         """Return the prompt in pieces, divided within texts that look like control tokens. Raises InvalidRequest."""
         texts = [pair.query, pair.document, self.instruction]
         mark = ""
@@ -107,7 +107,7 @@ class PairTokenizer:
             what = f"The template refuses {pair.name} with {pair.query_name}: {str(error)[:500].rstrip('.')}."
             raise refused(pair.name, what, code="template_error") from error
 
-    def _cut(self, pair: Pair, ids: list[int]) -> list[int]:
+    def _cut(self, pair: TextPair, ids: list[int]) -> list[int]:
         """Return the prompt with as much of the document as fits. Raises InvalidRequest."""
         if not self.kept:
             raise self._too_long(pair, len(ids), "Shorten it, or give truncate_prompt_tokens or max_tokens_per_doc.")
@@ -122,7 +122,7 @@ class PairTokenizer:
                 return cut
         raise self._too_long(pair, len(ids), f"The rest leaves no room for it; shorten {pair.query_name}.")
 
-    def _too_long(self, pair: Pair, length: int, remedy: str) -> ApiError:
+    def _too_long(self, pair: TextPair, length: int, remedy: str) -> ApiError:
         limit = self.kept or self.context
         return too_long(pair.name, limit, length, f"{pair.name} makes a prompt of {length} tokens", remedy)
 
@@ -138,7 +138,7 @@ def _end_of(encoding: Encoding, count: int) -> int:
     return min(encoding.offsets[count - 1][1], encoding.offsets[count][0])
 
 
-def _check_characters(pairs: Sequence[Pair]) -> None:
+def _check_characters(pairs: Sequence[TextPair]) -> None:
     count = sum(len(pair.query) + len(pair.document) for pair in pairs)
     if count > MAX_CHARACTERS:
         raise refused(

@@ -19,7 +19,7 @@ from quire.gateway.api.parameters import read
 from quire.gateway.api.pooled_call import PooledCall, kept_tokens, usage_of
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import GenerationFailed, refused
-from quire.gateway.features.rerank.pairs import Pair, PairTokenizer
+from quire.gateway.features.rerank.pairs import PairTokenizer, TextPair
 from quire.gateway.features.rerank.score_parameters import ANSWERS, BODIES, text_of
 from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.scoring import Scoring
@@ -141,7 +141,7 @@ class _PairDialect(Dialect):
         return PooledCall.with_inputs(given, limits, prompts, form, SCORE, scoring.token_ids)
 
     @abstractmethod
-    def pairs(self, given: Mapping[str, Any]) -> list[Pair]:
+    def pairs(self, given: Mapping[str, Any]) -> list[TextPair]:
         """Return the pairs of a call. Raises InvalidRequest."""
 
     @abstractmethod
@@ -167,10 +167,12 @@ class RerankDialect(_PairDialect):
         super().__init__(model, max_pairs)
         self._returns_documents = returns_documents
 
-    def pairs(self, given: Mapping[str, Any]) -> list[Pair]:
+    def pairs(self, given: Mapping[str, Any]) -> list[TextPair]:
         query, documents = given["query"], given["documents"]
         self.check_count("documents", len(documents))
-        return [Pair("query", query, f"documents[{index}]", text_of(one) or "") for index, one in enumerate(documents)]
+        return [
+            TextPair("query", query, f"documents[{index}]", text_of(one) or "") for index, one in enumerate(documents)
+        ]
 
     def pooled_form(self, given: Mapping[str, Any], form: ScoreForm) -> RerankForm:
         documents = given["documents"] if given.get("return_documents", self._returns_documents) else None
@@ -182,7 +184,7 @@ class ScoreDialect(_PairDialect):
 
     name, prefix, body = "score", "score-", "ScoreRequest"
 
-    def pairs(self, given: Mapping[str, Any]) -> list[Pair]:
+    def pairs(self, given: Mapping[str, Any]) -> list[TextPair]:
         names = ("queries", "documents") if "queries" in given else ("text_1", "text_2")
         if names[0] not in given:
             raise refused("queries", "queries and documents are required.", code="missing_required_parameter")
@@ -196,7 +198,7 @@ class ScoreDialect(_PairDialect):
                 f"{names[0]} has {len(queries)} elements and {names[1]} {len(documents)}; give one, or one for each.",
             )
         return [
-            Pair(
+            TextPair(
                 names[0] if len(queries) == 1 else f"{names[0]}[{index}]",
                 text_of(queries[index % len(queries)]) or "",
                 f"{names[1]}[{index}]",
