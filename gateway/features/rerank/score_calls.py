@@ -25,7 +25,7 @@ from quire.gateway.model.renderer import Renderer
 from quire.gateway.model.scoring import Scoring
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.serving.calls import serve_with
-from quire.gateway.serving.embedding_calls import PooledLines, write_answer
+from quire.gateway.serving.pooled_calls import PooledLines, write_answer
 from quire.gateway.serving.service import Gateway
 from quire.gateway.stream import sse
 from quire.gateway.stream.call_metadata import CallMetadata
