@@ -24,7 +24,8 @@ def classifier_class(config: Any, fields: Fields) -> Any:
     own: Any = known.get(type(config), None)
     names = fields.get("architectures")
     if own is None or names != [own.__name__]:
-        supported = "a class for sequence classification that Transformers has for this model_type"
+        known_as = "a class that Transformers has" if own is None else own.__name__
+        supported = f"{known_as}, as model_type is {config.model_type}; correct the field if that is the model"
         raise fields.unsupported("architectures", supported)
 
     class Classifier(own):  # type: ignore[misc]
