@@ -150,6 +150,7 @@ class Call:
     def check(self, limits: RequestLimits, prompts: int = 1) -> None:
         """Check what does not depend on the texts of the prompts. Raises ModelNotFound or InvalidRequest."""
         limits.check_model(self.model)
+        limits.check_generates()
         limits.check_choices(prompts, self.counts)
         limits.check_answer(self.common.grammar, self.grammar_parameter)
 

@@ -159,7 +159,7 @@ class Renderer:
             characters += len(json.dumps(tools, ensure_ascii=False))
             _check_length("tools", characters, limit)
         around = sum(MESSAGE_CHARACTERS + len(message.get("name", "")) for message in messages)
-        return await self._run(characters + around, self._render_chat, conversation, mark, images, probes)
+        return await self.run(characters + around, self._render_chat, conversation, mark, images, probes)
 
     async def mark_control_tokens(
         self, messages: Sequence[Message], others: T, limit: int
@@ -173,7 +173,7 @@ class Renderer:
         characters = sum(map(_characters, messages))
         _check_length("messages", characters, limit)
         try:
-            return await self._run(characters, self._control_tokens.mark, messages, others)
+            return await self.run(characters, self._control_tokens.mark, messages, others)
         except ValueError as error:
             raise refused("messages", f"The texts of messages {error}.") from error
 
@@ -182,7 +182,7 @@ class Renderer:
         if isinstance(prompt, list):
             return prompt
         _check_length(name, len(prompt), limit)
-        return await self._run(len(prompt), self._encode, name, [prompt], add_special_tokens)
+        return await self.run(len(prompt), self._encode, name, [prompt], add_special_tokens)
 
     async def texts(
         self, named: Sequence[tuple[str, str]], limit: int | None, add_special_tokens: bool
@@ -195,7 +195,7 @@ class Renderer:
         for name, text in named:
             if limit is not None:
                 _check_length(name, len(text), limit)
-        return await self._run(sum(len(text) for _, text in named), self._encode_all, named, add_special_tokens)
+        return await self.run(sum(len(text) for _, text in named), self._encode_all, named, add_special_tokens)
 
     async def check_grammar(self, grammar: str, name: str) -> None:
         """Check that answers can follow a grammar. `name` is the parameter that errors name. Raises InvalidRequest."""
@@ -221,14 +221,14 @@ class Renderer:
 
     async def text(self, token_ids: list[int]) -> str:
         """Return the text of tokens, special tokens included. Tokens that the tokenizer lacks have no text."""
-        return await self._run(len(token_ids), self._decode, token_ids)
+        return await self.run(len(token_ids), self._decode, token_ids)
 
     async def token_strings(self, token_ids: list[int]) -> list[str]:
         """Return the entries of the vocabulary with these ids; empty for tokens that the tokenizer lacks."""
         entry = self.model.tokenizer.id_to_token
-        return await self._run(len(token_ids), lambda: [entry(token_id) or "" for token_id in token_ids])
+        return await self.run(len(token_ids), lambda: [entry(token_id) or "" for token_id in token_ids])
 
-    async def _run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
+    async def run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function, in a thread if its input is not short. size: of the input, in characters or tokens."""
         if size <= SHORT_CHARACTERS:
             return function(*arguments)

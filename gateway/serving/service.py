@@ -261,6 +261,7 @@ class Gateway:
             enforces_tools=settings.enforce_tools,
             thinking_token_budget=settings.thinking_token_budget,
             repetition_detection=settings.repetition,
+            is_classifier=self.model.is_classifier,
         )
 
     @contextmanager

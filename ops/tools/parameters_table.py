@@ -17,6 +17,8 @@ from quire.gateway.api.responses.parameters import REFUSED as REFUSED_RESPONSES
 from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.features.batches.batch_parameters import BATCHES
 from quire.gateway.features.conversations.conversation_parameters import CREATE as NEW_CONVERSATIONS
+from quire.gateway.features.rerank.score_parameters import RERANK, SCORE
+from quire.gateway.features.rerank.score_parameters import UNSUPPORTED as RERANK_REFUSED
 from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
 from quire.ops.tools.marked_tables import update_page
 from quire.shared.config.validators import OneOf
@@ -160,6 +162,17 @@ def tables() -> dict[str, dict[str, str]]:
                 _also_in_chats(name, "", parameter) for name, parameter in EMBEDDINGS.items()
             ),
             "token-parameters": _of_two("tokenize", TOKENIZE, "detokenize", DETOKENIZE),
+        },
+        "api/rerank.md": {
+            "rerank-parameters": "".join(
+                _also_in_chats(name, "" if parameter is SCORE.get(name) else "rerank", parameter)
+                for name, parameter in RERANK.items()
+            )
+            + "".join(_item(name, "score", parameter) for name, parameter in _without(RERANK, SCORE).items()),
+            "rerank-unsupported": _table(
+                "| parameter | accepted values, without effect |",
+                ((f"`{name}`", _values(neutral)) for name, neutral in RERANK_REFUSED.items()),
+            ),
         },
         "responses.md": {
             "parameters": _list(_without(of_chats, RESPONSES)),

@@ -61,8 +61,13 @@ OF_CONVERSATIONS: dict[str, Any] = {
     f"DELETE {CONVERSATION}/{{id}}": None,
 }
 
+# Scores of pairs: the body of a call by its paths.
+RANKED: dict[str, Any] = {"model": MODEL, "query": "a", "documents": ["b"]}
+SCORED: dict[str, Any] = {"model": MODEL, "queries": "a", "documents": ["b"]}
+SCORES = dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RANKED) | dict.fromkeys(("/score", "/v1/score"), SCORED)
+
 ACCESS: dict[str, Access] = {
-    **{f"POST {path}": Access.CALLER for path in (CHAT, TEXT, MESSAGE, RESPONSE, "/v1/embeddings")},
+    **{f"POST {path}": Access.CALLER for path in (CHAT, TEXT, MESSAGE, RESPONSE, "/v1/embeddings", *SCORES)},
     **{f"POST {path}": Access.CALLER for path in (f"{MESSAGE}/count_tokens", f"{RESPONSE}/input_tokens")},
     **{f"POST {path}": Access.CALLER for path in (f"{RESPONSE}/compact", CONVERSATION)},
     **dict.fromkeys(OF_CONVERSATIONS, Access.CONVERSATION),
@@ -336,6 +341,7 @@ async def test_the_admin_api_takes_its_own_key_only(route: str, start_gateway: S
 NAMING: dict[str, dict[str, Any]] = {
     **{path: body | {"background": None} for path, (_, body) in CALLS.items()},
     "/v1/embeddings": {"model": MODEL, "input": "Hello"},
+    **SCORES,
     f"{MESSAGE}/count_tokens": chat_body(),
     f"{RESPONSE}/input_tokens": {"model": MODEL, "input": "Hello"},
     f"{RESPONSE}/compact": {"model": MODEL, "input": "Hello"},

@@ -243,6 +243,11 @@ class BlockManager:
             return CachedPrefix([*blocks, best.block], num_found + len(best.token_ids))
         return CachedPrefix(blocks, num_found)
 
+    def shares_block(self, sequence: Sequence, other: Sequence, index: int, num_tokens: int) -> bool:
+        """Return whether two sequences would share block `index`, within `num_tokens` tokens, if both were cached."""
+        is_whole = self.prefix_caching and (index + 1) * self.block_size <= num_tokens
+        return is_whole and self._hash(sequence, index) == self._hash(other, index)
+
     def can_start(self, prefix: CachedPrefix, num_tokens: int, reserve: int) -> bool:
         """Return whether `start` would succeed and leave `reserve` blocks free."""
         return self.blocks_to_start(prefix, num_tokens) + reserve <= self.num_free

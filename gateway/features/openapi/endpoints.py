@@ -232,6 +232,22 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *_responses(),
     *_conversations(),
     Endpoint("POST /v1/embeddings", "embeddings", "Embed texts", "EmbeddingList", CALL, "EmbeddingRequest", NEW),
+    *(
+        Endpoint(
+            f"POST {path}", "embeddings", f"Rank documents by a query, {form}", "RerankList", CALL, "RerankRequest", NEW
+        )
+        for path, form in (
+            ("/v1/rerank", "as at Cohere, Jina and vLLM"),
+            ("/v2/rerank", "as at Cohere"),
+            ("/rerank", "as at vLLM"),
+        )
+    ),
+    *(
+        Endpoint(
+            f"POST {path}", "embeddings", "Score pairs of texts, as at vLLM", "ScoreList", CALL, "ScoreRequest", NEW
+        )
+        for path in ("/v1/score", "/score")
+    ),
     *_files_and_batches(),
     Endpoint(
         "POST /tokenize",

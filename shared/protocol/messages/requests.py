@@ -48,6 +48,9 @@ MAX_TTL_S = 3600
 
 # Ways to make an embedding of the hidden states of a prompt: that of the last token, or the mean of all tokens.
 POOLINGS = ("last", "mean")
+# The pooling of a request that wants logits after its prompt, and the most tokens whose logits it may ask for.
+SCORE = "score"
+MAX_SCORE_TOKENS = 64
 
 
 # The fields that a message leaves out if they are empty, as it has them.
@@ -57,6 +60,7 @@ _OPTIONAL = {
     "num_kept": 0,
     "first_choice": 0,
     "images": (),
+    "score_tokens": [],
     "breakpoints": [],
     "pinned_for": "",
 }
@@ -129,8 +133,9 @@ class GenerationRequest:
 
     Requests share cached prefixes only with requests of the same `cache_salt` and `cache_scope`. Pinned prefixes are
     shared by all scopes. A request with a `pooling`, one of POOLINGS, wants the embedding of its prompt, and generates
-    no token. adapter: name of the LoRA adapter, whose files have this digest; both empty without one. prediction:
-    tokens that the caller expects as the answer, no part of the prompt. They change no token of the answer.
+    no token. With the pooling SCORE it wants the logits of `score_tokens` after its prompt instead. adapter: name of
+    the LoRA adapter, whose files have this digest; both empty without one. prediction: tokens that the caller expects
+    as the answer, no part of the prompt. They change no token of the answer.
 
     forked_from: the request whose answer this one continues; empty for any other. num_kept: the last tokens of the
     prompt that are output of that answer: penalties, grammar, bad words and stop strings count them as output.
@@ -147,7 +152,7 @@ class GenerationRequest:
     sampling: SamplingParams = checked(_sampling)
     cache_salt: str = checked(Text(0, MAX_SALT_LENGTH), default="")
     cache_scope: str = checked(Text(0, MAX_SCOPE_LENGTH), default="")
-    pooling: str = checked(OneOf(("", *POOLINGS)), default="")
+    pooling: str = checked(OneOf(("", *POOLINGS, SCORE)), default="")
     adapter: str = checked(Text(0, MAX_MODEL_LENGTH), default="")
     adapter_digest: str = checked(Text(0, 64), default="")
     prediction: tuple[int, ...] = checked(_token_ids, default=())
@@ -157,6 +162,7 @@ class GenerationRequest:
     images: tuple[ImageRef, ...] = checked(_images, default=())
     breakpoints: tuple[CacheBreakpoint, ...] = checked(_breakpoints, default=())
     pinned_for: str = checked(Text(0, MAX_SCOPE_LENGTH), default="")
+    score_tokens: tuple[int, ...] = checked(TokenIds(MAX_SCORE_TOKENS), default=())
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     @property

@@ -49,7 +49,7 @@ from quire.shared.protocol.sampling_params import (
 REQUEST = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=3, stop=("x",)))
 FORK = dataclasses.replace(REQUEST, forked_from="o", num_kept=1, first_choice=2)
 OF_FORKS = ("forked_from", "num_kept", "first_choice")
-OPTIONAL = ("prediction", "images", "breakpoints", "pinned_for", *OF_FORKS)
+OPTIONAL = ("prediction", "images", "breakpoints", "pinned_for", "score_tokens", *OF_FORKS)
 
 
 @given(st.binary(max_size=200))

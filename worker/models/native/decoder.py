@@ -32,6 +32,7 @@ from quire.worker.models.native.config import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    SCORES,
     ModelConfig,
     context_remedy,
     read_config,
@@ -155,6 +156,8 @@ class Decoder(PagedModel):
         weights = open_weights(path, config, ops.weight_dtypes, device, progress)
         embedding, head = _tied_names(config, weights)
         expected = config.tensor_shapes() | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
+        if config.num_labels:
+            expected[SCORES] = (config.num_labels, config.hidden_size)
         scales = [name for layer in range(config.num_layers) for name in scale_names(layer)]
         of_tower = weights.outside_text() if config.is_wrapped else []  # `quire.worker.models.vision` names the unused
         weights.check(expected, ignored=(EMBEDDING, HEAD, *scales, *config.unused_tensors(), *of_tower))
@@ -179,7 +182,9 @@ class Decoder(PagedModel):
                 for index in range(config.num_layers)
             ],
             norm=reader.norm(FINAL_NORM, config.norm_offset),
-            head=reader.head(head, table if head == embedding else None),
+            head=reader.router(SCORES)
+            if config.num_labels
+            else reader.head(head, table if head == embedding else None),
             cos_sin=cos_sin_table(config.rope, config.full_head_dim or config.head_dim, max_model_len).to(device),
             ranks=ranks,
             layer_inputs=PerLayerEmbeddings.load(reader, config.rms_norm_eps) if config.input_width else None,
@@ -241,7 +246,7 @@ class Decoder(PagedModel):
         experts = config.experts
         return KernelUses(
             self.hidden_size,
-            self._head.out_features,
+            self.vocab_size if self.config.num_labels else self._head.out_features,
             self.max_model_len,
             block_size,
             tuple(dict.fromkeys(attention)),
@@ -352,6 +357,8 @@ class Decoder(PagedModel):
         logits = self.ops.linear_logits(hidden, self._head)
         if cap := self.config.final_softcap:
             logits = logits.div_(cap).tanh_().mul_(cap)
+        if labels := self.config.num_labels:  # whole on all ranks; they stand for the first tokens of the vocabulary
+            return F.pad(logits, (0, self.vocab_size - labels), value=-torch.inf)
         if self._ranks is None:
             return logits
         missing = self._shard.vocab_width - logits.shape[1]
@@ -422,6 +429,8 @@ def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:
 
     Tied weights may be stored under either name, and tensors that differ are not tied, as in Transformers.
     """
+    if config.num_labels:
+        return EMBEDDING, EMBEDDING
     if not config.tie_word_embeddings:
         return EMBEDDING, HEAD
     if HEAD not in weights:
