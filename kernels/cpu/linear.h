@@ -79,6 +79,10 @@ INLINE void linear(const Linear& job) {
         case kUint8: return linear_of<GroupedFormat<Groups<Uint8Codes>>>(job);
         case kKQuant4: return linear_of<GroupedFormat<KQuants<4>>>(job);
         case kKQuant6: return linear_of<GroupedFormat<KQuants<6>>>(job);
+        case kNf4: return linear_of<GroupedFormat<Groups<TableCodes<Nf4>>>>(job);
+        case kFp4: return linear_of<GroupedFormat<Groups<TableCodes<Fp4>>>>(job);
+        case kSint8: return linear_of<GroupedFormat<Groups<Sint8Codes>>>(job);
+        case kNvfp4: return linear_of<GroupedFormat<Nvfp4Groups>>(job);
     }
     linear_of<WordFormat>(job);
 }
