@@ -73,7 +73,7 @@ class TritonOps:
         supported.check_dtypes(dtype, self.kv_dtype)
         self.weight_dtypes: tuple[torch.dtype, ...] = (dtype,)
         self.quantized_bits: tuple[int, ...] = ()
-        self.code_kinds = KINDS
+        self.code_kinds: tuple[str, ...] = KINDS
         accumulate_in_float32()
         self.device = torch.device(device)
         if self.device.type == "cuda":

@@ -49,11 +49,10 @@ class AwqLayer:
     def label(self) -> str:
         return f"4 bits, groups of {self.group_size}" if self.group_size else "4 bits, one group per channel"
 
-    @property
-    def row_unit(self) -> int:
+    def row_unit(self, k: int) -> int:
         return PER_WORD
 
-    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+    def shape(self, stored_shape: StoredShape, load: Load) -> tuple[int, int]:
         return matrix_shape(stored_shape, "scales")[1], matrix_shape(stored_shape, "qweight")[0]
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:

@@ -6,20 +6,24 @@ from collections.abc import Callable
 
 from quire.shared.model.fields import Fields
 from quire.worker.models.files.quantized.awq import read_awq
+from quire.worker.models.files.quantized.bitsandbytes import read_bitsandbytes
 from quire.worker.models.files.quantized.compressed_tensors import read_compressed_tensors
 from quire.worker.models.files.quantized.fp8 import read_fp8
 from quire.worker.models.files.quantized.gptq import read_gptq
 from quire.worker.models.files.quantized.layout import Quantization
+from quire.worker.models.files.quantized.modelopt import read_modelopt
 from quire.worker.models.files.quantized.mxfp4 import read_mxfp4
 
 # Fields that say how the weights of a checkpoint are quantised.
 QUANTIZED = ("quantization_config", "compression_config")
 READERS: dict[str, Callable[[Fields], Quantization]] = {
     "awq": read_awq,
+    "bitsandbytes": read_bitsandbytes,
     "compressed-tensors": read_compressed_tensors,
     "fbgemm_fp8": read_fp8,
     "fp8": read_fp8,
     "gptq": read_gptq,
+    "modelopt": read_modelopt,
     "mxfp4": read_mxfp4,
 }
 
@@ -35,6 +39,8 @@ def parse_quantization(fields: Fields) -> Quantization | None:
     section = fields.section(sections[0])
     # Configurations of compressed-tensors before its field quant_method have only groups.
     default = "compressed-tensors" if section.has("config_groups") else None
+    if section.has("load_in_4bit") or section.has("load_in_8bit"):  # so did those of bitsandbytes
+        default = "bitsandbytes"
     method = section.get("quant_method", default)
     if not isinstance(method, str) or method not in READERS:
         remedy = "use a checkpoint in one of these formats, or the one that this one was made from"

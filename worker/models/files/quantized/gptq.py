@@ -63,11 +63,10 @@ class GptqLayer:
     def stored_as(self) -> str:
         return integers_stored_as(self.bits, self.group_size, not self.act_order) if self.symmetric else ""
 
-    @property
-    def row_unit(self) -> int:
+    def row_unit(self, k: int) -> int:
         return 32 // self.bits
 
-    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+    def shape(self, stored_shape: StoredShape, load: Load) -> tuple[int, int]:
         words, n = matrix_shape(stored_shape, "qweight")
         order = stored_shape("g_idx")
         return n, order[0] if order else words * (32 // self.bits)
