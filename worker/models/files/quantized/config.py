@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.shared.model.fields import Fields
+from quire.worker.models.files.quantized.auto_round import read_auto_round
 from quire.worker.models.files.quantized.awq import read_awq
 from quire.worker.models.files.quantized.bitsandbytes import read_bitsandbytes
 from quire.worker.models.files.quantized.compressed_tensors import read_compressed_tensors
@@ -17,12 +18,14 @@ from quire.worker.models.files.quantized.mxfp4 import read_mxfp4
 # Fields that say how the weights of a checkpoint are quantised.
 QUANTIZED = ("quantization_config", "compression_config")
 READERS: dict[str, Callable[[Fields], Quantization]] = {
+    "auto-round": read_auto_round,
     "awq": read_awq,
     "bitsandbytes": read_bitsandbytes,
     "compressed-tensors": read_compressed_tensors,
     "fbgemm_fp8": read_fp8,
     "fp8": read_fp8,
     "gptq": read_gptq,
+    "intel/auto-round": read_auto_round,
     "modelopt": read_modelopt,
     "mxfp4": read_mxfp4,
 }

@@ -15,6 +15,15 @@ from quire.worker.models.files.quantized.weight import ScaledWeight, StoredWeigh
 
 E4M3, E8M0 = "F8_E4M3", "F8_E8M0"
 FLOATS = ("F16", "BF16", "F32")  # types of scales, as safetensors names them
+# Fields of AutoRound, in its own format and in those of others: how the weights were found, and other than weights.
+AUTO_ROUND_FIELDS = (
+    "provider", "autoround_version", "enable_quanted_input", "to_quant_block_names", "block_name_to_quantize", "iters",
+    "nsamples", "seqlen", "lr", "minmax_lr", "amp", "batch_size", "gradient_accumulate_steps", "low_gpu_mem_usage",
+    "enable_minmax_tuning", "enable_norm_bias_tuning", "scale_dtype", "supported_types", "quant_block_list", "dataset",
+    "act_bits", "act_group_size", "act_sym", "act_data_type", "act_dynamic", "static_kv_dtype", "backend",
+    "static_kv_granularity", "static_attention_dtype", "static_attention_granularity", "modules_to_not_convert",
+    "use_quant_input", "disable_quanted_input", "not_use_best_mse", "dynamic_max_gap", "sampler", "quant_lm_head",
+)  # fmt: skip
 # Returns the type of a stored tensor, as safetensors names it; None if the checkpoint does not have the tensor.
 StoredType = Callable[[str], str | None]
 # Returns the shape of a tensor of the layer by the end of its name, such as "qweight"; None if it is absent.
