@@ -62,7 +62,7 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
         generator = torch.Generator().manual_seed(0)
         texts = torch.randint(0, model.config.vocab_size, (SAMPLES, LENGTH), generator=generator)
-        mtq.quantize(model, config, lambda calibrated: [calibrated(text[None]) for text in texts])
+        mtq.quantize(model, config, lambda calibrated, texts=texts: [calibrated(text[None]) for text in texts])
         with torch.inference_mode():
             export_hf_checkpoint(model, export_dir=out / name)
         tensors = load_file(out / name / "model.safetensors")

@@ -88,13 +88,11 @@ class FourBitLayer:
         packed, scales = required(load, "weight").flatten(), self._scales(load, state)
         codes = torch.stack([packed >> 4, packed & 15], dim=-1).flatten()[: n * k].view(n, k)
         table = required(load, "weight.quant_map")
-        if k % BLOCK:  # blocks cross the ends of rows
+        if k % GROUP or not torch.equal(table, TABLES[self.kind]):  # blocks may cross the ends of rows
             values = table[codes.int()] * scales.repeat_interleave(BLOCK)[: n * k].view(n, k)
             return ScaledWeight(values, torch.ones(1, 1), (n, k))
-        scales = scales.view(n, k // BLOCK)
-        if torch.equal(table, TABLES[self.kind]):
-            return StoredCodes(GroupedWeight(codes, scales.repeat_interleave(BLOCK // GROUP, dim=1), self.kind))
-        return ScaledWeight(table[codes.int()], scales, (1, BLOCK))
+        of_groups = scales.repeat_interleave(BLOCK // GROUP)[: n * k // GROUP].view(n, k // GROUP)
+        return StoredCodes(GroupedWeight(codes, of_groups, self.kind))
 
     def _scales(self, load: Load, state: dict[str, Any]) -> Tensor:
         """Return the scale of each block."""
