@@ -10,7 +10,6 @@ names of the cases.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def multiplied(layer: Any) -> torch.Tensor:
+    """Return the weights of a layer that AutoRound has rounded, in float32: the package has them in bfloat16."""
+    weight = layer.weight.data.float()
+    if getattr(layer, "bits", 16) >= 16 or layer.data_type != "int":
+        return weight
+    scales, size = layer.scale.half().float().view(len(weight), -1), layer.group_size
+    zeros = layer.zp.float().view(len(weight), -1) if isinstance(layer.zp, torch.Tensor) else float(layer.zp)
+    scales = scales.repeat_interleave(size, dim=1)
+    zeros = zeros.repeat_interleave(size, dim=1) if isinstance(zeros, torch.Tensor) else zeros
+    return ((weight / scales + zeros).round() - zeros) * scales
+
+
 def main() -> None:
     source, out, prompts = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text())
     tokenizer = AutoTokenizer.from_pretrained(source)
@@ -40,15 +51,13 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         scheme = {"scheme": "W4A16"} | fields
         rounder = AutoRound(model, tokenizer, iters=0, disable_opt_rtn=True, device_map="cpu", **scheme)
-        rounder.quantize_and_save(str(out / "written"), format="fake")
-        plain = AutoModelForCausalLM.from_pretrained(next((out / "written").iterdir()), dtype=torch.float32)
-        shutil.rmtree(out / "written")
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-        rounder = AutoRound(model, tokenizer, iters=0, disable_opt_rtn=True, device_map="cpu", **scheme)
-        rounder.quantize_and_save(str(out / "written"), format=form)
-        (written,) = (out / "written").iterdir()
-        written.rename(out / name)
-        shutil.rmtree(out / "written")
+        rounded, _ = rounder.quantize()
+        plain = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        layers = dict(rounded.named_modules())
+        for layer, module in plain.named_modules():
+            if isinstance(module, torch.nn.Linear) and layer != "lm_head":
+                module.weight.data = multiplied(layers[layer])
+        rounder.save_quantized(str(out / name), format=form)
         with torch.inference_mode():
             logits = {str(at): plain(torch.tensor([ids])).logits[0] for at, ids in enumerate(prompts)}
         save_file(logits, out / name / "logits.safetensors")

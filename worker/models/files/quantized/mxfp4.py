@@ -36,7 +36,7 @@ def mxfp4_weight(blocks: Tensor, scales: Tensor) -> GroupedWeight:
     Raises ValueError for a scale that is no number, or too large for float32.
     """
     if int(scales.max()) > LARGEST_SCALE:
-        raise ValueError(f"scales has the value {int(scales.max())}, expected at most {LARGEST_SCALE}")
+        raise ValueError(f"has the value {int(scales.max())}, expected at most {LARGEST_SCALE}")
     codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
     return GroupedWeight(codes, torch.ldexp(torch.ones(scales.shape), scales.int() - BIAS), MXFP4)
 
