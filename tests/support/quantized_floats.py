@@ -41,7 +41,7 @@ def bnb_4bit(kind: str, double: bool = False, block: int = 64, table: Tensor | N
     entries = TABLES[kind] if table is None else table
 
     def write(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        values = blocks_of(weight, block)
+        values = blocks_of(weight.float(), block)
         absmax = values.abs().amax(1)
         state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "float32", "shape": [*weight.shape]}
         tensors = {"weight.quant_map": entries.clone()}
@@ -67,6 +67,7 @@ def bnb_4bit(kind: str, double: bool = False, block: int = 64, table: Tensor | N
 
 
 def bnb_8bit(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    weight = weight.float()
     largest = weight.abs().amax(1)
     values = (weight / largest[:, None] * 127).round().to(torch.int8)
     tensors = {"weight": values, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
@@ -77,8 +78,8 @@ def nvfp4(modelopt: bool) -> Write:
     """Return the writer of Model Optimizer's tensors, or of those of compressed-tensors."""
 
     def write(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        groups = weight.view(len(weight), -1, 16)
-        divisor = 448 * 6 / weight.abs().amax()
+        groups = weight.float().view(len(weight), -1, 16)
+        divisor = 448 * 6 / groups.abs().amax()
         whole = 1 / divisor
         scales = (groups.abs().amax(2) / 6 * divisor).to(torch.float8_e4m3fn)
         of_groups = (scales.float() * whole)[..., None]
@@ -96,7 +97,7 @@ def nvfp4(modelopt: bool) -> Write:
 
 
 def mxfp4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    groups = weight.view(len(weight), -1, 32)
+    groups = weight.float().view(len(weight), -1, 32)
     exponents = groups.abs().amax(2).clamp_min(1e-30).log2().floor() - 2
     codes = nearest(groups / exponents.exp2()[..., None], E2M1)
     tensors = {"weight_packed": nibbles(codes.flatten(1)), "weight_scale": (exponents + 127).to(torch.uint8)}

@@ -19,6 +19,7 @@ from auto_round import AutoRound
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+WHOLE = 16  # bits of a layer that is not quantised, whose weights are written as they were
 OTHER_BITS = {"mlp.down_proj": {"bits": 8}, "layers.0.self_attn": {"bits": 16}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "auto_round": ("auto_round", {"group_size": 32}),
@@ -35,7 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def multiplied(layer: Any) -> torch.Tensor:
     """Return the weights of a layer that AutoRound has rounded, in float32: the package has them in bfloat16."""
     weight = layer.weight.data.float()
-    if getattr(layer, "bits", 16) >= 16 or layer.data_type != "int":
+    if layer.data_type != "int":
         return weight
     scales, size = layer.scale.half().float().view(len(weight), -1), layer.group_size
     zeros = layer.zp.float().view(len(weight), -1) if isinstance(layer.zp, torch.Tensor) else float(layer.zp)
@@ -48,16 +49,21 @@ def main() -> None:
     source, out, prompts = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text())
     tokenizer = AutoTokenizer.from_pretrained(source)
     for name, (form, fields) in CASES.items():
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         scheme = {"scheme": "W4A16"} | fields
-        rounder = AutoRound(model, tokenizer, iters=0, disable_opt_rtn=True, device_map="cpu", **scheme)
-        rounded, _ = rounder.quantize()
+
+        def rounder(scheme: dict[str, Any] = scheme) -> AutoRound:
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+            return AutoRound(model, tokenizer, iters=0, disable_opt_rtn=True, device_map="cpu", **scheme)
+
+        rounded, _ = rounder().quantize()
         plain = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         layers = dict(rounded.named_modules())
         for layer, module in plain.named_modules():
-            if isinstance(module, torch.nn.Linear) and layer != "lm_head":
+            if isinstance(module, torch.nn.Linear) and getattr(layers[layer], "bits", WHOLE) < WHOLE:
                 module.weight.data = multiplied(layers[layer])
-        rounder.save_quantized(str(out / name), format=form)
+        rounder().quantize_and_save(str(out / "written"), format=form)
+        (written,) = (out / "written").iterdir()
+        written.rename(out / name)
         with torch.inference_mode():
             logits = {str(at): plain(torch.tensor([ids])).logits[0] for at, ids in enumerate(prompts)}
         save_file(logits, out / name / "logits.safetensors")

@@ -192,3 +192,15 @@ def test_activations_of_fp8_layers_on_gpus_are_rounded_if_that_is_asked_for(quan
     kept = "as fp8 without further rounding"
     assert f"2 layers: FP8 per channel or tensor {kept}, activations rounded to e4m3" in caplog.text
     assert f"1 layers: FP8 per channel or tensor {kept}; other activations are not rounded" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nf4-double", "bnb-int8", "modelopt-nvfp4"])
+def test_experts_stay_as_they_are_stored(name, tmp_path, caplog):
+    source = make_checkpoint(tmp_path / "source", "qwen3-moe", num_hidden_layers=2, moe_intermediate_size=64)
+    folder = quantize_checkpoint(source, tmp_path / name, name)
+    with caplog.at_level(logging.INFO):
+        found = logits(folder)
+    assert "38 layers: " in caplog.text
+    assert f" as {KINDS[name]} without further rounding; 1 layers: not quantised" in caplog.text
+    assert largest_difference(found, transformers_logits(folder / "plain", draw_prompts(1), torch.float32)) < TOLERANCE
