@@ -36,13 +36,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def multiplied(layer: Any) -> torch.Tensor:
     """Return the weights of a layer that AutoRound has rounded, in float32: the package has them in bfloat16."""
     weight = layer.weight.data.float()
-    if layer.data_type != "int":
+    if getattr(layer, "data_type", "") != "int":  # those of MXFP4 are bfloat16 numbers
         return weight
     scales, size = layer.scale.half().float().view(len(weight), -1), layer.group_size
     zeros = layer.zp.float().view(len(weight), -1) if isinstance(layer.zp, torch.Tensor) else float(layer.zp)
     scales = scales.repeat_interleave(size, dim=1)
     zeros = zeros.repeat_interleave(size, dim=1) if isinstance(zeros, torch.Tensor) else zeros
     return ((weight / scales + zeros).round() - zeros) * scales
+
+
+def is_quantised(name: str, layer: Any) -> bool:
+    """Return whether a layer is written as codes. Layers whose activations are rounded do not say their bits."""
+    return name != "lm_head" and getattr(layer, "bits", 0) < WHOLE
 
 
 def main() -> None:
@@ -59,7 +64,7 @@ def main() -> None:
         plain = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         layers = dict(rounded.named_modules())
         for layer, module in plain.named_modules():
-            if isinstance(module, torch.nn.Linear) and getattr(layers[layer], "bits", WHOLE) < WHOLE:
+            if isinstance(module, torch.nn.Linear) and is_quantised(layer, layers[layer]):
                 module.weight.data = multiplied(layers[layer])
         rounder().quantize_and_save(str(out / "written"), format=form)
         (written,) = (out / "written").iterdir()

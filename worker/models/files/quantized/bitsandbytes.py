@@ -108,23 +108,23 @@ class FourBitLayer:
     def _state(self, text: Tensor) -> dict[str, Any]:
         """Return the fields of a text, of which each is what this format has. Raises TensorFault."""
         try:
-            state = json.loads(bytes(text.tolist()))
+            state: Any = json.loads(bytes(text.tolist()))
         except (ValueError, RecursionError) as error:
             raise self._fault(f"is not valid JSON ({error})", AGAIN) from None
+        fields: dict[str, Any] = state if isinstance(state, dict) else {}
         wanted: dict[str, Any] = {"quant_type": self.kind, "blocksize": BLOCK}
         if self.is_nested:
             wanted |= {"nested_blocksize": NESTED_BLOCK, "nested_dtype": "float32"}
         for name, value in wanted.items():
-            if not isinstance(state, dict) or state.get(name) != value:
-                found = state.get(name) if isinstance(state, dict) else None
-                raise self._fault(f"has the {name} {found!r:.40}, expected {value!r}", AGAIN)
-        sizes, offset = state.get("shape"), state.get("nested_offset")
+            if fields.get(name) != value:
+                raise self._fault(f"has the {name} {fields.get(name)!r:.40}, expected {value!r}", AGAIN)
+        sizes, offset = fields.get("shape"), fields.get("nested_offset")
         is_shape = isinstance(sizes, list) and len(sizes) == 2
         if not is_shape or not all(type(size) is int and 0 < size < 2**31 for size in sizes):
             raise self._fault(f"has the shape {sizes!r:.40}, expected two numbers", AGAIN)
         if self.is_nested and (type(offset) is not float or not math.isfinite(offset)):
             raise self._fault(f"has the nested_offset {offset!r:.40}, expected a number", AGAIN)
-        return state
+        return fields
 
     def _fault(self, what: str, remedy: str) -> TensorFault:
         return TensorFault(STATE + self.kind, what, remedy)
