@@ -100,7 +100,8 @@ class FourBitLayer:
         if not self.is_nested:
             return stored
         nested = required(load, "weight.nested_absmax").repeat_interleave(NESTED_BLOCK)[: len(stored)]
-        scales = required(load, "weight.nested_quant_map")[stored.int()] * nested + state["nested_offset"]
+        offset: float = state["nested_offset"]
+        scales = required(load, "weight.nested_quant_map")[stored.int()] * nested + offset
         if not bool(scales.isfinite().all()):
             raise TensorFault("weight.nested_absmax", "makes scales that are not finite", AGAIN)
         return scales
@@ -119,8 +120,8 @@ class FourBitLayer:
             if fields.get(name) != value:
                 raise self._fault(f"has the {name} {fields.get(name)!r:.40}, expected {value!r}", AGAIN)
         sizes, offset = fields.get("shape"), fields.get("nested_offset")
-        is_shape = isinstance(sizes, list) and len(sizes) == 2
-        if not is_shape or not all(type(size) is int and 0 < size < 2**31 for size in sizes):
+        sizes = sizes if isinstance(sizes, list) else [sizes]
+        if len(sizes) != 2 or not all(type(size) is int and 0 < size < 2**31 for size in sizes):
             raise self._fault(f"has the shape {sizes!r:.40}, expected two numbers", AGAIN)
         if self.is_nested and (type(offset) is not float or not math.isfinite(offset)):
             raise self._fault(f"has the nested_offset {offset!r:.40}, expected a number", AGAIN)
