@@ -140,7 +140,7 @@ class Ops(Protocol):
     dtype: torch.dtype
     weight_dtypes: tuple[torch.dtype, ...]  # of weights and biases of linear layers, and of embedding tables
     quantized_bits: tuple[int, ...]  # of quantised weights; empty: none
-    code_kinds: tuple[str, ...]  # of `GroupedWeight` and `KQuantWeight`
+    code_kinds: tuple[str, ...]  # of a `CodedWeight`
     kv_dtype: torch.dtype  # of the KV cache
     device: torch.device
     row_invariant: bool

@@ -27,6 +27,7 @@ from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.layers import run_layers
 from quire.kernels.lora import AdapterBatch, LoraLayer
 from quire.kernels.moe import GELU, SILU, ExpertWeights, PackedMoE, Routing, check_experts, check_scales
+from quire.kernels.nvfp4_weight import NVFP4
 from quire.kernels.ops import AddedRows, AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.reference import penalise
 from quire.kernels.stack import Caches, Stack
@@ -56,7 +57,7 @@ class CpuOps:
         self.level = best_level(dtype)
         self.weight_dtypes: tuple[torch.dtype, ...] = tuple(FLOAT_FORMATS) if dtype is torch.float32 else (dtype,)
         self.quantized_bits: tuple[int, ...] = (8, 4) if dtype is torch.float32 else ()
-        self.code_kinds = (*KINDS, *K_QUANTS)
+        self.code_kinds = (*KINDS, *K_QUANTS, NVFP4)
         if self.kv_dtype not in (dtype, *_KV_TYPES):
             kept = ", ".join(map(str, (dtype, *_KV_TYPES)))
             raise TypeError(f"the cache is asked for as {kv_dtype}: the C++ kernels keep it as {kept}")

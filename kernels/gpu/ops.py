@@ -26,7 +26,7 @@ from quire.kernels.gpu import id_checks, linear, supported
 from quire.kernels.gpu.attention import AttentionPlan, LaunchOptions
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
 from quire.kernels.gpu.fp8_matmul import pack_fp8
-from quire.kernels.gpu.grouped_matmul import pack_grouped
+from quire.kernels.gpu.grouped_matmul import KINDS, pack_grouped
 from quire.kernels.gpu.kernel_table import ATTENTION, GRAPH, NEEDED_BY_GRAPHS, REPLACEMENTS, KernelTable
 from quire.kernels.gpu.layers import run_layers
 from quire.kernels.gpu.linear import AnyTritonLinear, TritonLinear
@@ -34,7 +34,7 @@ from quire.kernels.gpu.lora import TritonAdapter, pack_triton_adapter
 from quire.kernels.gpu.moe import TritonMoE, pack_moe
 from quire.kernels.gpu.stack import TritonCaches, TritonStack
 from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
-from quire.kernels.grouped_weight import KINDS, GroupedWeight
+from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.lora import AdapterBatch, LoraLayer
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales
@@ -73,7 +73,7 @@ class TritonOps:
         supported.check_dtypes(dtype, self.kv_dtype)
         self.weight_dtypes: tuple[torch.dtype, ...] = (dtype,)
         self.quantized_bits: tuple[int, ...] = ()
-        self.code_kinds = KINDS
+        self.code_kinds: tuple[str, ...] = KINDS
         accumulate_in_float32()
         self.device = torch.device(device)
         if self.device.type == "cuda":

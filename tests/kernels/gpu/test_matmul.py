@@ -9,9 +9,9 @@ from quire import kernels
 from quire.kernels import fp8_rows
 from quire.kernels.gpu import invariant_matmul, linear, lora, tile_sizes
 from quire.kernels.gpu.fp8_matmul import TritonFp8Linear, fp8_matmul, quantize_rows
-from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear
+from quire.kernels.gpu.grouped_matmul import KINDS, TritonGroupedLinear
 from quire.kernels.gpu.linear import TritonLinear
-from quire.kernels.grouped_weight import BITS, FP8, KINDS, MAX_ZEROS, GroupedWeight, to_fp8
+from quire.kernels.grouped_weight import BITS, FP8, MAX_ZEROS, GroupedWeight, to_fp8
 from quire.kernels.lora import LINEARS, NO_ADAPTER, AdaptedRows, LoraPart, pack_adapter
 from quire.kernels.moe import ExpertWeights, Routing
 from tests.kernels.test_grouped_weight import random_weight

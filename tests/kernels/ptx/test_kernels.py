@@ -6,7 +6,8 @@ import torch
 
 from quire import kernels
 from quire.kernels.gpu import invariant_matmul, lora, moe, tile_sizes
-from quire.kernels.grouped_weight import BITS, FP8, KINDS, MAX_ZEROS, GroupedWeight
+from quire.kernels.gpu.grouped_matmul import KINDS
+from quire.kernels.grouped_weight import BITS, FP8, MAX_ZEROS, GroupedWeight
 from quire.kernels.lora import LINEARS, NO_ADAPTER, LoraPart
 from quire.kernels.moe import Routing
 from tests.kernels.gpu import test_attention_parts, test_logits, test_matmul, test_moe, test_rows

@@ -29,10 +29,11 @@ from triton.runtime.jit import JITFunction
 
 from quire.kernels.gpu.attention import AttentionPlan
 from quire.kernels.gpu.fp8_matmul import quantize_rows
+from quire.kernels.gpu.grouped_matmul import KINDS
 from quire.kernels.gpu.lora import TritonAdaptedRows
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.rope import rope_and_cache
-from quire.kernels.grouped_weight import KINDS, MAX_ZEROS, GroupedWeight
+from quire.kernels.grouped_weight import MAX_ZEROS, GroupedWeight
 from quire.kernels.lora import LoraPart
 from quire.kernels.moe import CLAMPED, GELU, ExpertWeights, Routing
 from tests.support.kernels.stacks import make_cache_stack

@@ -95,7 +95,7 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     Raises CheckpointError, one line; NotSupported for a kind of model that cannot run with paged attention.
     """
     fields, path = config_fields(folder), folder / CONFIG
-    quantization = parse_quantization(fields)
+    quantization = parse_quantization(fields, folder)
     if isinstance(quantization, Mxfp4):
         raise fields.unsupported(QUANTIZED[0], "formats other than mxfp4, as Transformers computes this model")
     for name in ELSEWHERE:
