@@ -25,9 +25,9 @@ from quire.kernels.fp8_rows import channel_scales
 from quire.kernels.gpu import id_checks, linear, supported
 from quire.kernels.gpu.attention import AttentionPlan, LaunchOptions
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
+from quire.kernels.gpu.few_rows.layers import MOST_ROWS, run_few_rows
 from quire.kernels.gpu.fp8_matmul import pack_fp8
 from quire.kernels.gpu.grouped_matmul import pack_grouped
-from quire.kernels.gpu.few_rows.layers import MOST_ROWS, run_few_rows
 from quire.kernels.gpu.kernel_table import ATTENTION, FEW_ROWS, GRAPH, NEEDED_BY_GRAPHS, REPLACEMENTS, KernelTable
 from quire.kernels.gpu.layers import run_layers
 from quire.kernels.gpu.linear import AnyTritonLinear, TritonLinear

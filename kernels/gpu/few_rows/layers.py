@@ -20,7 +20,7 @@ MOST_ROWS = 8
 
 
 def fits(stack: Stack) -> bool:
-    """Return whether these kernels can compute the layers: dense layers of one process with weights of 16 or 32 bits."""
+    """Return whether these kernels can compute the layers: dense ones of one process, with weights of 16 or 32 bits."""
     return stack.ranks is None and all(_is_plain(layer) for layer in stack.layers)
 
 
@@ -56,18 +56,14 @@ def run_few_rows(
         assert isinstance(o, TritonLinear)
         assert isinstance(gate_up, TritonLinear)
         assert isinstance(down, TritonLinear)
-        heads = product(
-            residual, qkv.weight, qkv.bias, multiprocessors, pdl, norm=layer.input_norm, eps=stack.eps
-        )
+        heads = product(residual, qkv.weight, qkv.bias, multiprocessors, pdl, norm=layer.input_norm, eps=stack.eps)
         q = rope_and_cache(
             heads, positions, stack.tables_of(index), slot_mapping, k_cache, v_cache, stack.num_heads,
             0 if layer.shares_kv else k_cache.shape[1], layer.q_norm, layer.k_norm, stack.eps, v_norm=layer.v_norm,
             pdl=pdl,
         )  # fmt: skip
         attended = torch.empty_like(q)
-        plan.attend(
-            q, k_cache, v_cache, stack.scale, layer.sliding_window, attended, None, layer.sinks, stack.softcap
-        )
+        plan.attend(q, k_cache, v_cache, stack.scale, layer.sliding_window, attended, None, layer.sinks, stack.softcap)
         attended = attended.view(len(q), -1)
         if index == last:  # only the wanted rows go on
             attended, residual = attended[rows], residual[rows]

@@ -80,9 +80,7 @@ def test_products_round_where_single_operations_round(monkeypatch, dtype, rows: 
     expected = single(normed, packed)
     if residual is not None:
         expected = (expected.float() + residual.float()).to(dtype)
-    found = products.product(
-        x, weight, bias, 3, ops.launch_options.dependent_launch, norm, 1e-6, gate, residual
-    )
+    found = products.product(x, weight, bias, 3, ops.launch_options.dependent_launch, norm, 1e-6, gate, residual)
     unit = torch.finfo(dtype).eps
     if dtype == torch.float32:  # sums in another order differ by more than the last bit
         torch.testing.assert_close(found, expected, rtol=20 * unit, atol=20 * unit * float(expected.abs().max()))

@@ -13,8 +13,8 @@ from tests.kernels.ptx.program import PtxFault
 class GlobalMemory:
     """Reads and writes the memory of tensors. Any other address raises PtxFault.
 
-    running: addresses of bytes that kernels have written which may still run. None unless the launch is a dependent one:
-    its blocks may then read these bytes, and write, only after their wait (`wait`).
+    running: addresses of bytes that kernels have written which may still run; None unless the launch is a dependent
+    one. Its blocks may read these bytes, and write any, only after their wait (`wait`).
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], running: list[np.ndarray] | None = None) -> None:

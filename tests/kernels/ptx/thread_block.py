@@ -53,7 +53,20 @@ class Copies:
 
 WARP = 32
 END = -1  # in place of the next instruction
-COLLECTIVE = {"griddepcontrol", "bar", "barrier", "fence", "shfl", "redux", "ldmatrix", "stmatrix", "mma", "wgmma", "cp", "ret"}
+COLLECTIVE = {
+    "griddepcontrol",
+    "bar",
+    "barrier",
+    "fence",
+    "shfl",
+    "redux",
+    "ldmatrix",
+    "stmatrix",
+    "mma",
+    "wgmma",
+    "cp",
+    "ret",
+}
 MAX_STEPS = 20_000_000  # of one block: more are an endless loop
 
 Run = Callable[[], int | None]
