@@ -18,7 +18,7 @@ from quire.shared.model.gguf.types import TENSOR_TYPES
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.gguf.blocks import EXPANSIONS, K_BLOCKS
 from quire.worker.models.files.gguf.codes import KINDS, codes_of, common_kind
-from quire.worker.models.files.gguf.names import stored_name
+from quire.worker.models.files.gguf.names import TensorNames
 from quire.worker.models.files.gguf.quantization import GGUFQuantization, quantization_of
 from quire.worker.models.native.config import read_config
 from quire.worker.models.native.rope import inverse_frequencies
