@@ -87,7 +87,7 @@ class ExpertsConfig:
         return shapes
 
 
-def parse_experts(fields: Fields, family: Family, num_layers: int, are_single: bool) -> ExpertsConfig | None:
+def parse_experts(fields: Fields, family: Family, num_layers: int, are_single: bool = False) -> ExpertsConfig | None:
     """Read the fields of a mixture of experts; None for a family without. Raises CheckpointError.
 
     are_single: each expert can be read alone, also those that the family stores as one tensor.

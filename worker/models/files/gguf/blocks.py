@@ -99,12 +99,13 @@ def mxfp4_codes(blocks: Tensor) -> Tensor:
 
 
 def mxfp4_scales(blocks: Tensor) -> Tensor:
-    """Return the scales of MXFP4, float32 [B, 1]: powers of two."""
-    return torch.ldexp(torch.ones(1), blocks[:, :1].int() - _E8M0_BIAS)
+    """Return the scales of MXFP4, float32 [B, 1]: powers of two; the largest is infinite."""
+    return _powers_of_two(blocks[:, :1].int() - _E8M0_BIAS)
 
 
 def mxfp4(blocks: Tensor) -> Tensor:
-    return mxfp4_scales(blocks) * torch.tensor(E2M1)[mxfp4_codes(blocks).int()]
+    halves = _powers_of_two(blocks[:, :1].int() - _E8M0_BIAS - 1)  # finite
+    return halves * (2 * torch.tensor(E2M1))[mxfp4_codes(blocks).int()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +190,10 @@ EXPANSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "MXFP4": mxfp4,
     **{kind: _expands(parts_of) for kind, parts_of in K_BLOCKS.items()},
 }
+
+
+def _powers_of_two(exponents: Tensor) -> Tensor:
+    return torch.ldexp(torch.ones(exponents.shape), exponents)
 
 
 def _iq4(codes: Tensor) -> Tensor:

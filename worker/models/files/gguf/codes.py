@@ -35,6 +35,7 @@ KINDS = {
     "IQ4_XS": UINT8,
     "MXFP4": MXFP4,
 }
+_LARGEST_SCALE = 2.0**125  # of MXFP4: 6 times a larger one is no float32 number
 # The integers of the types with a scale for each 32 of them.
 _INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": int4_values,
@@ -67,6 +68,8 @@ def codes_of(type_: str, blocks: Tensor, rows: int, kind: str) -> GroupedWeight 
         return KQuantWeight(codes, scales, minimums, factors, offsets, kind)
     if type_ == "MXFP4":
         codes, scales = mxfp4_codes(blocks), mxfp4_scales(blocks).reshape(rows, -1)
+        if float(scales.max()) > _LARGEST_SCALE:
+            raise ValueError("scales must be finite, and so must their products with 6")
         return GroupedWeight(codes.reshape(rows, -1).contiguous(), scales.contiguous(), kind)
     if type_ == "Q5_0":
         codes, zero = q5_0_codes(blocks), 16
