@@ -18,7 +18,7 @@ from quire.shared.model.gguf.config import EMBEDDING, OUTPUT
 from quire.shared.model.gguf.file import GGUFFile, GGUFTensor
 from quire.shared.model.gguf.keys import ModelKeys
 
-_WHOLE = {
+WHOLE = {
     "model.embed_tokens.weight": EMBEDDING,
     "lm_head.weight": OUTPUT,
     "model.norm.weight": "output_norm.weight",
@@ -65,7 +65,7 @@ _QWEN35 = {
     "linear_attn.out_proj": "ssm_out",
 }
 # By architecture: the module of a layer in a checkpoint, without the number of an expert, and in a GGUF file.
-_MODULES = {
+MODULES = {
     "llama": {**_LLAMA, **_MIXTRAL},
     "qwen2": _LLAMA,
     "qwen2moe": {**_LLAMA, **_EXPERTS, **_SHARED_EXPERT},
@@ -130,7 +130,7 @@ class TensorNames:
     def __init__(self, file: GGUFFile) -> None:
         """Raises FileError for wrong metadata."""
         self._file, self._architecture = file, file.text("general.architecture")
-        self._modules = _MODULES[self._architecture]
+        self._modules = MODULES[self._architecture]
         self._keys = keys = ModelKeys(file, self._architecture)
         self._num_layers = keys.layers - keys.integer(NEXTN, 0, keys.layers - 1, 0)
         self._heads: dict[str, int] = {}
@@ -141,8 +141,8 @@ class TensorNames:
 
     def find(self, name: str) -> Place | None:
         """Return the place of a tensor with this canonical name; None if there is none in files of the architecture."""
-        if name in _WHOLE:
-            return self._place(_WHOLE[name], name.removesuffix(".weight").removeprefix("model."), None)
+        if name in WHOLE:
+            return self._place(WHOLE[name], name.removesuffix(".weight").removeprefix("model."), None)
         if not (layer := _LAYER.fullmatch(name)):
             return None
         index, rest = layer.groups()
@@ -164,7 +164,7 @@ class TensorNames:
 
         None for a tensor that is not of the architecture.
         """
-        for name, stored in _WHOLE.items():
+        for name, stored in WHOLE.items():
             if tensor.name == stored:
                 return [name]
         if not (layer := _STORED_LAYER.fullmatch(tensor.name)):
