@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.shared.model.gguf.parts import part_paths
+from quire.shared.model.gguf.parts import model_stem, part_paths
 
 CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer.json", "adapter_config.json"
 TEKKEN, SENTENCE_PIECES = "tekken.json", "tokenizer.model"
@@ -87,6 +87,11 @@ def tokenizer_fault(folder: Path) -> ModelFolderFault:
 def is_gguf(path: Path) -> bool:
     """Return whether a path is a GGUF file, by its name."""
     return path.suffix.lower() == GGUF and path.is_file()
+
+
+def gguf_name(path: Path) -> str:
+    """Return the name of the model in a GGUF file."""
+    return model_stem(path)
 
 
 def find_gguf(folder: Path) -> Path | None:

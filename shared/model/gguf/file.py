@@ -115,9 +115,7 @@ class GGUFFile:
             if first.start + first.nbytes > second.start:
                 what = f"begins inside tensor {first.name!r}"
                 raise cursor.fault(f"tensor {second.name!r}", what, "tensors that do not overlap")
-        return {
-            name: replace(tensor, start=data + tensor.start) for name, tensor in tensors.items()
-        }
+        return {name: replace(tensor, start=data + tensor.start) for name, tensor in tensors.items()}
 
     def _read_tensor(self, cursor: HeaderCursor, index: int) -> GGUFTensor:
         name = cursor.text(f"name of tensor {index}", MAX_NAME_BYTES)

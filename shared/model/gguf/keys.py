@@ -68,9 +68,8 @@ class ModelKeys:
         return name in self.file.tensors
 
     def factors(self, name: str) -> tuple[float, ...]:
-        """Return the numbers of a small tensor, which divide frequencies of RoPE; empty if the file has no such tensor."""
-        tensor = self.file.tensors.get(name)
-        return () if tensor is None else rope_numbers(self.file, name)
+        """Return the numbers of a tensor that divides frequencies of RoPE; empty if the file has none of this name."""
+        return rope_numbers(self.file, name) if self.has_tensor(name) else ()
 
 
 def rope_numbers(file: GGUFFile, name: str) -> tuple[float, ...]:

@@ -378,7 +378,10 @@ def test_linear_scaling_is_read_in_the_newer_and_the_older_form(changes: dict[st
         ({"llama__rope__scaling__factor": 2.0}, "'llama.rope.scaling.type' is missing, expected linear"),
         ({"llama__expert_count": 8}, "'llama.expert_used_count' is missing, expected an integer from 1 to 8"),
         ({"llama__expert_count": 99_999}, "'llama.expert_count' is 99999, expected an integer from 1 to 65536"),
-        ({"llama__nextn_predict_layers": 1}, "nextn_predict_layers' is 1, expected no such key, or 0; give the Hugging"),
+        (
+            {"llama__nextn_predict_layers": 1},
+            "nextn_predict_layers' is 1, expected no such key, or 0; give the",
+        ),
         ({"llama__attention__something": 1}, "'llama.attention.something' is 1, expected no such key"),
         ({"llama__logit_scale": [1.0]}, "'llama.logit_scale' is an array of 1, expected no such key"),
         ({"tokenizer__ggml__tokens": [f"t{at}" for at in range(999)]}, "has 293 rows, expected 999 or more"),

@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.model.gguf.choice import NoSuchFile, choose_files, split_tag
+from quire.shared.model.gguf.downloads import NoSuchFile, choose_files, split_tag
 from quire.shared.model.hub import find_folder
 from quire.shared.model.model_argument import resolve_model
 from quire.shared.model.naming import served_name
 from tests.support.hub_server import hub_server
 
 # The files of repositories as people publish them.
-ONE_EACH = ["README.md", "config.json", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-BF16.gguf", "mmproj-F16.gguf", "m.imatrix.gguf"]
+ONE_EACH = [
+    "README.md",
+    "config.json",
+    "m-Q4_K_M.gguf",
+    "m-Q8_0.gguf",
+    "m-BF16.gguf",
+    "mmproj-F16.gguf",
+    "m.imatrix.gguf",
+]
 DYNAMIC = ["m-UD-Q4_K_XL.gguf", "m-Q4_K_M.gguf", "m-UD-IQ1_S.gguf", "m-IQ4_XS.gguf", "mtp-m-Q8_0.gguf"]
 SPLIT = [f"BF16/m-BF16-{at:05}-of-00002.gguf" for at in (1, 2)] + ["m-Q6_K.gguf"]
 SMALL_LETTERS = ["qwen2-0_5b-instruct-fp16.gguf", "qwen2-0_5b-instruct-q5_k_m.gguf", "qwen2-0_5b-instruct-q5_0.gguf"]

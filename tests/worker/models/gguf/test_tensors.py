@@ -24,7 +24,6 @@ from quire.worker.models.files.gguf.quantization import GGUFQuantization, quanti
 from quire.worker.models.native.config import read_config
 from quire.worker.models.native.rope import inverse_frequencies
 
-
 # Modules that some architectures lack.
 OPTIONAL = ("self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "lm_head.weight")
 

@@ -1,12 +1,18 @@
-"""Chooses one of the GGUF files of a repository on the Hub: `owner/name:Q4_K_M` names a quantisation."""
+"""GGUF files of the Hugging Face Hub: `owner/name:Q4_K_M` names a quantisation, and only its files are downloaded.
+
+A repository of GGUF files has one model for each quantisation.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 
 from quire.shared.model.gguf.parts import part_paths
+from quire.shared.model.hub_client import HubError, download, hub_errors
 
 # Quantisations that are taken if none is named, as llama.cpp takes them; then the first file.
 PREFERRED = ("Q4_K_M", "Q8_0")
@@ -28,6 +34,47 @@ def split_tag(model: str) -> tuple[str, str]:
     """Return the name on the Hub and the quantisation or file after the colon; it is empty without a colon."""
     name, _, tag = model.partition(":")
     return name, tag
+
+
+def download_gguf(name: str, tag: str = "") -> Path:
+    """Download the missing files of one GGUF model of a repository, and return the path of the first. Raises HubError.
+
+    tag: as of `choose_files`.
+    """
+    try:
+        files = choose_files(_list_files(name), tag)
+    except NoSuchFile as error:
+        raise HubError(f"the repository {name} {error}", error.remedy) from None
+    folder = download(name, [escape(file) for file in files])
+    for file in files:  # without a network, a folder of the cache may lack them
+        if not (folder / file).is_file():
+            raise HubError(f"{file} of {name} is neither downloaded nor reachable", "connect to huggingface.co once")
+    return folder / files[0]
+
+
+def has_gguf_alone(name: str) -> bool:
+    """Return whether the weights of a repository are GGUF files."""
+    with suppress(HubError):
+        files = _list_files(name)
+        return not any(file.endswith(".safetensors") for file in files) and any(
+            file.lower().endswith(".gguf") for file in files
+        )
+    return False
+
+
+def _list_files(name: str) -> list[str]:
+    """Return the files of a repository; without a network, those in the local cache. Raises HubError."""
+    from huggingface_hub import HfApi, errors, snapshot_download
+
+    with hub_errors(name):
+        try:
+            return HfApi().list_repo_files(name)
+        except (errors.HFValidationError, errors.RepositoryNotFoundError):  # of which gated ones are a kind
+            raise
+        except Exception:  # no network, or a mirror without this function
+            # The pattern is of no file: without one, the client wants all files of the repository to be there.
+            folder = Path(snapshot_download(name, allow_patterns=["/"], local_files_only=True))
+            return [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def choose_files(names: Iterable[str], tag: str) -> list[str]:
