@@ -20,7 +20,7 @@ from quire.shared.model.folder import CONFIG
 from quire.shared.model.labels import FIELDS as LABEL_FIELDS
 from quire.shared.model.labels import is_classifier, num_labels
 from quire.shared.process.errors import NotSupported
-from quire.worker.models.files.formats import Quantization, read_quantization, rope_divisors
+from quire.worker.models.files.formats import Quantization, has_single_experts, read_quantization, rope_divisors
 from quire.worker.models.native.experts import ExpertsConfig, parse_experts
 from quire.worker.models.native.families import Family, family_of, refuse_unsupported
 from quire.worker.models.native.gemma4 import DEFAULT_ROPES, parse_gemma4
@@ -253,7 +253,7 @@ def read_config(folder: Path) -> ModelConfig:
         eos_token_ids=tuple(token for token in eos_token_ids if token < vocab_size),
         dtype=_dtype(fields),
         quantization=read_quantization(folder, fields),
-        experts=parse_experts(fields, family, num_layers),
+        experts=parse_experts(fields, family, num_layers, has_single_experts(folder)),
         sinks=family.sinks,
         gate=family.gate,
         local_rope=local_rope,

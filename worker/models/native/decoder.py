@@ -254,7 +254,7 @@ class Decoder(PagedModel):
             LinearUse.of(self._head),
             tuple(
                 dict.fromkeys(
-                    ExpertsUse.of(layer.moe, has_biases=experts.style.is_stacked)
+                    ExpertsUse.of(layer.moe, has_biases=experts.style.has_biases)
                     for layer in layers
                     if layer.moe is not None and experts is not None
                 )

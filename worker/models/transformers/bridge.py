@@ -42,7 +42,7 @@ from quire.worker.models.transformers.latent_attention import LatentLayer, find_
 from quire.worker.models.transformers.layer_weights import LayerWeights
 from quire.worker.models.transformers.linear import LinearUses, linear_layers, pack
 from quire.worker.models.transformers.parts import GatheringGroup, Parts
-from quire.worker.models.transformers.quantized import RoundedWeights, StoredWeights, layer_weights
+from quire.worker.models.transformers.quantized import RoundedWeights, layer_weights
 from quire.worker.models.transformers.query_scales import take_query_scales
 from quire.worker.models.transformers.rope_lengths import keep_frequencies
 from quire.worker.models.transformers.shapes import AttentionShape
@@ -357,7 +357,7 @@ def _prepare(
     weights: LayerWeights,
 ) -> nn.Module:
     """Load the model without the modules that `text` does not use. Raises CheckpointError or NotSupported."""
-    tensors = weights.tensors() if isinstance(weights, StoredWeights) else None  # reports its own progress
+    tensors = weights.tensors()  # reports its own progress
     model: nn.Module = load_weights(config, ops.dtype, read if tensors is None else None, tensors)
     keep_frequencies(model, config, max_model_len)
     model.to(device)
