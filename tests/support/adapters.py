@@ -85,5 +85,6 @@ def change_config(folder: Path, **fields: Any) -> None:
 def merge_adapter(model: Path, adapter: Path, out: Path) -> Path:
     """Write a copy of a checkpoint that PEFT merged with an adapter, and return its folder."""
     shutil.copytree(model, out)
-    load_adapted(model, adapter).merge_and_unload().save_pretrained(out)
+    with warnings_of_peft():
+        load_adapted(model, adapter).merge_and_unload().save_pretrained(out)
     return out

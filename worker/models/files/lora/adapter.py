@@ -193,9 +193,10 @@ class _Packer:
 
     def _norms(self) -> list[NormsOfLayer]:
         """Return the norms of the adapter in the type of activations, in the layout of `Ops.pack_adapter`."""
+        names = _norm_names(self.config)
         found: list[dict[str, torch.Tensor]] = [{} for _ in range(self.config.num_layers + 1)]
         for module, tensors in self.modules.items():
-            if module != FINAL_NORM and module.rpartition(".")[2] not in _norm_names(self.config):
+            if module != FINAL_NORM and module.rpartition(".")[2] not in names:
                 continue
             weight = tensors.get("weight")
             assert weight is not None
@@ -203,11 +204,11 @@ class _Packer:
             if module == FINAL_NORM:
                 found[-1]["input_norm"] = weight.contiguous()
                 continue
-            at, name = _layer_of(module), _norm_names(self.config)[module.rpartition(".")[2]]
+            at, name = _layer_of(module), names[module.rpartition(".")[2]]
             factors = self.kv_factors[at] if self.kv_factors else PLAIN
             weight = weight * {"q_norm": 1 / factors.k, "k_norm": factors.k}.get(name, 1.0)
             found[at][name] = weight.contiguous()
-        return found if any(found) else []
+        return [*found] if any(found) else []
 
     def _with_ends(self, packed: PackedAdapter) -> PackedAdapter:
         """Add the rows of embedding and head that the adapter replaces."""

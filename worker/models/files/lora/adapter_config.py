@@ -23,8 +23,8 @@ WITHOUT_EFFECT = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
         "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_bias", "lora_dropout",
-        "lora_ga_config", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules",
-        "task_type",
+        "lora_ga_config", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "revision",
+        "runtime_config", "target_modules", "task_type",
     }
 )  # fmt: skip
 # Fields that are read here.

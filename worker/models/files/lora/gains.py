@@ -1,7 +1,8 @@
 """What an adapter makes of the outputs of a linear layer besides its product: DoRA, and biases.
 
 DoRA (Liu et al., 2024) gives each row of the merged weights W + s B A the length m, so outputs without the bias are
-multiplied by m / |row of W + s B A|. These norms do not depend on the input and are computed when the adapter is loaded.
+multiplied by m / |row of W + s B A|. These lengths do not depend on the input. They are computed when the adapter is
+loaded.
 """
 
 from __future__ import annotations

@@ -81,9 +81,10 @@ def sort_tensors(
         found.parts[part] = name, _checked(path, name, tensor)
     if not modules:
         raise CheckpointError(path, "this file has no tensors of the text model", AGAIN)
-    for module, found in modules.items():
+    ordered = {module: modules[module] for module in shapes if module in modules}
+    for module, found in ordered.items():
         _check_shapes(path, module, found, config, shapes[module])
-    return {module: modules[module] for module in shapes if module in modules}
+    return ordered
 
 
 def _module_of(path: Path, name: str) -> tuple[str, str]:
@@ -98,9 +99,7 @@ def _check_kind(path: Path, name: str, module: str, part: str, shape: tuple[int,
     """Raise NotSupported for a part that a module of this kind may not have."""
     is_projection = module.rpartition(".")[2] in PROJECTIONS
     if is_projection and part == "weight":
-        what = (
-            f"tensor {name[:200]} replaces a whole linear layer; an adapter may replace embed_tokens, lm_head and norms"
-        )
+        what = f"tensor {name[:200]} replaces a linear layer, and only embed_tokens, lm_head and norms may be replaced"
         raise NotSupported(path, what, MERGE)
     allowed = {"weight"} if len(shape) == 1 else FACTORS | {"bias"} if is_projection else FACTORS | {"weight", "rows"}
     if part not in allowed or (module == EMBEDDING and part == "bias of B"):
