@@ -38,7 +38,7 @@ def repack(ops, layers, factors=None):
             linear: ReferenceLinear = fields[name]
             weight = linear.weight if factors is None else merged(linear.weight, factors[number].get(name, []))
             pack = ops.pack_gate_up if name == "gate_up" else ops.pack_linear
-            fields[name] = pack(weight, linear.bias)
+            fields[name] = pack(weight.to(ops.dtype), linear.bias.to(ops.dtype))
         packed.append(SimpleNamespace(**fields))
     return packed
 

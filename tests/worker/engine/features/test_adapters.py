@@ -124,7 +124,7 @@ def test_one_batch_of_several_adapters_and_none_equals_merged_checkpoints(files:
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_requests_keep_their_adapters(files: SimpleNamespace, preemption: str) -> None:
     engine = make_engine(
-        files.base, num_blocks=24, num_host_blocks=24, preemption=preemption, max_num_batched_tokens=32
+        files.base, num_blocks=20, num_host_blocks=20, preemption=preemption, max_num_batched_tokens=32
     )
     load(engine, files)
     names = ["", *ADAPTERS]
