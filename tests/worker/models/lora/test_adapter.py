@@ -239,6 +239,11 @@ def test_damaged_and_missing_files_are_named(base: Path, folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(data[:-5])
     with pytest.raises(CheckpointError, match="is not a complete safetensors file"):
         load(folder, base)
+    size = int.from_bytes(data[:8], "little")
+    for header in (b"[]", b'{"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', b"{", b'{"x": 1}'):
+        (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+        with pytest.raises(CheckpointError, match="is not a complete safetensors file"):
+            load(folder, base)
     (folder / WEIGHTS).write_bytes(b"\0" * 40_000_000)
     with pytest.raises(CheckpointError, match=r"this file is larger than .* bytes, the most for this model"):
         load(folder, base)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 
 from quire.kernels.adapter_ends import AdapterWithEnds
 from quire.kernels.ops import ENDS, MAX_RANK, LoraPart, NormsOfLayer, Ops, PackedAdapter
@@ -39,6 +38,7 @@ from quire.worker.models.files.lora.tensors import (
     OTHER_MODEL,
     PREFIX,
     ModuleTensors,
+    parse_tensors,
     sort_tensors,
 )
 from quire.worker.models.files.tensor_names import text_tensor_name
@@ -126,10 +126,7 @@ def load_adapter(
         what = "only adapter_model.bin is here, which is pickled and could run code"
         raise NotSupported(path, what, "save it with save_pretrained(..., safe_serialization=True) of peft")
     data = _read(path, _largest(config, shapes, most))
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(path, f"this is not a complete safetensors file ({error})", AGAIN) from None
+    tensors = parse_tensors(path, data)
     _check_saved(path, parsed, tensors)
     if config.is_wrapped:
         tensors = _of_text(path, tensors)
@@ -248,8 +245,9 @@ class _Packer:
         return all(torch.equal(rows.to(weight.dtype), weight[place]) for place, rows in chunks)
 
     def _kept(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return weights in a type that the kernels have."""
-        return (weight if weight.dtype in self.ops.weight_dtypes else weight.to(self.ops.dtype)).contiguous()
+        """Return a copy of weights, in a type that the kernels have. The file's content is freed."""
+        kept = weight.dtype if weight.dtype in self.ops.weight_dtypes else self.ops.dtype
+        return weight.to(kept, copy=True).contiguous()
 
 
 def _layer_of(module: str) -> int:
@@ -325,11 +323,13 @@ def _check_targets(
             raise CheckpointError(path, f"tensor {name} is of no module of target_modules", AGAIN)
 
 
-def _read(path: Path, limit: int) -> bytes:
+def _read(path: Path, limit: int) -> bytearray:
     """Read a file of at most `limit` bytes. Raises CheckpointError."""
     try:
         with path.open("rb") as file:
-            data = file.read(limit + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = bytearray(min(size, limit + 1))
+            read = file.readinto(data)
     except FileNotFoundError:
         raise CheckpointError(path, "this file of the adapter is missing", AGAIN) from None
     except OSError as error:
@@ -337,4 +337,5 @@ def _read(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         what = f"this file is larger than {limit} bytes, the most for this model and --max-lora-rank"
         raise CheckpointError(path, what, OTHER_MODEL)
+    del data[read:]
     return data

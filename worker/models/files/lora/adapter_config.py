@@ -99,7 +99,7 @@ class AdapterConfig:
         return max([self.rank, *(int(rank) for _, rank in self.ranks)])
 
 
-def read_adapter_config(data: bytes, where: str) -> AdapterConfig:
+def read_adapter_config(data: bytes | bytearray, where: str) -> AdapterConfig:
     """Read the content of `adapter_config.json`. where: the file, for errors. Raises CheckpointError."""
     try:
         values = json.loads(data)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from quire.shared.process.errors import CheckpointError, NotSupported
+from quire.worker.models.files.loader import TORCH_DTYPES
 from quire.worker.models.files.lora.adapter_config import MERGE, PROJECTIONS, AdapterConfig
 from quire.worker.models.files.tensor_names import text_tensor_name
 
@@ -33,6 +37,11 @@ ENDINGS = {
 }
 FACTORS = frozenset({"A", "B", "bias of B", "magnitude"})
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Other types are refused by name, or are of towers.
+STORED = TORCH_DTYPES | {
+    "F64": torch.float64, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,36 @@ class ModuleTensors:
     @property
     def has_factors(self) -> bool:
         return "A" in self.parts
+
+
+def parse_tensors(path: Path, data: bytearray) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file as views of its content.
+
+    The library copies each tensor and holds Python's lock meanwhile, so steps would wait for large tables. Raises
+    CheckpointError.
+    """
+    try:
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:start])
+        header.pop("__metadata__", None)
+        return {name: _view(data, start, entry) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        what = f"this is not a complete safetensors file ({str(error)[:200]})"
+        raise CheckpointError(path, what, AGAIN) from None
+
+
+def _view(data: bytearray, start: int, entry: dict[str, Any]) -> torch.Tensor:
+    """Return a tensor by its entry of the header. start: of all tensors. Raises ValueError, KeyError, TypeError."""
+    dtype, shape, (first, end) = STORED[entry["dtype"]], entry["shape"], entry["data_offsets"]
+    numbers = (*shape, first, end)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError("a shape or an offset is no whole number")
+    if start + end > len(data) or math.prod(shape) * dtype.itemsize != end - first:
+        raise ValueError(f"bytes {first} to {end} are not a tensor of the shape {shape}")
+    if first == end:
+        return torch.empty(shape, dtype=dtype)
+    stored = torch.frombuffer(data, dtype=torch.uint8, count=end - first, offset=start + first)
+    return (stored.clone() if (start + first) % dtype.itemsize else stored).view(dtype).view(shape)
 
 
 def sort_tensors(
