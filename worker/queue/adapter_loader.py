@@ -22,7 +22,6 @@ from quire.shared.process.errors import CheckpointError, StartError
 from quire.shared.protocol.broker import Broker
 from quire.shared.protocol.messages.requests import MAX_ADAPTER_FAULTS, MAX_FAULT_LENGTH
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.features.adapters import GIB
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.settings import WorkerSettings
@@ -55,7 +54,7 @@ def load_adapters(settings: WorkerSettings, name: str, model: PagedModel) -> lis
     if len(folders) > settings.max_loras:
         raise StartError(f"--lora has {len(folders)} adapters, and --max-loras is {settings.max_loras}; raise it")
     adapters = [model.load_adapter(name, folder, settings.max_lora_rank) for name, folder in folders.items()]
-    if (total := sum(adapter.nbytes for adapter in adapters)) > settings.max_lora_gb * GIB:
+    if (total := sum(adapter.nbytes for adapter in adapters)) > settings.max_lora_gb * (1 << 30):
         raise StartError(
             f"--lora has adapters of {total} bytes, and --max-lora-gb is {settings.max_lora_gb:g}; raise it"
         )

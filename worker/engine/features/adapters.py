@@ -5,9 +5,11 @@ A running request keeps its adapter, even if that is unloaded meanwhile.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
-from quire.kernels.ops import NO_ADAPTER, AdapterBatch
+from quire.kernels.ops import NO_ADAPTER, AdapterBatch, PackedAdapter
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sequence import Adapter
@@ -84,4 +86,4 @@ def adapter_batch(batch: InputBatch, rows: np.ndarray, starts: np.ndarray, wante
     if not numbers:
         return None
     tokens = np.repeat(np.array(index, dtype=np.int32), np.diff(starts))
-    return AdapterBatch([adapter.packed for adapter in numbers], tokens, tokens[wanted])
+    return AdapterBatch([cast(PackedAdapter, adapter.packed) for adapter in numbers], tokens, tokens[wanted])

@@ -16,7 +16,7 @@ from quire.worker.engine.limits import EngineLimits
 from quire.worker.models.native.decoder import Decoder
 from tests.support.adapters import load_adapted, load_base, write_adapter
 from tests.support.checkpoints import make_checkpoint
-from tests.support.parity import GREEDY, assert_greedy, prompts
+from tests.support.parity import GREEDY, assert_greedy, make_engine, prompts
 from tests.support.quantized import quantize_checkpoint
 from tests.support.vision_checkpoints import make_vision
 
@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def answers(base: Path, adapters: dict[str, Path], prefer: str = "auto", bits: int = 0) -> list[list[int]]:
     """Return the greedy answers to the first prompts, the first without an adapter, the others with one each."""
     model = Decoder.load(base, kernels.select_ops("cpu", torch.float32, prefer), torch.float32, "cpu", bits=bits)
-    engine = Engine(model, EngineLimits(200, 8, 20, 64, model.max_model_len), model.config.eos_token_ids, None)
+    engine = make_engine(model, max_num_seqs=20)  # which speculates and preempts
     engine.adapters.limit = len(adapters)
     for number, (name, text) in enumerate(zip(["", *adapters], prompts(), strict=False)):
         if name:
