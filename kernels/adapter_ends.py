@@ -1,4 +1,4 @@
-"""What adapters change before the first layer of a decoder and after the last: embeddings and logits.
+"""Changes that adapters make before the first layer of a decoder and after the last: to embeddings and logits.
 
 An adapter may have an embedding table or a head of its own, or some rows of them, and low-rank factors of both. Rows of
 tokens without an adapter are those of the decoder.

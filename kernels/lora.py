@@ -18,7 +18,7 @@ from torch import Tensor
 
 # The linear layers of a decoder layer that an adapter may change: fields of `DecoderLayer`.
 LINEARS = ("qkv", "o", "gate_up", "down")
-# What an adapter may change besides, in an entry after those of all layers.
+# The ends of a decoder that an adapter may change, too, in an entry after those of all layers.
 ENDS = ("embedding", "head")
 # The norms of a decoder layer that an adapter may have of its own. The final norm is the input norm of a last entry.
 OWN_NORMS = ("input_norm", "mlp_norm", "q_norm", "k_norm", "post_attention_norm", "post_mlp_norm")
@@ -33,8 +33,8 @@ class LoraPart:
     """The factors of some columns of a linear layer.
 
     a [rank, K] and b [width, rank], both of one of FACTOR_DTYPES. offset: the first of the columns, in the order of the
-    weights that were packed; gates come before ups. gains float32 [2, width]: what the columns are multiplied by after
-    the product is added, and what is added then; or None. For an embedding, K is the vocabulary.
+    weights that were packed; gates come before ups. gains float32 [2, width]: factors of the columns after the
+    product is added, and shifts that are added then; or None. For an embedding, K is the vocabulary.
     """
 
     a: Tensor
@@ -66,14 +66,14 @@ class PackedAdapter(Protocol):
 
     @property
     def changes(self) -> frozenset[str]:
-        """Those of ENDS that the adapter has factors of."""
+        """The ENDS that the adapter has factors of."""
 
     @property
     def nbytes(self) -> int: ...
 
 
 def changed_ends(layers: Sequence[LoraLayer]) -> frozenset[str]:
-    """Return those of ENDS that an adapter has factors of."""
+    """Return the ENDS that an adapter has factors of."""
     return frozenset(layers[-1]) & frozenset(ENDS) if layers else frozenset()
 
 

@@ -75,7 +75,7 @@ class AdaptedModel(Protocol):
 
     @property
     def norm_offset(self) -> float:
-        """What is added to the stored weights of norms."""
+        """A number that is added to the stored weights of norms."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What an adapter makes of the outputs of a linear layer besides its product: DoRA, and biases.
+"""Gains and shifts that an adapter applies to the outputs of a linear layer: DoRA, and biases.
 
 DoRA (Liu et al., 2024) gives each row of the merged weights W + s B A the length m, so outputs without the bias are
 multiplied by m / |row of W + s B A|. These lengths do not depend on the input. They are computed when the adapter is
