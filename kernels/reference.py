@@ -18,7 +18,7 @@ from quire.kernels.grouped_weight import KINDS
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.layers import run_layers
-from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
+from quire.kernels.lora import AdaptedRows, AdapterBatch, LoraLayer, NormsOfLayer, TorchAdapter, pack_adapter
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales, route
 from quire.kernels.nvfp4_weight import NVFP4
 from quire.kernels.ops import AddedRows, AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
@@ -97,8 +97,14 @@ class ReferenceOps:
         ids, weights = route(logits, packed.routing, packed.scales)
         return _into(out, reference_moe(x, ids, weights, packed, self._product))
 
-    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TorchAdapter:
-        return pack_adapter(layers, self.device)
+    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int, norms: Sequence[NormsOfLayer] = ()) -> TorchAdapter:
+        return pack_adapter(layers, self.device, norms)
+
+    def adapt_embeddings(self, embeddings: Tensor, token_ids: Tensor, adapters: AdapterBatch) -> None:
+        AdaptedRows(adapters.adapters, adapters.tokens, self.device).embed(token_ids, embeddings)
+
+    def adapt_logits(self, logits: Tensor, hidden: Tensor, adapters: AdapterBatch) -> None:
+        AdaptedRows(adapters.adapters, adapters.wanted[: len(hidden)], self.device).head(hidden, logits)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         return _into(out, self._product(x, packed))

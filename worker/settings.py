@@ -52,6 +52,9 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
     )
     max_lora_rank: int = option(64, minimum=1, maximum=512, help="Largest rank of an adapter.")
     max_loras: int = option(64, minimum=1, maximum=1024, help="Largest number of adapters that are loaded at once.")
+    max_lora_gb: float = option(
+        16.0, minimum=0.001, maximum=100_000, help="Largest memory, in GiB, of the adapters that are loaded at once."
+    )
     tensor_parallel_size: int = option(
         0,
         minimum=0,

@@ -37,7 +37,7 @@ from quire.kernels.gpu.stack import TritonCaches, TritonStack
 from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
 from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.interrupt import Interrupt
-from quire.kernels.lora import AdapterBatch, LoraLayer
+from quire.kernels.lora import AdapterBatch, LoraLayer, NormsOfLayer
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales
 from quire.kernels.ops import AddedRows, AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.stack import Caches, Stack
@@ -165,8 +165,16 @@ class TritonOps:
         logits = linear.linear(router_input, packed.router, None, self.row_invariant)
         return self.kernels.moe(x, packed, logits, out, self.row_invariant)
 
-    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TritonAdapter:
-        return pack_triton_adapter(layers, self.device)
+    def pack_adapter(
+        self, layers: Sequence[LoraLayer], inner: int, norms: Sequence[NormsOfLayer] = ()
+    ) -> TritonAdapter:
+        return pack_triton_adapter(layers, self.device, norms)
+
+    def adapt_embeddings(self, embeddings: Tensor, token_ids: Tensor, adapters: AdapterBatch) -> None:
+        self.kernels.lora(adapters.adapters, adapters.tokens, self.device).embed(token_ids, embeddings)
+
+    def adapt_logits(self, logits: Tensor, hidden: Tensor, adapters: AdapterBatch) -> None:
+        self.kernels.lora(adapters.adapters, adapters.wanted[: len(hidden)], self.device).head(hidden, logits)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         weights = self._check_linear(x, packed, False, out, packed.out_features, self.dtype)

@@ -89,9 +89,10 @@ class LayerInputs:
 
         def part(n: int, k: int, offset: int = 0) -> LoraPart:
             a = inputs.normal(RANK, k, generator=generator, dtype=torch.float32) / k**0.5
-            return LoraPart(
-                a, inputs.normal(n, RANK, generator=generator, dtype=torch.float32) / RANK**0.5, 1.0, offset
-            )
+            b = inputs.normal(n, RANK, generator=generator, dtype=torch.float32) / RANK**0.5
+            gains = inputs.normal(2, n, generator=generator, dtype=torch.float32) * 0.1
+            gains[0] += 1
+            return LoraPart(a, b, 1.0, offset, gains)
 
         halves = [part(self.hidden, self.hidden), part(self.hidden, self.hidden, self.hidden)]  # gates, and ups
         self.adapter = {name: [part(*shape)] for name, shape in shapes.items()} | {"gate_up": halves}

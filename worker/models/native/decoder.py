@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 
 import quire.kernels.ops
-from quire.kernels.ops import SILU, AddedRows, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
+from quire.kernels import adapter_ends
+from quire.kernels.ops import SILU, AdapterBatch, AddedRows, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
 from quire.kernels.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.shared.process.errors import CheckpointError
 from quire.worker.engine.forward_batch import ForwardBatch
@@ -26,7 +27,7 @@ from quire.worker.engine.sequence import Adapter
 from quire.worker.models.files.formats import make_reader, open_weights
 from quire.worker.models.files.kv_scales import PLAIN, KVFactors, projection_factors, read_kv_factors, scale_names
 from quire.worker.models.files.loader import Progress, Weights
-from quire.worker.models.files.lora.adapter import load_adapter
+from quire.worker.models.files.lora.adapter import BaseWeights, load_adapter
 from quire.worker.models.files.weight_reader import WeightReader
 from quire.worker.models.native.config import (
     EMBEDDING,
@@ -124,6 +125,7 @@ class Decoder(PagedModel):
         self._computed_as = computed_as(shard.config).to(embedding.device) if shard.config.placeholders else None
         self.hidden_size = shard.local.hidden_size
         self._kv_factors: list[KVFactors] = []  # of each layer; empty: none has scales
+        self._base: BaseWeights | None = None  # of adapters
 
     @classmethod
     def load(
@@ -190,6 +192,7 @@ class Decoder(PagedModel):
             layer_inputs=PerLayerEmbeddings.load(reader, config.rms_norm_eps) if config.input_width else None,
         )
         decoder._kv_factors = factors
+        decoder._base = BaseWeights(weights, embedding, head)
         reader.finish()
         return decoder
 
@@ -215,7 +218,7 @@ class Decoder(PagedModel):
         return ""
 
     def load_adapter(self, name: str, folder: Path, max_rank: int) -> Adapter:
-        return load_adapter(name, folder, self.config, self.ops, max_rank, self._kv_factors)
+        return load_adapter(name, folder, self.config, self.ops, max_rank, self._kv_factors, self._base)
 
     def kernel_uses(self, block_size: int) -> KernelUses:
         config, layers = self.config, self._layers
@@ -307,19 +310,21 @@ class Decoder(PagedModel):
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """Compute a batch. All ranks are called with the same one; rank 0 returns the logits."""
-        return self._logits(self._hidden(batch, kv_cache, batch.logits_rows))
+        return self._logits(self._hidden(batch, kv_cache, batch.logits_rows), batch.adapters)
 
     def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a batch, the same on all ranks. Each has all hidden states: the last layer adds up the parts."""
         assert batch.pooled_rows is not None
         hidden = self._hidden(batch, kv_cache, torch.cat([batch.logits_rows, batch.pooled_rows]))
         num_logits = len(batch.logits_rows)
-        return self._logits(hidden[:num_logits]), hidden[num_logits:]
+        return self._logits(hidden[:num_logits], batch.adapters), hidden[num_logits:]
 
     def _hidden(self, batch: ForwardBatch, kv_cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
         """Compute all layers, and return the hidden states of these tokens [R, H]."""
         token_ids = batch.token_ids if self._computed_as is None else self._computed_as[batch.token_ids]
         residual, positions = self.ops.embed(token_ids, self._embedding), batch.positions  # [T, H], [T]
+        if batch.adapters is not None:
+            adapter_ends.adapt_embeddings(self.ops, residual, token_ids, batch.adapters)
         if self.config.embedding_scale != 1.0:
             residual = scaled(residual, self.config.embedding_scale)
         added = key_ends = None
@@ -343,18 +348,18 @@ class Decoder(PagedModel):
             batch.seq_lens,
             batch.query_start_loc,
             rows,
-            batch.adapters,
+            adapter_ends.of_layers(batch.adapters),
             batch.interrupt if self._ranks is None else None,
             inputs,
             added,
             key_ends,
         )
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits: hidden [R, H] -> float32 [R, V] on rank 0."""
+    def _logits(self, hidden: torch.Tensor, adapters: AdapterBatch | None = None) -> torch.Tensor:
+        """Compute logits: hidden [R, H], of the first wanted tokens -> float32 [R, V] on rank 0."""
         if len(hidden) == 0:
             return torch.empty((0, self.vocab_size), dtype=torch.float32, device=hidden.device)
-        logits = self.ops.linear_logits(hidden, self._head)
+        logits = adapter_ends.logits_of(self.ops, hidden, self._head, adapters)
         if cap := self.config.final_softcap:
             logits = logits.div_(cap).tanh_().mul_(cap)
         if labels := self.config.num_labels:  # whole on all ranks; they stand for the first tokens of the vocabulary
