@@ -302,6 +302,11 @@ class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettin
     default_timeout_s: float = option(
         0.0, minimum=0, maximum=86400, help="Deadline in seconds of calls that do not set one; 0 for no deadline."
     )
+    deadline_admission: bool = option(
+        True,
+        help="Refuse calls whose deadline cannot be met, and drop waiting requests once theirs cannot be met any more. "
+        "--no-deadline-admission runs them until their deadline.",
+    )
     max_timeout_s: float = option(
         3600.0, minimum=0.001, maximum=86400, help="Longest deadline in seconds that a call may set."
     )

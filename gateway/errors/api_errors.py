@@ -207,6 +207,14 @@ class QueueIsFull(ApiError):
     code = "queue_full"
 
 
+class DeadlineOutOfReach(ApiError):
+    """The answer would end after the deadline, by the queue and by what the workers have learnt."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "deadline_unreachable"
+
+
 class MemoryIsFull(ApiError):
     """Stored, background and parked calls take as much memory as they may."""
 

@@ -21,6 +21,7 @@ from quire.gateway.api.caller import caller_of
 from quire.gateway.api.memory import MemoryReturn
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.features.affinity.service import Affinity, AffinityMeter
+from quire.gateway.features.deadlines.estimates import Deadlines
 from quire.gateway.features.images.images import Images, ImageSender
 from quire.gateway.features.keys.service import Keys
 from quire.gateway.features.parking.service import Parking
@@ -180,6 +181,7 @@ class Gateway:
             settings.max_key_stored_bytes,
         )
         self.affinity = Affinity(self.broker, self.worker_registry, settings.prefix_affinity_ms, self.process.affinity)
+        self.deadlines = Deadlines(self.worker_registry, settings.deadline_admission)
         self.submission = Submission(
             self.broker,
             Admission(gateway=self.id, bounds=bounds, deadline_ms=math.ceil(1000 * settings.default_timeout_s)),

@@ -9,6 +9,7 @@ import msgpack
 
 from quire.shared.protocol.charge import ChargedAccount, Price
 from quire.shared.protocol.keys import DEFAULT_CLASS, AccountKeys
+from quire.shared.protocol.pace import LanePace
 from quire.shared.protocol.share import ANONYMOUS_TENANT, DEFAULT_WEIGHT
 
 
@@ -44,6 +45,8 @@ class Admission(NamedTuple):
     the conversation, the most specific first, by which it is left to a worker for `left_ms` (docs/prefix-affinity.md).
     joins: the conversation that the response continues, and the version that the caller has read; empty for none.
     origin: the request that a fork continues, with `prefixes`: it is left to the owner of that one, if that lives.
+    answer: expected tokens of the answer, by which a request that cannot end before its deadline is dropped; -1 never
+    drops it. pace: of the lane, by which such a request is refused; None refuses none.
 
     Who the request counts for. owner: id of the API key; empty without one. accounts: key, project and organisation,
     whose limits must allow the request and which are charged for it; empty for a request that is charged to nobody.
@@ -75,6 +78,8 @@ class Admission(NamedTuple):
     prefixes: tuple[bytes, ...] = ()
     origin: str = ""
     left_ms: int = 0
+    answer: int = -1
+    pace: LanePace | None = None
     owner: str = ""
     accounts: tuple[ChargedAccount, ...] = ()
     account_prefix: str = AccountKeys().prefix
@@ -106,6 +111,10 @@ class Admission(NamedTuple):
         terms |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
         if self.prefixes:
             terms["prefixes"], terms["left_ms"] = self.prefixes, self.left_ms
+        if self.answer >= 0:
+            terms["answer"] = self.answer
+        if self.pace is not None:
+            terms["pace"] = self.pace
         if self.accounts:
             charge = [self.account_prefix, int(self.begins_call), self.prompt_tokens, self.price.prompt]
             limits = [account.charged_limits() for account in self.accounts]

@@ -44,6 +44,7 @@ from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.integrity import check_groups
 from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.pace import PaceMeter
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.results import Results
@@ -106,6 +107,7 @@ class Engine:
         # Bounds the prompt tokens of a step by the step's time; if None, only the engine's limits bound them.
         self.pacer: PrefillPacer | None = None
         self.times = StepTimes()
+        self.pace = PaceMeter(limits.max_num_seqs)
         # Embeds the images of prompts; None: requests with images are refused.
         self.images: ImageEmbedder | None = None
         # Why there is none although the model has images, for gateways.
@@ -358,6 +360,7 @@ class Engine:
     def _begin_step(self) -> float:
         """Start the clocks, and bound the prompt tokens of the step. Returns the pacer's time."""
         self.times.begin_step()
+        self.pace.begin_step()
         faulty, self._faulty = self._faulty, []
         for request_id, reason in faulty:
             self._ready += filter(None, [self.finish(request_id, OutcomeName.ERROR, reason)])
@@ -370,6 +373,8 @@ class Engine:
 
     def _end_step(self, step: Step, started: float) -> None:
         self.times.end_step(step)
+        groups = self.groups
+        self.pace.end_step(step, groups.num_free_rows() <= 0, groups.num_running, bool(self.requests))
         if self.pacer is not None:
             tower_s = self.images.pacer.step_s if self.images is not None else 0.0
             self.pacer.observe(step.num_decoding, step.num_prefill_tokens, self.pacer.clock() - started - tower_s)
@@ -585,6 +590,7 @@ class Engine:
     def _forget(self, group: SequenceGroup) -> PredictionCounts | None:
         """Free all that a group holds. Returns the counts of its prediction, if it has one."""
         del self.requests[group.request_id]
+        self.pace.note_end(group)
         counts = self.drafts.forget(group) if self.drafts is not None else None
         self._synchronous.discard(group.request_id)
         self._results.forget(group.sequences)

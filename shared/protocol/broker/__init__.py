@@ -13,6 +13,7 @@ from quire.shared.protocol.broker.conversations import ConversationVerbs, KeptCo
 from quire.shared.protocol.broker.gateway import (
     Attachment,
     ConversationLocked,
+    DeadlineUnreachable,
     FilesLost,
     GatewayVerbs,
     IdempotencyConflict,
@@ -38,6 +39,7 @@ __all__ = [
     "ComputedTokens",
     "ConversationLocked",
     "DeadRequest",
+    "DeadlineUnreachable",
     "FilesLost",
     "IdempotencyConflict",
     "KeptConversation",

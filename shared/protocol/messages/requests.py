@@ -24,6 +24,7 @@ from quire.shared.config.validators import (
 )
 from quire.shared.protocol.keys import image_name
 from quire.shared.protocol.messages.codec import VERSION, as_map, decode, pack, pack_token_ids, unpack_token_ids
+from quire.shared.protocol.pace import UNKNOWN_PACE, Pace
 from quire.shared.protocol.sampling_params import SamplingParams
 
 MAX_PROMPT_TOKENS = 2_000_000
@@ -66,6 +67,10 @@ _OPTIONAL = {
 }
 # The sampling parameters that a message leaves out if they have their defaults, as messages have these.
 _OPTIONAL_SAMPLING = {"thinking_token_budget": -1, "thinking_start": [], "thinking_end": [], "repetition_detection": []}
+
+
+# The same of a worker card.
+_OPTIONAL_CARD = {"no_images": "", "pace": UNKNOWN_PACE}
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -125,6 +130,11 @@ def _breakpoints(name: str, value: Any) -> tuple[CacheBreakpoint, ...]:
     position, ttl = Integer(1, MAX_PROMPT_TOKENS), Integer(1, MAX_TTL_S)
     pairs = [fixed_array(name, entry, 2) for entry in short_array(name, value, MAX_BREAKPOINTS)]
     return tuple(CacheBreakpoint(position(name, pair[0]), ttl(name, pair[1])) for pair in pairs)
+
+
+def _pace(name: str, value: Any) -> Pace:
+    numbers = fixed_array(name, list(value) if isinstance(value, tuple) else value, len(Pace._fields))
+    return Pace(*(Integer(0, 2**31)(name, number) for number in numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +240,13 @@ class WorkerCard:
     adapter_faults: tuple[str, ...] = checked(Texts(MAX_ADAPTER_FAULTS, 1, MAX_FAULT_LENGTH), default=())
     # Why it computes no images; empty if it does, and of a model without images.
     no_images: str = checked(Text(0, MAX_FAULT_LENGTH), default="")
+    # What requests cost it in time.
+    pace: Pace = checked(_pace, default=UNKNOWN_PACE)
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     def encode(self) -> bytes:
-        """Return the card as a message, without the field of images unless it has a reason."""
-        return pack({name: value for name, value in as_map(self).items() if value or name != "no_images"})
+        """Return the card as a message, without optional fields that say nothing."""
+        return pack({name: value for name, value in as_map(self).items() if value != _OPTIONAL_CARD.get(name)})
 
     @classmethod
     def decode(cls, data: bytes) -> WorkerCard:
@@ -243,4 +255,4 @@ class WorkerCard:
 
     @classmethod
     def _read(cls, value: Any) -> WorkerCard:
-        return read_map(cls, "worker card", {"no_images": "", **value} if type(value) is dict else value)
+        return read_map(cls, "worker card", {**_OPTIONAL_CARD, **value} if type(value) is dict else value)

@@ -13,6 +13,7 @@
 --         | {'locked'} (terms.joins = {id of a conversation, its version for the caller}: a response continues that
 --           conversation, or its items have changed)
 --         | {'full', queued requests, queued tokens}
+--         | {'late', requests before it, milliseconds until it would begin, milliseconds that it would run}
 -- Repeatable: an id is accepted once, so a caller that lost the reply calls again. The caller's gateway becomes a
 -- listener in any case. An idempotency key whose request has expired counts as unused.
 local prefix, id, body, terms = ARGV[1], ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
@@ -48,6 +49,10 @@ local requests, tokens = tonumber(load[1] or 0), tonumber(load[2] or 0)
 if requests > 0 and (requests + 1 > terms.max_requests or tokens + cost > terms.max_tokens)
     and not is_below_part(prefix, terms.tenant, cost, requests, tokens, terms.max_requests, terms.max_tokens) then
     return {'full', requests, tokens}
+end
+local late = terms.pace and too_late(prefix, terms)
+if late then
+    return late
 end
 local gateways = {gateway}
 if terms.beside then
@@ -97,7 +102,7 @@ redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway,
     'emitted', 0, 'deliveries', 0, 'metadata', terms.metadata, 'background', terms.is_background and '1' or '',
     'gateways', cmsgpack.pack(gateways))
 for field, value in pairs({account = terms.owner, rows = terms.rows > 1 and terms.rows or nil,
-    traceparent = terms.traceparent, pins = terms.pins and 1 or nil, retention = terms.retention_s,
+    traceparent = terms.traceparent, pins = terms.pins and 1 or nil, retention = terms.retention_s, answer = terms.answer,
     awaited = not terms.max_stored and 1 or nil,
     prefixes = terms.prefixes and cmsgpack.pack(terms.prefixes), affinity = affinity or nil}) do
     redis.call('HSET', KEYS[1], field, value)
