@@ -21,11 +21,13 @@ from quire.gateway.errors.api_errors import (
     IdempotencyKeyReused,
     MemoryIsFull,
     QueueIsFull,
+    conversation_locked,
 )
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.protocol.broker import (
     Admission,
     Broker,
+    ConversationLocked,
     DeadlineUnreachable,
     IdempotencyConflict,
     NoRoom,
@@ -78,7 +80,8 @@ class Submission:
         used before, the id is that of the earlier call, and all requests of the earlier call are in Redis.
 
         Raises BrokerDown, QueueIsFull, DeadlineOutOfReach, MemoryIsFull, IdempotencyKeyReused, RateLimited or
-        BudgetSpent; then no request of this call runs.
+        BudgetSpent; then no request of this call runs. Raises InvalidRequest if another response continues its
+        conversation.
         """
         await self._retry.check_subscribed()
         ids = [request.id for request in requests]
@@ -124,6 +127,8 @@ class Submission:
             raise memory_is_full(error, terms.bounds) from error
         except LimitReached as error:
             raise self._refusal(error, terms) from error
+        except ConversationLocked as error:
+            raise conversation_locked() from error
         except IdempotencyConflict as error:
             raise IdempotencyKeyReused(
                 "The Idempotency-Key stands for a call with another body. Send the same body, or choose another key."
@@ -168,6 +173,7 @@ class Submission:
             # Further prompts of a call have a number behind its id.
             begins_call="-" not in request.id,
             images=tuple(image_name(request.cache_scope, digest) for digest in files),
+            pins=bool(request.breakpoints),
         )
         # A command whose reply was lost may have been executed; to execute it again is harmless.
         return await self._retry(

@@ -272,6 +272,12 @@ class NoWorkers(ApiError):
     code = "no_workers"
 
 
+class ModelNotLoaded(NoWorkers):
+    """The host of the model cannot load it. The text has the reason."""
+
+    code = "model_not_loaded"
+
+
 class DeadlinePassed(ApiError):
     status = 504
     type = "server_error"
@@ -292,6 +298,16 @@ def body(error: ApiError) -> str:
 def refused(param: str | None, message: str, *, code: str | None = None) -> InvalidRequest:
     """Return the error for a value that cannot be honoured; its `code` is by default invalid_value."""
     return InvalidRequest(message, param=param, code=code or "invalid_value")
+
+
+def conversation_locked() -> InvalidRequest:
+    """Return the error for a conversation that another response continues, with the status and code of OpenAI's API."""
+    return refused(
+        "conversation",
+        "Another response continues this conversation, or its items have just changed. Wait for the end of that "
+        "response, or cancel it, and try again.",
+        code="conversation_locked",
+    )
 
 
 def too_long(param: str, context: int, prompt_tokens: int, however: str, remedy: str) -> ContextExceeded:

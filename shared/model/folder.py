@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from quire.shared.model.gguf.parts import model_stem, part_paths
+
 CONFIG, TOKENIZER, ADAPTER = "config.json", "tokenizer.json", "adapter_config.json"
 TEKKEN, SENTENCE_PIECES = "tekken.json", "tokenizer.model"
 GGUF = ".gguf"
@@ -55,7 +57,7 @@ def weights_fault(folder: Path) -> ModelFolderFault:
         return ModelFolderFault(folder, what, f"convert them to safetensors, if you trust their author: {convert}")
     remedy = (
         "give the folder of a complete Hugging Face checkpoint; weights of other formats (.bin) are neither "
-        "downloaded nor read, and GGUF files are not downloaded"
+        "downloaded nor read"
     )
     return ModelFolderFault(folder, f"there is no {WEIGHTS}", remedy)
 
@@ -87,6 +89,11 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == GGUF and path.is_file()
 
 
+def gguf_name(path: Path) -> str:
+    """Return the name of the model in a GGUF file."""
+    return model_stem(path)
+
+
 def find_gguf(folder: Path) -> Path | None:
     """Return the GGUF file of a folder that holds one in place of `config.json`; None for other folders."""
     names = _gguf_names(folder)
@@ -95,8 +102,12 @@ def find_gguf(folder: Path) -> Path | None:
 
 
 def _gguf_names(folder: Path) -> list[str]:
-    """Return the GGUF files of a folder without projectors of images (mmproj), which are no models."""
-    return [name for name in _names(folder, "*.gguf") if "mmproj" not in name.lower()]
+    """Return the GGUF files of a folder, of a split model its first part.
+
+    Projectors of images (mmproj) are left out, because they are no models.
+    """
+    names = [name for name in _names(folder, "*.gguf") if "mmproj" not in name.lower()]
+    return [name for name in names if (first := part_paths(Path(name))[0].name) == name or first not in names]
 
 
 def _gguf_fault(folder: Path) -> ModelFolderFault:
@@ -104,7 +115,7 @@ def _gguf_fault(folder: Path) -> ModelFolderFault:
     names = _gguf_names(folder)
     listed = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     if len(names) > 1:
-        remedy = f"give one of them as the model, such as {folder / names[0]}; merge the parts of a split file first"
+        remedy = f"give one of them as the model, such as {folder / names[0]}"
         return ModelFolderFault(folder, f"the folder holds several GGUF files, {listed}", remedy)
     what = f"the folder holds {CONFIG}, no safetensors files and {listed}"
     return ModelFolderFault(folder, what, f"give the file as the model: {folder / names[0]}")

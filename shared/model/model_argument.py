@@ -15,7 +15,8 @@ DEFAULT_MODEL = "models/demo"
 OWN_MODELS = (DEFAULT_MODEL, "models/demo-vision")
 
 _SOURCES = Path(__file__).resolve().parents[2]
-_HUGGING_FACE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+# With the quantisation of a GGUF model, or its file, after a colon.
+_HUGGING_FACE_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:\w[\w.-]*(/\w[\w.-]*)*)?", re.ASCII)
 
 
 def resolve_model(model: str) -> str:
@@ -49,7 +50,7 @@ def resolve_model(model: str) -> str:
     if path.is_absolute() or folder_exists or not _HUGGING_FACE_NAME.fullmatch(model):
         raise CommandError(
             f"model: there is none at {path.absolute()}; give a folder with config.json, or a Hugging Face name "
-            "such as Qwen/Qwen2.5-0.5B-Instruct"
+            "such as Qwen/Qwen2.5-0.5B-Instruct or, for GGUF files, owner/name:Q4_K_M"
         )
     return model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quire.shared.model.folder import is_gguf
+from quire.shared.model.folder import gguf_name, is_gguf
 from quire.shared.process.errors import StartError
 
 # A lane stands inside a Redis hash tag and in channel names: no braces, no white space.
@@ -55,4 +55,4 @@ def served_name(model: str, served_model_name: str = "") -> str:
 
 
 def _local_name(path: Path) -> str:
-    return path.stem if is_gguf(path) else path.resolve().name
+    return gguf_name(path) if is_gguf(path) else path.resolve().name

@@ -34,7 +34,8 @@ class Admission(NamedTuple):
 
     Fields of a request. cost: tokens that it may use at most. prompt_tokens: of its prompt. rows: sequences that it
     runs at once. begins_call: it counts as a call; further prompts of a call do not. beside: another request, whose
-    listeners become listeners of this one. images: names of the files of its images (`image_name`).
+    listeners become listeners of this one. images: names of the files of its images (`image_name`). pins: it has cache
+    breakpoints, and the tokens that it pins are counted.
 
     Fields of its call. deadline_ms: from now; 0 is no deadline. metadata: `attach` returns it. is_background: the
     request runs on without a client. idempotency_key, fingerprint: a key that the client chose, and a hash of what the
@@ -42,6 +43,7 @@ class Admission(NamedTuple):
     retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
     `LaneKeys.conversation`. counts_stored: `bounds.stored_bytes` counts the request. prefixes: hashes of beginnings of
     the conversation, the most specific first, by which it is left to a worker for `left_ms` (docs/prefix-affinity.md).
+    joins: the conversation that the response continues, and the version that the caller has read; empty for none.
     origin: the request that a fork continues, with `prefixes`: it is left to the owner of that one, if that lives.
     answer: expected tokens of the answer, by which a request that cannot end before its deadline is dropped; -1 never
     drops it. pace: of the lane, by which such a request is refused; None refuses none.
@@ -63,6 +65,7 @@ class Admission(NamedTuple):
     priority_class: str = DEFAULT_CLASS
     deadline_ms: int = 0
     images: tuple[str, ...] = ()
+    pins: bool = False
     metadata: bytes = b""
     is_background: bool = False
     idempotency_key: str = ""
@@ -71,6 +74,7 @@ class Admission(NamedTuple):
     retention_s: int = 0
     conversation: bytes = b""
     counts_stored: bool = True
+    joins: tuple[str, ...] = ()
     prefixes: tuple[bytes, ...] = ()
     origin: str = ""
     left_ms: int = 0
@@ -118,6 +122,7 @@ class Admission(NamedTuple):
         # The msgpack of Redis reads bytes only as text.
         return bytes(msgpack.packb(terms, use_bin_type=False))
 
+
 # Fields that the record leaves out if they are empty, under their own names.
 _OPTIONAL = (
     "deadline_ms",
@@ -126,7 +131,9 @@ _OPTIONAL = (
     "traceparent",
     "retention_s",
     "conversation",
+    "joins",
     "owner",
     "origin",
     "images",
+    "pins",
 )

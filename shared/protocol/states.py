@@ -53,7 +53,9 @@ TRANSITIONS = (
         "ends it; a running request is ended by its worker, which is told",
     ),
     Transition("cancel", RequestState.PARKED, RequestState.DONE, "ends it"),
-    Transition("claim", RequestState.QUEUED, RequestState.DONE, "finds it cancelled, or its deadline passed or out of reach"),
+    Transition(
+        "claim", RequestState.QUEUED, RequestState.DONE, "finds it cancelled, or its deadline passed or out of reach"
+    ),
     Transition(
         "claim",
         RequestState.RUNNING,
@@ -115,6 +117,8 @@ class SubmitReply(StrEnum):
     NO_ROOM = "no_room"
     #: Redis has lost a file that it had, so the caller must send it.
     NO_FILES = "no_files"
+    #: Another response continues the conversation, or its items have changed.
+    LOCKED = "locked"
 
 
 class CancelReply(StrEnum):

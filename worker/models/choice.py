@@ -25,19 +25,18 @@ def choose_model(folder: Path, implementation: str = AUTO) -> Checkpoint:
 
     Raises CheckpointError; NotSupported if the implementation does not support the model.
     """
-    if is_gguf(folder):  # also refused by name: another architecture, which Transformers might know
-        if implementation == TRANSFORMERS:
-            what = f"--model-impl is {TRANSFORMERS}, but Quire's own decoder computes GGUF files"
-            raise CheckpointError(folder, what, f"give --model-impl {AUTO} or {QUIRE}")
-        return read_config(folder)
-    if implementation == TRANSFORMERS:
+    if implementation == TRANSFORMERS and not is_gguf(folder):
         return read_transformers_config(folder)
     try:
-        return read_config(folder)
+        config = read_config(folder)
     except NotSupported:
         if implementation == QUIRE:
             raise
         return read_transformers_config(folder)
+    if implementation == TRANSFORMERS:
+        what = f"--model-impl is {TRANSFORMERS}, but Quire's own decoder computes this GGUF file"
+        raise CheckpointError(folder, what, f"give --model-impl {AUTO} or {QUIRE}")
+    return config
 
 
 def load_model(

@@ -83,7 +83,8 @@ async def call(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
     began = time.perf_counter()
     async with session.post(f"{url}/v1/chat/completions", json=body) as response:
         text = await response.text()
-        if "waited for too long" in text: return 505, 0
+        if "waited for too long" in text:
+            return 505, 0
         return response.status, time.perf_counter() - began
 
 
@@ -127,7 +128,9 @@ async def round_of(
 
 
 async def compare(urls: dict[str, str], args: argparse.Namespace) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(60)) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(60)
+    ) as session:
         await asyncio.sleep(2 * BEAT_S)
         for load in args.loads:
             alone_s, capacity = await calibrate(session, urls["today"], args)

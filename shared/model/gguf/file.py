@@ -1,5 +1,7 @@
 """Parses the header of a GGUF file, version 2 or 3: metadata, and the type, shape and place of each tensor.
 
+A model may be split into several files: the first has the metadata, and all together have the tensors.
+
 Every number of the header is checked before it is used: counts and lengths have limits, tensors lie inside the file, at
 their alignment and apart from each other. The file is mapped, and arrays are decoded when they are asked for, so that
 memory is small even for a hostile file.
@@ -11,12 +13,13 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
 from quire.shared.model.gguf.cursor import HeaderCursor, Scalar
+from quire.shared.model.gguf.parts import MAX_PARTS, part_paths
 from quire.shared.model.gguf.types import ARRAY, BOOL, OTHER_TENSOR_TYPES, SCALARS, STRING, TENSOR_TYPES, TensorType
 from quire.shared.process.errors import AGAIN, FileError
 
@@ -25,16 +28,18 @@ MAX_KEYS, MAX_TENSORS = 10_000, 100_000
 MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_DIMENSIONS = 65_535, 256, 4
 MAX_WEIGHTS = 1 << 40  # of one tensor
 ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = "general.alignment", 32, 1 << 16
+PART_KEY, PARTS_KEY, TENSORS_KEY = "split.no", "split.count", "split.tensors.count"
 
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """The place of a tensor. shape: rows first, as in torch. start: of its first byte in the file."""
+    """The place of a tensor. shape: rows first, as in torch. start: of its first byte in `map`, the mapped file."""
 
     name: str
     type: TensorType
     shape: tuple[int, ...]
     start: int
+    map: mmap.mmap = field(repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -110,9 +115,7 @@ class GGUFFile:
             if first.start + first.nbytes > second.start:
                 what = f"begins inside tensor {first.name!r}"
                 raise cursor.fault(f"tensor {second.name!r}", what, "tensors that do not overlap")
-        return {
-            name: GGUFTensor(name, tensor.type, tensor.shape, data + tensor.start) for name, tensor in tensors.items()
-        }
+        return {name: replace(tensor, start=data + tensor.start) for name, tensor in tensors.items()}
 
     def _read_tensor(self, cursor: HeaderCursor, index: int) -> GGUFTensor:
         name = cursor.text(f"name of tensor {index}", MAX_NAME_BYTES)
@@ -133,7 +136,7 @@ class GGUFFile:
         offset = cursor.integer(10, f"offset of {field}", 0, len(self.map))
         if offset % self.alignment:
             raise cursor.fault(f"offset of {field}", f"is {offset}", f"a multiple of {self.alignment}")
-        return GGUFTensor(name, tensor_type, tuple(reversed(sizes)), offset)
+        return GGUFTensor(name, tensor_type, tuple(reversed(sizes)), offset, self.map)
 
     # --- typed metadata -----------------------------------------------------------------------------------------------
 
@@ -188,6 +191,16 @@ class GGUFFile:
         form = f"<{array.count}{SCALARS[array.kind][1][1]}"
         return list(struct.unpack_from(form, self.map, array.start))
 
+    def flags(self, key: str) -> list[bool]:
+        """Decode an array of bools; empty if the key is absent."""
+        array = self._array(key, (BOOL,), "an array of bools")
+        if array is None:
+            return []
+        values = self.map[array.start : array.start + array.count]
+        if values.strip(b"\0\1"):
+            raise self.fault(key, "an array of bools")
+        return [bool(value) for value in values]
+
     def _array(self, key: str, kinds: tuple[int, ...] | list[int], expected: str) -> GGUFArray | None:
         value = self.metadata.get(key)
         if value is None:
@@ -208,20 +221,52 @@ def shortest(value: float) -> float:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Return the parsed file. The last one is kept, because configuration, tokenizer and weights are read separately.
+    """Return the parsed file; of a split model its first part, with the tensors of all parts.
 
-    Raises FileError.
+    The last one is kept, because configuration, tokenizer and weights are read separately. Raises FileError.
     """
     try:
-        stat = path.stat()
+        stats = [(path, path.stat()), *((part, part.stat()) for part in part_paths(path)[1:] if part.is_file())]
     except OSError as error:
         raise FileError(path, f"the file cannot be read ({error.strerror})", "check the path") from None
-    return _opened(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return _opened(path, tuple((part, stat.st_ino, stat.st_size, stat.st_mtime_ns) for part, stat in stats))
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, inode: int, size: int, mtime_ns: int) -> GGUFFile:
-    return GGUFFile(path)
+def _opened(path: Path, stats: tuple[tuple[Path, int, int, int], ...]) -> GGUFFile:
+    file = GGUFFile(path)
+    count = file.integer(PARTS_KEY, 0, MAX_PARTS, 1)
+    if count > 1:
+        file.tensors = _joined(file, count)
+    return file
+
+
+def _joined(first: GGUFFile, count: int) -> dict[str, GGUFTensor]:
+    """Return the tensors of all parts of a split model. Raises FileError if the parts do not fit together."""
+    paths = part_paths(first.path)
+    if len(paths) != count:
+        raise first.fault(PARTS_KEY, f"a file name that ends with -00001-of-{count:05}.gguf", "restore its name")
+    if first.integer(PART_KEY, 0, count - 1):
+        raise first.fault(PART_KEY, "0, as the first part has the metadata", f"give {paths[0]}")
+    tensors = dict(first.tensors)
+    for number, path in enumerate(paths[1:], start=1):
+        if not path.is_file():
+            raise FileError(path, f"this file is missing: part {number + 1} of {count}", "add it: all parts are needed")
+        part = GGUFFile(path)
+        for key, value in ((PART_KEY, number), (PARTS_KEY, count)):
+            if part.metadata.get(key) != value:
+                raise part.fault(key, f"{value}, as in its name")
+        for key in part.metadata:
+            if not key.startswith("split.") and key not in (ALIGNMENT_KEY, "general.architecture"):
+                raise part.fault(key, "no such key in a part after the first")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise FileError(path, f"tensor {min(twice)!r} is in another part, too", AGAIN)
+        tensors |= part.tensors
+        if len(tensors) > MAX_TENSORS:
+            raise FileError(path, f"all parts together have more than {MAX_TENSORS} tensors", AGAIN)
+    if first.integer(TENSORS_KEY, 0, MAX_TENSORS, len(tensors)) != len(tensors):
+        raise first.fault(TENSORS_KEY, f"{len(tensors)}, the number of tensors in all parts")
+    return tensors
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -12,10 +12,19 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _LETTERS + r"\p{N}{1,3}" + _REST
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN2 = _LETTERS + r"\p{N}" + _REST
 _CASES = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+)
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    "|".join(words + _CONTRACTIONS for words in _CASES.split("|"))
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEKKEN = _CASES + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -57,6 +66,8 @@ class PreTokenizer:
 
 _OF_LLAMA3 = PreTokenizer((_LLAMA3,), ignores_merges=True, adds_bos=True)
 _OF_QWEN2 = PreTokenizer((_QWEN2,), nfc=True)
+_OF_GPT4 = PreTokenizer((_LLAMA3,))
+_OF_GPT4O = PreTokenizer((_GPT4O,))
 _OF_GPT2 = PreTokenizer((_GPT2,))
 _OF_STARCODER = PreTokenizer((_GPT2,), digits=True)
 PRE_TOKENIZERS = {
@@ -67,6 +78,12 @@ PRE_TOKENIZERS = {
     "llama-v3": _OF_LLAMA3,
     "qwen2": _OF_QWEN2,
     "deepseek-r1-qwen": PreTokenizer((_QWEN2,), adds_bos=True),
+    "qwen35": PreTokenizer((_QWEN35,), nfc=True),
+    "gpt-4o": _OF_GPT4O,
+    "llama4": _OF_GPT4O,
+    "dbrx": _OF_GPT4,  # OLMo 2, Phi-4 and Granite 4
+    "smaug-bpe": _OF_GPT4,  # SmolLM3
+    "glm4": PreTokenizer((_LLAMA3,), ignores_merges=True),
     "smollm": _OF_STARCODER,
     "starcoder": _OF_STARCODER,
     "refact": _OF_STARCODER,

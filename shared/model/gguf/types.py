@@ -35,7 +35,7 @@ class TensorType:
         return self.block > 1
 
 
-# By number. Blocks of K-quants have 256 weights, those of older types 32.
+# By number. Blocks of K-quants and of IQ4_XS have 256 weights, other blocks 32.
 TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
@@ -49,7 +49,10 @@ TENSOR_TYPES = {
     12: TensorType("Q4_K", 256, 144),
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
+    20: TensorType("IQ4_NL", 32, 18),
+    23: TensorType("IQ4_XS", 256, 136),
     30: TensorType("BF16", 1, 2),
+    39: TensorType("MXFP4", 32, 17),
 }
 # Types that are refused by name.
 OTHER_TENSOR_TYPES = {
@@ -59,10 +62,8 @@ OTHER_TENSOR_TYPES = {
     17: "IQ2_XS",
     18: "IQ3_XXS",
     19: "IQ1_S",
-    20: "IQ4_NL",
     21: "IQ3_S",
     22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",
@@ -71,5 +72,4 @@ OTHER_TENSOR_TYPES = {
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    39: "MXFP4",
 }

@@ -13,7 +13,12 @@ MAX_VOCABULARY = 1 << 22
 # Types of tokens (`tokenizer.ggml.token_type` in the specification of GGUF). SentencePiece has the same.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # Control tokens with these texts end a generation, too: a GGUF file names one end token, many models have several.
-END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>")
+END_TEXTS = (
+    *("<|eot_id|>", "<|im_end|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "</s>"),
+    *("<|eot|>", "<|return|>", "<|call|>", "<|end|>"),
+)
+# A text between the parts of an answer, if the vocabulary also has the text that ends the answer.
+INNER_END, OUTER_END = "<|end|>", "<|return|>"
 KINDS = ("gpt2", "llama")
 
 
@@ -58,7 +63,8 @@ class GGUFVocabulary:
         named = [self.special(name) for name in ("eos", "eot", "eom")]
         ids = [token for token in named if token is not None]
         control = {text: token for token, text in enumerate(self.tokens) if self.types[token] == CONTROL}
-        ids += [control[text] for text in END_TEXTS if text in control and control[text] != self.bos_token_id]
+        ends = [text for text in END_TEXTS if text != INNER_END or OUTER_END not in control]
+        ids += [control[text] for text in ends if text in control and control[text] != self.bos_token_id]
         return list(dict.fromkeys(ids))
 
     def special(self, name: str) -> int | None:

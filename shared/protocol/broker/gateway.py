@@ -54,6 +54,10 @@ class NoRoom(Exception):
         self.wait_ms = wait_ms
 
 
+class ConversationLocked(Exception):
+    """Another response continues the conversation, or its items have changed since the caller read them."""
+
+
 class FilesLost(Exception):
     """Redis does not have a file that a submission left out."""
 
@@ -116,8 +120,8 @@ class GatewayVerbs(Lane):
     async def submit(self, request_id: str, body: bytes, terms: Admission, files: Sequence[bytes] = ()) -> Submitted:
         """Accept a request into the queue; calls with the same id accept it once. files: of `terms.images`.
 
-        Files that Redis has are not sent. Raises QueueFull, DeadlineUnreachable, NoRoom, IdempotencyConflict and
-        LimitReached.
+        Files that Redis has are not sent. Raises QueueFull, DeadlineUnreachable, NoRoom, IdempotencyConflict,
+        LimitReached and ConversationLocked.
         """
         if not files:
             return await self._submit_with(request_id, body, terms, files)
@@ -146,6 +150,8 @@ class GatewayVerbs(Lane):
             raise DeadlineUnreachable(*map(int, reply[1:]))
         if found is SubmitReply.NO_ROOM:
             raise NoRoom(terms.owner if text(reply[1]) == "key" else "", int(reply[2]), int(reply[3]))
+        if found is SubmitReply.LOCKED:
+            raise ConversationLocked(terms.joins[0])
         if found is SubmitReply.NO_FILES:
             raise FilesLost(request_id)
         if found is SubmitReply.CONFLICT:

@@ -22,7 +22,8 @@ from quire.shared.model.adapter_names import (
 )
 from quire.shared.model.config import context_length, longer_context, longest_context
 from quire.shared.model.files import MAX_FILE_BYTES, ModelError, read_json
-from quire.shared.model.hub import HubError, download, find_folder
+from quire.shared.model.hub import HubError, find_folder
+from quire.shared.model.hub_client import download
 from quire.shared.model.naming import InvalidModelName, served_name
 from quire.shared.protocol.messages.manifest import FILE_LIMITS
 from quire.shared.protocol.registered_files import manifest_of, read_files
@@ -307,7 +308,7 @@ def test_the_demo_model() -> None:
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"} == files.keys()
     config = json.loads(files["config.json"])
     assert config["vocab_size"] > 0
-    assert "architectures" not in config
+    assert "num_hidden_layers" not in config
     manifest = manifest_of("demo", (), files)
     assert [entry.name for entry in manifest.files] == sorted(files)
 

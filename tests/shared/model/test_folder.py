@@ -33,7 +33,7 @@ MERGE = "merge_and_unload(), then save_pretrained()"
 OTHERS = {
     "GGUF": (
         {"a-Q4_0.gguf": "", "b-Q8_0.gguf": ""},
-        ["several GGUF files, a-Q4_0.gguf, b-Q8_0.gguf", "give one of them as the model, such as", "merge the parts"],
+        ["several GGUF files, a-Q4_0.gguf, b-Q8_0.gguf", "give one of them as the model, such as"],
     ),
     "adapter": (
         {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},

@@ -29,10 +29,14 @@ from quire.worker.models.files.quantized.mxfp4_checkpoint import Mxfp4Checkpoint
 from quire.worker.models.files.quantized.reader import QuantizedReader
 from quire.worker.models.files.weight_reader import Held, WeightReader
 
-__all__ = ["QUANTIZED", "DequantizedCheckpoint", "Mxfp4", "QuantizedLayers", "parse_quantization"]
+__all__ = ["QUANTIZED", "Mxfp4", "QuantizedLayers", "parse_quantization"]
 
 # The quantisation of a checkpoint: by the layers that its configuration names, or by the types of a GGUF file.
 Quantization = QuantizedLayers | GGUFQuantization
+
+
+# The tensors of a checkpoint as numbers, by the names that Transformers knows.
+NumbersOfTensors = DequantizedCheckpoint | GGUFWeights
 
 
 class StoredConfig(Protocol):
@@ -48,7 +52,7 @@ class StoredConfig(Protocol):
 
 def read_quantization(folder: Path, fields: Fields) -> Quantization | None:
     """Return how a checkpoint is quantised; None if it is not. fields: of `config.json`. Raises CheckpointError."""
-    return quantization_of(open_gguf(folder)) if is_gguf(folder) else parse_quantization(fields)
+    return quantization_of(open_gguf(folder)) if is_gguf(folder) else parse_quantization(fields, folder)
 
 
 def kept_bytes(quantization: Quantization | None, has_integers: bool) -> int | None:
@@ -77,6 +81,26 @@ def open_stored(folder: Path, progress: Progress | None = None) -> Weights:
     return GGUFWeights(folder, progress=progress) if is_gguf(folder) else Weights(folder, progress)
 
 
+def open_numbers(
+    folder: Path, quantization: Quantization | None, dtypes: Sequence[torch.dtype], progress: Progress | None = None
+) -> NumbersOfTensors | None:
+    """Open a checkpoint whose tensors Transformers cannot read itself; None for one that it can read.
+
+    Raises CheckpointError.
+    """
+    if is_gguf(folder):
+        return GGUFWeights(folder, dtypes, progress)
+    if quantization is None:
+        return None
+    assert not isinstance(quantization, GGUFQuantization)
+    return DequantizedCheckpoint(folder, quantization, dtypes, progress)
+
+
+def has_single_experts(folder: Path) -> bool:
+    """Return whether each expert of a layer can be read alone, whatever its family stores elsewhere."""
+    return is_gguf(folder)
+
+
 def open_weights(
     folder: Path,
     config: StoredConfig,
@@ -90,8 +114,7 @@ def open_weights(
     """
     quantization = config.quantization
     if is_gguf(folder):
-        if torch.device(device).type != "cpu":
-            raise CheckpointError(folder, "GGUF files are computed on CPUs only", "take --device cpu")
+        refuse_gpu(folder, device)
         return GGUFWeights(folder, dtypes, progress)
     if quantization is None:
         return Weights(folder, progress)
@@ -99,6 +122,12 @@ def open_weights(
     wide = torch.float16 if config.dtype == "float16" else torch.bfloat16
     kind = Mxfp4Checkpoint if isinstance(quantization, Mxfp4) else QuantizedCheckpoint
     return kind(folder, quantization, dtypes, wide, progress)
+
+
+def refuse_gpu(folder: Path, device: torch.device | str) -> None:
+    """Raise CheckpointError for a GGUF file on a GPU."""
+    if is_gguf(folder) and torch.device(device).type != "cpu":
+        raise CheckpointError(folder, "GGUF files are computed on CPUs only", "take --device cpu")
 
 
 def make_reader(

@@ -40,16 +40,19 @@ def _load(config: ExpertsConfig, reader: WeightReader, layer: str) -> PackedMoE:
         return reader.pack_moe(config.routing, added, _plain_stack(config, reader, f"{layer}.experts"), scales)
     block = f"{layer}.{style.block}"
     router = f"{block}.{style.router}"
+    packed_router = reader.router(f"{router}.weight", [f"{router}.bias"] if style.has_biases else ())
     if style.is_stacked:
-        stacked = _stacked_experts(config, reader, f"{block}.experts")
-        return reader.pack_moe(config.routing, reader.router(f"{router}.weight", [f"{router}.bias"]), stacked)
+        return reader.pack_moe(config.routing, packed_router, _stacked_experts(config, reader, f"{block}.experts"))
 
     def experts() -> Iterator[ExpertWeights]:
         for expert in range(config.routing.num_experts):
-            gate, up, down = (f"{block}.experts.{expert}.{name}.weight" for name in (style.gate, style.up, style.down))
-            yield ExpertWeights(reader.weight([gate, up]), reader.weight([down]))
+            gate, up, down = (f"{block}.experts.{expert}.{name}" for name in (style.gate, style.up, style.down))
+            gate_up = reader.weight([f"{gate}.weight", f"{up}.weight"])
+            weights = gate_up, reader.weight([f"{down}.weight"])
+            biases = [[f"{gate}.bias", f"{up}.bias"], [f"{down}.bias"]] if style.has_biases else []
+            yield ExpertWeights(*weights, *(reader.read(*names) for names in biases))
 
-    return reader.pack_moe(config.routing, reader.router(f"{router}.weight"), experts())
+    return reader.pack_moe(config.routing, packed_router, experts())
 
 
 def load_expert_norms(reader: WeightReader, layer: str) -> ExpertNorms:

@@ -22,13 +22,15 @@ class Style:
     up: str
     down: str
     is_stacked: bool = False  # all experts are one tensor, transposed; gates and ups alternate
+    has_biases: bool = False
     is_added: bool = False  # Gemma 4: the layer adds up an MLP and stacked experts, with gates before ups
 
 
 STYLES = {
     "mixtral": Style("block_sparse_moe", "gate", "w1", "w3", "w2"),
     "qwen3_moe": Style("mlp", "gate", "gate_proj", "up_proj", "down_proj"),
-    "gpt_oss": Style("mlp", "router", "gate_up_proj", "gate_up_proj", "down_proj", is_stacked=True),
+    "gpt_oss": Style("mlp", "router", "gate_up_proj", "gate_up_proj", "down_proj", is_stacked=True, has_biases=True),
+    "gpt_oss_single": Style("mlp", "router", "gate_proj", "up_proj", "down_proj", has_biases=True),
     "gemma4": Style("", "router.proj", "gate_up_proj", "gate_up_proj", "down_proj", is_added=True),
 }
 # After the name of a layer: the scales of the router's input and of the experts, and their norms.
@@ -65,10 +67,11 @@ class ExpertsConfig:
                 **{f"{layer}.{name}": (hidden,) for name in (EXPERTS_NORM, MLP_OUTPUT_NORM, EXPERTS_OUTPUT_NORM)},
             }
         shapes: dict[str, tuple[int, ...]] = {f"{layer}.{style.block}.{style.router}.weight": (count, hidden)}
+        if style.has_biases:
+            shapes[f"{layer}.{style.block}.{style.router}.bias"] = (count,)
         if style.is_stacked:
             experts = f"{layer}.{style.block}.experts"
             return shapes | {
-                f"{layer}.{style.block}.{style.router}.bias": (count,),
                 f"{experts}.{style.gate}": (count, hidden, 2 * inner),
                 f"{experts}.{style.gate}_bias": (count, 2 * inner),
                 f"{experts}.{style.down}": (count, inner, hidden),
@@ -78,11 +81,17 @@ class ExpertsConfig:
             at = f"{layer}.{style.block}.experts.{expert}"
             shapes[f"{at}.{style.gate}.weight"] = shapes[f"{at}.{style.up}.weight"] = (inner, hidden)
             shapes[f"{at}.{style.down}.weight"] = (hidden, inner)
+            if style.has_biases:
+                shapes[f"{at}.{style.gate}.bias"] = shapes[f"{at}.{style.up}.bias"] = (inner,)
+                shapes[f"{at}.{style.down}.bias"] = (hidden,)
         return shapes
 
 
-def parse_experts(fields: Fields, family: Family, num_layers: int) -> ExpertsConfig | None:
-    """Read the fields of a mixture of experts; None for a family without. Raises CheckpointError."""
+def parse_experts(fields: Fields, family: Family, num_layers: int, are_single: bool = False) -> ExpertsConfig | None:
+    """Read the fields of a mixture of experts; None for a family without. Raises CheckpointError.
+
+    are_single: each expert can be read alone, also those that the family stores as one tensor.
+    """
     if not family.experts or (family.experts == "gemma4" and not fields.flag("enable_moe_block", False)):
         return None
     names = [name for name in ("num_experts", "num_local_experts") if fields.get(name) is not None]
@@ -105,7 +114,8 @@ def parse_experts(fields: Fields, family: Family, num_layers: int) -> ExpertsCon
         inner = fields.integer("moe_intermediate_size", family.default("moe_intermediate_size"))
         routing = Routing(num_experts, top_k, normalised=fields.flag("norm_topk_prob", False))
         layers = _layers_with_experts(fields, num_layers)
-    return ExpertsConfig(STYLES[family.experts], routing, inner, layers)
+    style = f"{family.experts}_single" if are_single else family.experts
+    return ExpertsConfig(STYLES.get(style, STYLES[family.experts]), routing, inner, layers)
 
 
 def _required(default: Any) -> Any:

@@ -12,19 +12,15 @@ from typing import Any
 import torch
 
 from quire.shared.model.config import context_length, longest_context
-from quire.shared.model.fields import Fields, config_fields, special_token_ids
-from quire.shared.model.folder import CONFIG
+from quire.shared.model.fields import Fields, config_fields, read_json, special_token_ids
+from quire.shared.model.folder import CONFIG, is_gguf
+from quire.shared.model.labels import is_classifier
 from quire.shared.process.errors import NotSupported
 from quire.worker.lean_torch import complete_torch
-from quire.worker.models.files.formats import (
-    QUANTIZED,
-    DequantizedCheckpoint,
-    Mxfp4,
-    QuantizedLayers,
-    parse_quantization,
-)
+from quire.worker.models.files.formats import QUANTIZED, Mxfp4, Quantization, open_numbers, read_quantization
 from quire.worker.models.files.loader import Weights
 from quire.worker.models.native.families import FAMILIES
+from quire.worker.models.transformers.classifiers import classifier_class
 from quire.worker.models.transformers.written_attention import is_written_out
 
 INSTALL = "install Transformers (pip install transformers), which computes many others"
@@ -62,7 +58,8 @@ class TransformersConfig:
     model_class: Any  # of Transformers
     loaded: Any  # a transformers.PreTrainedConfig, whose fields depend on the model
     may_keep_states: bool = False  # layers may keep recurrent states besides keys and values
-    quantization: QuantizedLayers | None = None
+    quantization: Quantization | None = None
+    num_labels: int = 0  # of a head for labels in place of that for tokens; 0: none
     longest_context: int = 0  # that --max-model-len may ask for, with longrope; 0: max_position_embeddings
 
     @property
@@ -92,7 +89,7 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
     Raises CheckpointError, one line; NotSupported for a kind of model that cannot run with paged attention.
     """
     fields, path = config_fields(folder), folder / CONFIG
-    quantization = parse_quantization(fields)
+    quantization = read_quantization(folder, fields)
     if isinstance(quantization, Mxfp4):
         raise fields.unsupported(QUANTIZED[0], "formats other than mxfp4, as Transformers computes this model")
     for name in ELSEWHERE:
@@ -129,13 +126,12 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
         loaded=config,
         may_keep_states=may_keep_states,
         quantization=quantization,
+        num_labels=config.num_labels if is_classifier(config.to_dict()) else 0,
     )
 
 
-def _num_elements(folder: Path, quantization: QuantizedLayers | None) -> int:
-    if quantization is None:
-        return Weights(folder).num_elements()
-    return DequantizedCheckpoint(folder, quantization, (torch.float32,)).num_elements()
+def _num_elements(folder: Path, quantization: Quantization | None) -> int:
+    return (open_numbers(folder, quantization, (torch.float32,)) or Weights(folder)).num_elements()
 
 
 def _longest_context(path: Path, text: Any) -> int:
@@ -166,9 +162,9 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     model_type = fields.get("model_type")
     try:
-        if model_type in SAME_TYPE:
-            values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            model_type = values["model_type"] = SAME_TYPE[model_type]
+        if model_type in SAME_TYPE or is_gguf(folder):
+            values = read_json(folder / CONFIG, "repair the file")
+            model_type = values["model_type"] = SAME_TYPE.get(str(model_type), model_type)
             config = CONFIG_MAPPING[model_type].from_dict(values)
         else:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -177,6 +173,8 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
             raise _unknown_type(fields, transformers.__version__) from None
         reason = f"Transformers cannot read it ({type(error).__name__}: {str(error)[:200]})"
         raise NotSupported(fields.where, reason, "correct the field, or take the config.json of the model") from error
+    if is_classifier({"architectures": fields.get("architectures")}):
+        return config, classifier_class(config, fields)
     # Models that also take images generate text of text alone.
     autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
     classes = [auto._model_mapping[type(config)] for auto in autos if type(config) in auto._model_mapping]

@@ -15,6 +15,13 @@ class LayerWeights:
 
     has_integers = False  # true if products round activations to 8 bits
 
+    def tensors(self) -> dict[str, Tensor] | None:
+        """Return all tensors of the checkpoint as numbers, by their names; None if Transformers reads them itself.
+
+        Raises CheckpointError.
+        """
+        return None
+
     def kind(self, weight: Tensor) -> object:
         """Return how these weights [N, K] are quantised: an object that is equal for weights that can be joined."""
         return None

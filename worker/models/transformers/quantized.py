@@ -32,7 +32,7 @@ from quire.kernels.weights import (
     quantized_rows,
     to_fp8,
 )
-from quire.worker.models.files.formats import DequantizedCheckpoint, make_reader
+from quire.worker.models.files.formats import NumbersOfTensors, make_reader, open_numbers, refuse_gpu
 from quire.worker.models.files.loader import Progress
 from quire.worker.models.files.weight_reader import HEAD_BITS, Unsplit
 from quire.worker.models.transformers.config import TransformersConfig
@@ -45,17 +45,15 @@ ROUTERS = ("gate", "router", "shared_expert_gate")
 class StoredWeights(LayerWeights):
     """The weights of a quantised checkpoint, as it stores them if the kernels can hold that without rounding."""
 
-    def __init__(self, config: TransformersConfig, ops: Ops, progress: Progress | None = None) -> None:
-        """Open the checkpoint. Raises CheckpointError."""
-        assert config.quantization is not None
-        self._checkpoint = DequantizedCheckpoint(config.folder, config.quantization, (ops.dtype,), progress)
+    def __init__(self, checkpoint: NumbersOfTensors, ops: Ops, has_integers: bool) -> None:
+        """has_integers: products round activations to 8 bits."""
+        self._checkpoint = checkpoint
         self._reader = make_reader(self._checkpoint, Unsplit(), ops, ops.dtype, ops.device, 0)
         self._names: dict[bytes, str] = {}  # by the content of the dequantised weights
         self._dtype = ops.dtype
-        self.has_integers = config.quantization.rounds_activations and bool(ops.quantized_bits)
+        self.has_integers = has_integers
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors of the checkpoint as numbers, by their names. Raises CheckpointError."""
         tensors = {}
         for name, values, is_quantized in self._checkpoint.tensors(self._dtype):
             tensors[name] = values
@@ -90,11 +88,17 @@ class StoredWeights(LayerWeights):
 class RoundedWeights(LayerWeights):
     """The weights of linear layers, rounded on load to 8 or 4 bits or FP8."""
 
-    def __init__(self, bits: int | str) -> None:
-        """bits: 8, 4, or FP8."""
+    def __init__(self, bits: int | str, checkpoint: NumbersOfTensors | None, dtype: torch.dtype) -> None:
+        """bits: 8, 4, or FP8. checkpoint: one that Transformers cannot read itself. dtype: of its numbers."""
         self._bits = bits
+        self._checkpoint, self._dtype = checkpoint, dtype
         self.has_integers = not isinstance(bits, str)
         self._codes: dict[bytes, QuantizedWeight | GroupedWeight] = {}  # by the content of the rounded weights
+
+    def tensors(self) -> dict[str, Tensor] | None:
+        if self._checkpoint is None:
+            return None
+        return {name: values for name, values, _ in self._checkpoint.tensors(self._dtype)}
 
     def round(self, model: Any, layers: Iterable[Any], stacks: Iterable[Any]) -> None:
         """Round the weights of these linear layers and modules of stacked experts, so that a trial has them, too."""
@@ -146,9 +150,14 @@ class RoundedWeights(LayerWeights):
 
 def layer_weights(config: TransformersConfig, ops: Ops, bits: int | str, progress: Progress | None) -> LayerWeights:
     """Return how the weights of a model are packed. bits: of `--quantization`; 0: none. Raises CheckpointError."""
-    if config.quantization is not None:
-        return StoredWeights(config, ops, progress)
-    return RoundedWeights(bits) if bits else AS_THEY_ARE
+    refuse_gpu(config.folder, ops.device)
+    checkpoint = open_numbers(config.folder, config.quantization, (ops.dtype,), progress)
+    if bits:
+        return RoundedWeights(bits, checkpoint, ops.dtype)
+    if checkpoint is None:
+        return AS_THEY_ARE
+    rounds_activations = config.quantization is not None and config.quantization.rounds_activations
+    return StoredWeights(checkpoint, ops, rounds_activations and bool(ops.quantized_bits))
 
 
 def _content(weight: Tensor) -> bytes:

@@ -30,9 +30,13 @@ EXPERTS = "model.layers.0.mlp.experts"
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Return a checkpoint whose experts are random MXFP4 numbers. Its folder `plain` has them dequantised."""
-    folder = make_checkpoint(tmp_path / "gpt-oss", "gpt-oss")
-    plain = make_checkpoint(tmp_path / "gpt-oss" / "plain", "gpt-oss")
+    return make_mxfp4(tmp_path / "gpt-oss")
+
+
+def make_mxfp4(folder: Path) -> Path:
+    """Write a checkpoint whose experts are random MXFP4 numbers. Its folder `plain` has them dequantised."""
+    make_checkpoint(folder, "gpt-oss")
+    plain = make_checkpoint(folder / "plain", "gpt-oss")
     tensors = load_file(folder / "model.safetensors")
     dequantized = dict(tensors)
     generator = torch.Generator().manual_seed(1)

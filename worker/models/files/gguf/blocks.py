@@ -2,7 +2,8 @@
 
 Each function takes blocks as bytes, uint8 [B, bytes]. A block holds one or two float16 scales and the integers that
 they multiply: one scale per 32 weights in the older types; in K-quants, scales of 6 or 4 bits per 16 or 32 weights,
-which the float16 scales multiply.
+which the float16 scales multiply. The integers of IQ4_NL and IQ4_XS are entries of a table. MXFP4 has numbers of
+E2M1, and a power of two per 32 weights.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.kernels.weights import E2M1
+
 GROUP = 32  # weights with one scale in the older types
+# The integers that the codes of IQ4_NL and IQ4_XS stand for.
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E8M0_BIAS = 127
 
 
 def half(blocks: Tensor, at: int) -> Tensor:
@@ -59,6 +65,47 @@ def q5_1(blocks: Tensor) -> Tensor:
 
 def q8_0(blocks: Tensor) -> Tensor:
     return half(blocks, 0) * signed(blocks[:, 2:])
+
+
+def iq4_nl_values(blocks: Tensor) -> Tensor:
+    """Return the integers of IQ4_NL, int8 [B, 32]."""
+    return _iq4(nibbles(blocks[:, 2:]))
+
+
+def iq4_nl(blocks: Tensor) -> Tensor:
+    return half(blocks, 0) * iq4_nl_values(blocks)
+
+
+def iq4_xs_values(blocks: Tensor) -> Tensor:
+    """Return the integers of IQ4_XS, int8 [B, 256]."""
+    return _iq4(nibbles(blocks[:, 8:].reshape(-1, 8, 16)).flatten(1))
+
+
+def iq4_xs_scales(blocks: Tensor) -> Tensor:
+    """Return the scales of IQ4_XS, float32 [B, 8]: one of 6 bits less 32 per 32 weights, times that of the block."""
+    low = (blocks[:, 4:8, None] >> _shifts(4, 2).flatten()) & 15
+    high = (blocks[:, 2:4, None] >> _shifts(2, 4).flatten()) & 3
+    factors = low.flatten(1) | (high.flatten(1) << 4)
+    return half(blocks, 0) * (factors.to(torch.int8) - 32)
+
+
+def iq4_xs(blocks: Tensor) -> Tensor:
+    return (iq4_xs_scales(blocks)[..., None] * iq4_xs_values(blocks).view(-1, 8, GROUP)).flatten(1)
+
+
+def mxfp4_codes(blocks: Tensor) -> Tensor:
+    """Return the codes of MXFP4, uint8 [B, 32]: entries of E2M1."""
+    return nibbles(blocks[:, 1:])
+
+
+def mxfp4_scales(blocks: Tensor) -> Tensor:
+    """Return the scales of MXFP4, float32 [B, 1]: powers of two; the largest is infinite."""
+    return _powers_of_two(blocks[:, :1].int() - _E8M0_BIAS)
+
+
+def mxfp4(blocks: Tensor) -> Tensor:
+    halves = _powers_of_two(blocks[:, :1].int() - _E8M0_BIAS - 1)  # finite
+    return halves * (2 * torch.tensor(E2M1))[mxfp4_codes(blocks).int()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +185,19 @@ EXPANSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_0": q5_0,
     "Q5_1": q5_1,
     "Q8_0": q8_0,
+    "IQ4_NL": iq4_nl,
+    "IQ4_XS": iq4_xs,
+    "MXFP4": mxfp4,
     **{kind: _expands(parts_of) for kind, parts_of in K_BLOCKS.items()},
 }
+
+
+def _powers_of_two(exponents: Tensor) -> Tensor:
+    return torch.ldexp(torch.ones(exponents.shape), exponents)
+
+
+def _iq4(codes: Tensor) -> Tensor:
+    return torch.tensor(IQ4_VALUES, dtype=torch.int8)[codes.int()]
 
 
 def _shifts(width: int, count: int) -> Tensor:

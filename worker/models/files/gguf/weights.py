@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ from quire.kernels.weights import (
     quantized_part,
     quantized_rows,
 )
+from quire.shared.model.gguf.architectures import LONG_FACTORS, SHORT_FACTORS
 from quire.shared.model.gguf.config import ROPE_FACTORS, rope_factors
 from quire.shared.model.gguf.file import GGUFFile, GGUFTensor, open_gguf
 from quire.shared.process.errors import AGAIN, CheckpointError, FileError
 from quire.worker.models.files.gguf.blocks import EXPANSIONS, half, int4_values
 from quire.worker.models.files.gguf.codes import codes_of, common_kind
-from quire.worker.models.files.gguf.names import row_order, stored_name
+from quire.worker.models.files.gguf.names import Place, TensorNames
 from quire.worker.models.files.gguf.quantization import INTEGER_TYPE, quantization_of
 from quire.worker.models.files.loader import Progress, Weights
 
@@ -49,14 +51,6 @@ class GGUFLayout:
     integer_bits: int
 
 
-def _stored_name_or_none(name: str) -> str | None:
-    """Return the name in a GGUF file of a tensor; None if GGUF has no such tensor, such as scales of a KV cache."""
-    try:
-        return stored_name(name)
-    except KeyError:
-        return None
-
-
 class GGUFWeights(Weights):
     """The tensors of a file.
 
@@ -73,35 +67,32 @@ class GGUFWeights(Weights):
         self._read_bytes = self._total_bytes = 0
         self._file = open_gguf(path)
         self._wide = torch.float16 if torch.float16 in dtypes else dtypes[0]
-        self._names: dict[str, GGUFTensor] = {}  # canonical names that were asked for
-        architecture = self._file.text("general.architecture")
-        self._orders: dict[str, int] = {}  # heads of the projections whose rows are in llama.cpp's order
-        if architecture == "llama":
-            heads = self._heads("llama.attention.head_count", 1)
-            self._orders = {".q_proj.": heads, ".k_proj.": self._heads("llama.attention.head_count_kv", heads)}
+        self._names = TensorNames(self._file)
+        self._places: dict[str, tuple[Place, GGUFTensor]] = {}  # of canonical names that were asked for
         self.quantization = quantization_of(self._file)
 
-    def _heads(self, key: str, default: int) -> int:
-        """Return the number of heads, which `model_config` has found to be the same for all layers."""
-        value = self._file.metadata.get(key, default)
-        return value if isinstance(value, int) else int(self._file.numbers(key)[0])
-
     def __contains__(self, name: str) -> bool:
-        return _stored_name_or_none(name) in self._file.tensors
+        place = self._names.find(name)
+        return place is not None and place.stored in self._file.tensors
 
     def check(self, expected: dict[str, tuple[int, ...]], ignored: Iterable[str] = ()) -> None:
         """Compare the tensors with the expected shapes. Raises CheckpointError, also for an unknown tensor."""
         self._total_bytes = 0
         for name, shape in expected.items():
             tensor = self._tensor(name)
-            if tensor.shape != shape:
-                what = f"tensor {tensor.name} has the shape {list(tensor.shape)}, expected {list(shape)}"
+            if self.shape(name) != shape:
+                what = f"tensor {tensor.name} has the shape {list(self.shape(name))}, expected {list(shape)}"
+                what += f" for each of {tensor.shape[0]} experts" if self._entry(name) is not None else ""
                 raise CheckpointError(self._folder, what, SAME_MODEL)
             if len(shape) == 1 and tensor.type.is_quantized:
                 what = f"tensor {tensor.name} has the type {tensor.type.name}, expected one that is not quantised"
                 raise CheckpointError(self._folder, what, SAME_MODEL)
-            self._total_bytes += tensor.nbytes
-        known = {_stored_name_or_none(name) for name in (*expected, *ignored)} | {ROPE_FACTORS}
+            self._total_bytes += self._nbytes(name)
+        places = [self._names.find(name) for name in (*expected, *ignored)]
+        self._refuse_others({place.stored for place in places if place is not None} | {ROPE_FACTORS})
+
+    def _refuse_others(self, known: Collection[str]) -> None:
+        """Raise CheckpointError for a stored tensor that is not known."""
         unknown = [name for name in self._file.tensors if name not in known and not name.endswith(HARMLESS_ENDS)]
         if unknown:
             what = f"tensor {unknown[0]!r} is not part of this architecture"
@@ -140,12 +131,13 @@ class GGUFWeights(Weights):
 
     def finished(self, names: Sequence[str]) -> None:
         for name in names:
-            self._read_bytes += self._tensor(name).nbytes
+            self._read_bytes += self._nbytes(name)
             if self._progress is not None:
                 self._progress(self._read_bytes, self._total_bytes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensor(name).shape
+        place, tensor = self._found(name)
+        return place.shape or _own_shape(place, tensor)
 
     def layout(self, name: str) -> GGUFLayout | None:
         """Return the layout of a quantised tensor; None for any other tensor."""
@@ -155,6 +147,8 @@ class GGUFWeights(Weights):
     def exact(self, names: Sequence[str], bits: int, parts: Sequence[tuple[slice, ...]]) -> QuantizedWeight | None:
         """Return quantised layers as one in a layout of the kernels; None if it cannot hold them without rounding."""
         if bits != 4 or any(self._tensor(name).type.name != INTEGER_TYPE for name in names):
+            return None
+        if any(self._found(name)[0].columns is not None for name in names):
             return None
         weights = []
         for name, part in zip(names, parts, strict=True):
@@ -180,8 +174,10 @@ class GGUFWeights(Weights):
         for name, part in zip(names, parts, strict=True):
             tensor = self._tensor(name)
             rows = self._rows(name, part[0] if part else slice(None))
-            blocks = torch.from_numpy(self._stored_rows(tensor)[rows.numpy()]).reshape(-1, tensor.type.nbytes)
+            blocks = self._blocks(name, rows)
             self._drop_pages(name)
+            if blocks is None:
+                return None
             try:
                 weight = codes_of(tensor.type.name, blocks, len(rows), kind)
             except ValueError as error:
@@ -199,78 +195,141 @@ class GGUFWeights(Weights):
     def stored_dtype(self, name: str) -> torch.dtype:
         return PLAIN.get(self._tensor(name).type.name, self._wide)
 
+    def num_elements(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self._file.tensors.values())
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, bool]]:
+        """Yield canonical name, values and whether they were quantised: those in `dtype`, others as they are stored.
+
+        Raises CheckpointError, also for a stored tensor that is not of the architecture.
+        """
+        names: list[str] = []
+        known = {LONG_FACTORS, SHORT_FACTORS}  # the configuration has them
+        for stored, tensor in self._file.tensors.items():
+            if (canonical := self._names.canonical(tensor)) is not None:
+                names += canonical
+                known.add(stored)
+        self._refuse_others(known)
+        self._total_bytes = sum(map(self._nbytes, names))
+        for name in names:
+            is_quantized = self._tensor(name).type.is_quantized
+            values = self.read([name], dtype if is_quantized else self.stored_dtype(name))
+            yield name, values.reshape(self.shape(name)), is_quantized
+
     def samples(self) -> Iterator[tuple[str, list[int], Tensor]]:
         for name, tensor in sorted(self._file.tensors.items()):
-            yield name, list(tensor.shape), self._expand(tensor, torch.tensor([tensor.shape[0] // 2])).float()
+            whole = Place(name)
+            row = self._expand(whole, tensor, torch.tensor([tensor.shape[0] // 2]))
+            yield name, list(tensor.shape), row.float()
 
     def equal(self, first: str, second: str) -> bool:
         left, right = self._tensor(first), self._tensor(second)
-        data = self._file.map
-        return (
-            left.type == right.type
-            and data[left.start : left.start + left.nbytes] == data[right.start : right.start + right.nbytes]
-        )
+        contents = [one.map[one.start : one.start + one.nbytes] for one in (left, right)]
+        return left.type == right.type and contents[0] == contents[1]
+
+    def _found(self, name: str) -> tuple[Place, GGUFTensor]:
+        """Return the place of a tensor, and the stored tensor. Raises CheckpointError if there is none that fits."""
+        if name not in self._places:
+            place = self._names.find(name)
+            tensor = None if place is None else self._file.tensors.get(place.stored)
+            if place is None or tensor is None:
+                what = f"tensor {name if place is None else place.stored} is missing"
+                raise CheckpointError(self._folder, what, f"{AGAIN}, or {SAME_MODEL}")
+            if place.entry is not None and not (len(tensor.shape) > 1 and place.entry < tensor.shape[0]):
+                what = f"tensor {tensor.name} has the shape {list(tensor.shape)}, expected an entry {place.entry}"
+                raise CheckpointError(self._folder, what, SAME_MODEL)
+            shape = _own_shape(place, tensor)
+            for at, order in enumerate((place.rows, place.columns)):
+                if order is not None and (len(shape) <= at or len(order) != shape[at]):
+                    what = f"tensor {tensor.name} has the shape {list(shape)}, expected {len(order)} in dimension {at}"
+                    raise CheckpointError(self._folder, what, SAME_MODEL)
+            self._places[name] = place, tensor
+        return self._places[name]
 
     def _tensor(self, name: str) -> GGUFTensor:
-        if name not in self._names:
-            stored = stored_name(name)
-            if stored not in self._file.tensors:
-                what = f"tensor {stored} is missing"
-                raise CheckpointError(self._folder, what, f"{AGAIN}, or {SAME_MODEL}")
-            self._names[name] = self._file.tensors[stored]
-        return self._names[name]
+        return self._found(name)[1]
+
+    def _entry(self, name: str) -> int | None:
+        return self._found(name)[0].entry
+
+    def _nbytes(self, name: str) -> int:
+        place, tensor = self._found(name)
+        return tensor.nbytes if place.entry is None else tensor.nbytes // tensor.shape[0]
 
     def _path(self, name: str) -> Path:
         return self._folder
 
     def _part_shape(self, name: str, part: tuple[slice, ...]) -> tuple[int, ...]:
-        shape = self._tensor(name).shape
+        shape = _own_shape(*self._found(name))
         return tuple(len(range(*part[at].indices(size))) if at < len(part) else size for at, size in enumerate(shape))
 
     def _chunks(self, name: str, part: tuple[slice, ...]) -> Iterator[Tensor]:
         """Yield the rows of a tensor, or of a part of it, a few at a time."""
-        tensor = self._tensor(name)
+        place, tensor = self._found(name)
         rows = self._rows(name, part[0] if part else slice(None))
-        step = max(1, CHUNK // (tensor.shape[1] if len(tensor.shape) > 1 else 1))
+        step = max(1, CHUNK // math.prod(_own_shape(place, tensor)[1:]))
         for start in range(0, len(rows), step):
-            chunk = self._expand(tensor, rows[start : start + step])
+            chunk = self._expand(place, tensor, rows[start : start + step])
+            if place.columns is not None:
+                chunk = chunk[:, place.columns]
+            if place.undo is not None:
+                chunk = place.undo(chunk.float())
             yield chunk[(slice(None), *part[1:])].contiguous() if len(part) > 1 else chunk
 
     def _rows(self, name: str, part: slice) -> Tensor:
         """Return the stored row of each row, int64."""
-        num_rows = self._tensor(name).shape[0]
-        heads = next((heads for end, heads in self._orders.items() if end in name), 0)
-        return (row_order(heads, num_rows) if heads else torch.arange(num_rows))[part]
+        place, tensor = self._found(name)
+        num_rows = _own_shape(place, tensor)[0]
+        return (torch.arange(num_rows) if place.rows is None else place.rows)[part]
 
-    def _stored_rows(self, tensor: GGUFTensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
+    def _bytes_of(self, place: Place, tensor: GGUFTensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
         """Return a view of the file: the bytes of each row. Rows that are taken from it are copied."""
-        bytes_of = numpy.frombuffer(self._file.map, dtype=numpy.uint8, count=tensor.nbytes, offset=tensor.start)
-        return bytes_of.reshape(tensor.shape[0], -1)
+        nbytes, start = tensor.nbytes, tensor.start
+        if place.entry is not None:
+            nbytes //= tensor.shape[0]
+            start += place.entry * nbytes
+        view = numpy.frombuffer(tensor.map, dtype=numpy.uint8, count=nbytes, offset=start)
+        return view.reshape(_own_shape(place, tensor)[0], -1)
+
+    def _blocks(self, name: str, rows: Tensor) -> Tensor | None:
+        """Return the blocks of some stored rows, uint8 [B, bytes]; None if the order of columns cuts blocks."""
+        place, tensor = self._found(name)
+        stored = torch.from_numpy(self._bytes_of(place, tensor)[rows.numpy()])
+        blocks = stored.reshape(len(rows), -1, tensor.type.nbytes)
+        if place.columns is not None:
+            order = place.columns.reshape(-1, tensor.type.block)
+            runs = order[:, :1] + torch.arange(tensor.type.block)
+            if not torch.equal(order, runs) or bool((order[:, 0] % tensor.type.block).any()):
+                return None
+            blocks = blocks[:, order[:, 0] // tensor.type.block]
+        return blocks.reshape(-1, tensor.type.nbytes)
 
     def _drop_pages(self, name: str) -> None:
         """Take the pages of a tensor out of the memory of this process. The next use reads them again."""
-        tensor = self._tensor(name)
-        first = -(-tensor.start // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = tensor.start + tensor.nbytes - first
+        place, tensor = self._found(name)
+        nbytes, start = self._nbytes(name), tensor.start
+        start += nbytes * (place.entry or 0)
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = start + nbytes - first
         if size > 0:
-            self._file.map.madvise(mmap.MADV_DONTNEED, first, size)
+            tensor.map.madvise(mmap.MADV_DONTNEED, first, size)
 
-    def _expand(self, tensor: GGUFTensor, rows: Tensor) -> Tensor:
+    def _expand(self, place: Place, tensor: GGUFTensor, rows: Tensor) -> Tensor:
         """Return rows as float32, or in their stored type if they are not quantised. rows: stored rows, int64 [R]."""
-        stored = torch.from_numpy(self._stored_rows(tensor)[rows.numpy()])
+        stored = torch.from_numpy(self._bytes_of(place, tensor)[rows.numpy()])
+        shape = len(rows), *_own_shape(place, tensor)[1:]
         if tensor.type.name in PLAIN:
-            return stored.view(PLAIN[tensor.type.name]).reshape(len(rows), *tensor.shape[1:])
-        blocks = stored.reshape(-1, tensor.type.nbytes)
-        return EXPANSIONS[tensor.type.name](blocks).reshape(len(rows), *tensor.shape[1:])
+            return stored.view(PLAIN[tensor.type.name]).reshape(shape)
+        return EXPANSIONS[tensor.type.name](stored.reshape(-1, tensor.type.nbytes)).reshape(shape)
 
     def _int4(self, name: str, part: slice) -> QuantizedWeight:
         """Read rows of a tensor of INTEGER_TYPE as they are stored."""
-        tensor = self._tensor(name)
-        rows, k = self._rows(name, part), tensor.shape[1]
+        place, tensor = self._found(name)
+        rows, k = self._rows(name, part), tensor.shape[-1]
         n, step = len(rows), max(1, CHUNK // k)
         values = torch.empty((n, k), dtype=torch.int8)
         scales = torch.empty((n, k // INT4_GROUP), dtype=torch.float16)
-        stored = self._stored_rows(tensor)
+        stored = self._bytes_of(place, tensor)
         for start in range(0, n, step):
             blocks = torch.from_numpy(stored[rows[start : start + step].numpy()]).reshape(-1, tensor.type.nbytes)
             values[start : start + step] = int4_values(blocks).reshape(-1, k)
@@ -278,6 +337,11 @@ class GGUFWeights(Weights):
         if not bool(scales.isfinite().all()):
             raise CheckpointError(self._folder, f"tensor {tensor.name} has scales that are not finite", AGAIN)
         return QuantizedWeight(values, scales, 4)
+
+
+def _own_shape(place: Place, tensor: GGUFTensor) -> tuple[int, ...]:
+    """Return the shape of a tensor, or of the entry of a stacked one."""
+    return tensor.shape if place.entry is None else tensor.shape[1:]
 
 
 def _columns(part: tuple[slice, ...]) -> tuple[slice, ...]:
