@@ -1,7 +1,7 @@
 """Learns the pace of an engine from its steps and from the requests that end: seconds of tokens and of requests.
 
-Gateways estimate from it whether a deadline can be met, and `claim` whether it still can (docs/deadlines.md). The numbers
-need no assumption about the model, the machine, drafts or the prefix cache:
+Gateways estimate from it whether a deadline can be met, and `claim` whether it still can (docs/deadlines.md). The
+numbers need no assumption about the model, the machine, drafts or the prefix cache:
 
     time between two tokens of a stream    mean over the steps with decodes, whatever else they compute
     time of a token of a prompt            what a step with chunks takes longer than one that only decodes
