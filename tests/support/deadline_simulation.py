@@ -1,4 +1,4 @@
-"""A lane with one worker in simulated time: the real scripts, the real engine without a model, and calls with deadlines.
+"""A lane with one worker in simulated time: the real scripts, the real engine without a model, calls with deadlines.
 
 Redis gets its time from a key that the simulation sets, and each step advances it, so a run depends on its seed alone.
 """
@@ -71,7 +71,7 @@ class _Model(NoModel):
         self._drift = 0.0
 
     def forward(self, batch: Any, kv_cache: Any) -> Any:
-        # Noise of single steps, and a speed that wanders as on a shared machine: its logarithm returns within 100 steps.
+        # Noise of steps, and a speed that wanders as on a shared machine: its logarithm returns within 100 steps.
         self._drift = 0.99 * self._drift + self._noise * self._chance.gauss(0, 0.14)
         factor = math.exp(self._drift + self._noise * self._chance.gauss(0, 1) - self._noise**2)
         self._spend(factor * (STEP_S + TOKEN_S * len(batch.token_ids)))
@@ -186,7 +186,7 @@ class Simulation:
 def poisson(
     rate: float, seconds: float, seed: int, share: Share = ANYBODY, timeouts: tuple[float, float] = (2, 5), **kind: Any
 ) -> list[Call]:
-    """Return calls that arrive at a rate. timeouts: shortest and longest, in durations of a mean call at an idle worker."""
+    """Return calls that arrive at a rate. timeouts: shortest and longest, in durations of a mean call when idle."""
     chance, calls, at = random.Random(seed), [], 0.0
     while (at := at + chance.expovariate(rate)) < seconds:
         prompt, answer = chance.randint(10, 200), chance.randint(20, 180)

@@ -1,8 +1,8 @@
 """Compares how long requests run with what the pace of the engine lets expect, and corrects the pace by that.
 
 The pace comes from steps. It does not contain what happens around them: commits, a busy event loop, other processes
-that take the processor. The correction is what a request takes longer than expected, on average, plus the mean deviation: by
-a corrected pace about four of five requests end in time.
+that take the processor. The correction is what a request takes longer than expected, on average, plus the mean
+deviation: by a corrected pace about four of five requests end in time.
 """
 
 from __future__ import annotations
