@@ -113,7 +113,7 @@ class Admission(NamedTuple):
             terms["prefixes"], terms["left_ms"] = self.prefixes, self.left_ms
         if self.answer >= 0:
             terms["answer"] = self.answer
-        if self.pace is not None:
+        if self.pace is not None and self.deadline_ms:
             terms["pace"] = self.pace
         if self.accounts:
             charge = [self.account_prefix, int(self.begins_call), self.prompt_tokens, self.price.prompt]
